@@ -1,0 +1,61 @@
+# The project's verbs. `make help` lists them. Every target sets up what it needs in $(VENV) first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test check fix docs bench policy clean setup
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+$(VENV)/.base:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python >= 3.11 is needed, this is $$($(PYTHON) --version). Set one with: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "This Python cannot make environments. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check 'uv>=0.5'
+	@touch $@
+
+# torch through pip: pip honours PIP_FIND_LINKS and PIP_EXTRA_INDEX_URL, the usual ways to offer a CPU build.
+$(VENV)/.torch: constraints.txt $(VENV)/.base
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	@touch $@
+
+$(VENV)/.local: pyproject.toml $(VENV)/.torch
+	$(UV) -e '.[local]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	$(UV) -e '.[dev]'
+	@touch $@ $(VENV)/.local
+
+setup: $(VENV)/.dev ## Make the development environment
+
+quickstart: $(VENV)/.local ## Train a tool-using agent on this machine and watch its reward rise
+	$(BIN)/agentcore-rl quickstart
+
+test: $(VENV)/.dev ## Run the tests (installs the system packages they use where it may)
+	@sh scripts/system_packages.sh
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev ## Lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: $(VENV)/.dev ## Apply lint fixes and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+policy: $(VENV)/.local ## Rebuild the warm-started weights that ship with the package (several minutes)
+	$(BIN)/python -m agentcore_rl_toolkit.policy.warm_start
+
+bench: $(VENV)/.dev ## Run every benchmark in its quick form
+	@set -e; for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f --quick; done
+
+docs: $(VENV)/.dev ## Check the documentation: links resolve, commands exist
+	$(BIN)/python -m pytest -q tests/test_docs.py
+
+clean: ## Remove the environment, caches and runs
+	rm -rf $(VENV) .venvs runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

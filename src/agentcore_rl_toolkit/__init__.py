@@ -1,0 +1,45 @@
+"""Reinforcement learning on the agent you deploy. Names load on first use, so one part never loads another's dependencies."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .app import AgentCoreRLApp as AgentCoreRLApp
+    from .client import AsyncBatchResult as AsyncBatchResult
+    from .client import BatchItem as BatchItem
+    from .client import BatchResult as BatchResult
+    from .client import RolloutClient as RolloutClient
+    from .client import RolloutFuture as RolloutFuture
+    from .contract import Outcome as Outcome
+    from .reward import RewardFunction as RewardFunction
+
+_HOME = {
+    "AgentCoreRLApp": ".app",
+    "RewardFunction": ".reward",
+    "Outcome": ".contract",
+    "RolloutClient": ".client",
+    "RolloutFuture": ".client",
+    "BatchItem": ".client",
+    "BatchResult": ".client",
+    "AsyncBatchResult": ".client",
+}
+__all__ = [*_HOME, "__version__"]  # noqa: PLE0604  (the names are strings, built from the table above)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("agentcore-rl-toolkit")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

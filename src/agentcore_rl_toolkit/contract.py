@@ -1,0 +1,263 @@
+"""What agent, client and gateway agree on: ids, keys, the `_rollout` block, the stored record, outcomes.
+
+Standard library only. The JSON written here is readable by agents and clients of the published toolkit (0.1.x, 0.2.0), and theirs
+by us: fields are added, never removed or given another meaning.
+
+A rollout leaves two kinds of objects under its experiment's prefix::
+
+    {exp_id}/{input_id}/{session_id}.json    the record, written once
+    {exp_id}/{input_id}/{session_id}.alive   present while the agent runs; rewritten as a heartbeat, deleted after the record
+
+so that one LIST of the prefix tells both what is finished and, by the age of the `.alive` objects, what still lives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from .errors import ContractError
+
+ROLLOUT_FIELD = "_rollout"
+RECORD_SUFFIX = ".json"
+ALIVE_SUFFIX = ".alive"
+
+# AgentCore accepts 33..256 characters on the way in and promises at most 100 on the way out; the narrower range fits both.
+SESSION_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{32,99}")
+_ID_PART = re.compile(r"[A-Za-z0-9_.:@=+,\- ]{1,200}")
+MAX_KEY_BYTES = 1024  # S3's own limit on a key
+
+SECRET_KEYS = frozenset(
+    {"api_key", "apikey", "authorization", "password", "secret", "token", "access_token", "aws_secret_access_key"}
+)
+REDACTED = "[redacted]"
+
+
+class Outcome(StrEnum):
+    """How a rollout ended. Only `ok` may be trained on; the others are masked out of their group, never given reward 0."""
+
+    OK = "ok"
+    AGENT_ERROR = "agent_error"
+    LOST = "lost"
+    TIMEOUT = "timeout"
+    THROTTLED = "throttled"
+    CANCELLED = "cancelled"
+    INVALID = "invalid"
+
+
+class Stage(StrEnum):
+    """Where a rollout spends its time; each has a deadline of its own."""
+
+    QUEUE = "queue"
+    START = "start"
+    RUN = "run"
+    RESULT = "result"
+    STOP = "stop"
+
+
+def new_session_id() -> str:
+    """A fresh, unguessable session id: 40 characters, first one alphanumeric."""
+    return "r" + secrets.token_hex(19) + "0"
+
+
+def check_session_id(session_id: str) -> str:
+    """Return the id unchanged. Raises: ContractError when it is not 33-100 characters of [A-Za-z0-9-_]."""
+    if not isinstance(session_id, str) or not SESSION_ID_PATTERN.fullmatch(session_id):
+        raise ContractError(
+            f"session id {session_id!r} must be 33 to 100 characters of [A-Za-z0-9-_], first one alphanumeric; "
+            "contract.new_session_id() makes one"
+        )
+    return session_id
+
+
+def check_id(value: str, name: str) -> str:
+    """Return an experiment or input id unchanged if it is safe as part of a key.
+
+    Slashes are allowed inside (``team/run-7``); empty parts, ``.`` and ``..`` are not.
+    Raises: ContractError.
+    """
+    if not isinstance(value, str) or not value:
+        raise ContractError(f"{name} must be a non-empty string, got {value!r}")
+    for part in value.split("/"):
+        if part in ("", ".", "..") or not _ID_PART.fullmatch(part):
+            raise ContractError(
+                f"{name} {value!r} is not usable in a key: no empty part, '.' or '..', "
+                "only letters, digits and _.:@=+,- and space, at most 200 characters between slashes"
+            )
+    return value
+
+
+def result_key(exp_id: str, input_id: str, session_id: str) -> str:
+    """Key of a rollout's record: ``{exp_id}/{input_id}/{session_id}.json``. Raises: ContractError on unusable ids.
+
+    The session part is checked less strictly than `check_session_id` because deployed agents make up a uuid when called
+    without a session.
+    """
+    check_id(exp_id, "exp_id")
+    check_id(input_id, "input_id")
+    if "/" in session_id:
+        raise ContractError(f"session id {session_id!r} must not contain '/'")
+    check_id(session_id, "session_id")
+    key = f"{exp_id}/{input_id}/{session_id}{RECORD_SUFFIX}"
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise ContractError(
+            f"key of {len(key.encode())} bytes is longer than {MAX_KEY_BYTES}; shorten exp_id or input_id"
+        )
+    return key
+
+
+def alive_key(record_key: str) -> str:
+    """Key of the heartbeat object that belongs to a record key."""
+    return record_key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """The `_rollout` block of a payload, as the agent sees it.
+
+    ``exp_id``, ``input_id`` and ``s3_bucket`` (a bucket name or a store URL) come together or not at all; without them the agent
+    runs but stores nothing. Unknown keys are kept in ``extra`` and reach the agent.
+    """
+
+    exp_id: str | None = None
+    input_id: str | None = None
+    s3_bucket: str | None = None
+    base_url: str | None = None
+    model_id: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    sampling_params: Mapping[str, Any] | None = None
+    attempt: int = 1
+    notify_url: str | None = None
+    heartbeat_s: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stores_result(self) -> bool:
+        return self.s3_bucket is not None
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, Any]) -> RolloutConfig | None:
+        """Read ``payload["_rollout"]``; None when there is none.
+
+        Raises: ContractError when the block is not an object, a needed field is missing, or an id is unusable.
+        """
+        block = payload.get(ROLLOUT_FIELD)
+        if block is None:
+            return None
+        if not isinstance(block, Mapping):
+            raise ContractError(f"{ROLLOUT_FIELD!r} must be an object, got {type(block).__name__}")
+        names = ("exp_id", "input_id", "s3_bucket")
+        if any(block.get(name) is not None for name in names):
+            for name in names:
+                if block.get(name) is None:
+                    raise ContractError(f"Missing required rollout config field: {name!r}")
+            check_id(block["exp_id"], "exp_id")
+            check_id(block["input_id"], "input_id")
+        known = {k: block[k] for k in _KNOWN if block.get(k) is not None}
+        extra = {k: v for k, v in block.items() if k not in _KNOWN}
+        return cls(**known, extra=extra)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The block as JSON-ready dict: absent fields are left out, `extra` is merged in."""
+        known = {k: getattr(self, k) for k in _KNOWN if getattr(self, k) is not None}
+        return {**self.extra, **known}
+
+
+_KNOWN = (
+    "exp_id",
+    "input_id",
+    "s3_bucket",
+    "base_url",
+    "model_id",
+    "api_key",
+    "sampling_params",
+    "attempt",
+    "notify_url",
+    "heartbeat_s",
+)
+
+
+def redact(value: Any) -> Any:
+    """A deep copy of JSON-like data with the values of secret-looking keys replaced. Cycles become the string "[cycle]"."""
+    return _redact(value, ())
+
+
+def _redact(value: Any, path: tuple[int, ...]) -> Any:
+    if isinstance(value, Mapping):
+        if id(value) in path:
+            return "[cycle]"
+        inner = (*path, id(value))
+        return {
+            k: REDACTED if isinstance(k, str) and k.lower() in SECRET_KEYS and v is not None else _redact(v, inner)
+            for k, v in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        if id(value) in path:
+            return "[cycle]"
+        inner = (*path, id(value))
+        return [_redact(v, inner) for v in value]
+    return value
+
+
+def record_outcome(record: Mapping[str, Any]) -> Outcome:
+    """Outcome that a stored record stands for.
+
+    Records of the published toolkit carry only `status_code`; ours also say `outcome`.
+    """
+    named = record.get("outcome")
+    if named is not None:
+        try:
+            return Outcome(named)
+        except ValueError:
+            return Outcome.INVALID
+    status = record.get("status_code", 200)
+    if not isinstance(status, int) or isinstance(status, bool):
+        return Outcome.INVALID
+    return Outcome.OK if 200 <= status < 300 else Outcome.AGENT_ERROR
+
+
+def parse_record(body: bytes) -> dict[str, Any]:
+    """Decode a stored record. Raises: ContractError when it is not a JSON object (bare NaN and Infinity are refused too)."""
+
+    def refuse(token: str) -> float:
+        raise ContractError(f"the record holds {token}, which is not JSON; write None for a value that is absent")
+
+    try:
+        record = json.loads(body, parse_constant=refuse)
+    except ContractError:
+        raise
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
+        raise ContractError(f"the record is not valid JSON: {e}") from e
+    if not isinstance(record, dict):
+        raise ContractError(f"the record must be a JSON object, got {type(record).__name__}")
+    return record
+
+
+def extract_reward(record: Mapping[str, Any]) -> float | None:
+    """The scalar reward of a record, or None when it has none.
+
+    ``rewards`` may be a number, or a list whose last element counts (the published convention); ``reward`` is read when
+    ``rewards`` is absent. A dict form ``{"reward": x, ...}`` carries extra metrics beside the reward.
+
+    Raises: ContractError when a reward is present but is not a finite number.
+    """
+    value = record.get("rewards", record.get("reward"))
+    if isinstance(value, Mapping):
+        value = value.get("reward")
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        if not value:
+            return None
+        value = value[-1]
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ContractError(f"reward must be a finite number, got {value!r}")
+    return float(value)

@@ -1,0 +1,171 @@
+"""Every error the toolkit raises, in one tree.
+
+::
+
+    AgentCoreRLError
+    ├── ConfigError (ValueError)            the caller's argument or file is wrong
+    ├── MissingExtraError (ImportError)     an optional part is not installed
+    ├── ContractError (ValueError)          agent and client disagree: bad id, bad record, bad `_rollout`
+    ├── StoreError                          the object store refused or failed
+    │   ├── ObjectNotFoundError (KeyError)
+    │   ├── ObjectExistsError (FileExistsError)
+    │   └── StorePermissionError (PermissionError)
+    ├── RolloutError                        one rollout did not end in `ok`
+    │   ├── AgentError                      the agent's own code raised
+    │   ├── RolloutLostError                the session died without a record
+    │   ├── RolloutTimeoutError (TimeoutError)   a stage passed its deadline (`stage` says which)
+    │   ├── RolloutThrottledError           the runtime refused for longer than we may wait
+    │   ├── RolloutCancelledError (concurrent.futures.CancelledError)
+    │   └── InvalidResultError (ValueError) a record that cannot be used: broken, or without a reward
+    ├── GatewayError                        the model gateway refused or failed
+    │   ├── CaptureError                    tokens of a turn are missing or inconsistent
+    │   └── UpstreamError                   the inference server behind the gateway failed
+    ├── LocalRuntimeError                   the local AgentCore Runtime failed
+    │   └── AgentLoadError                  an agent file did not import (the message carries its traceback)
+    └── PolicyError                         the built-in policy or its server failed
+
+The class says which boundary was crossed; the message says what to do next; the ids travel as attributes. All of them pickle:
+the message is positional, everything else keyword-only with a default.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import Any
+
+
+class AgentCoreRLError(Exception):
+    """Base of every error raised by this package.
+
+    ``session_id``, ``input_id`` and ``key`` (of the object in the store) are set where they are known, else None.
+    """
+
+    def __init__(
+        self, message: str = "", *, session_id: str | None = None, input_id: str | None = None, key: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.session_id = session_id
+        self.input_id = input_id
+        self.key = key
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+def _rebuild(cls: type[AgentCoreRLError], message: str, state: dict[str, Any]) -> AgentCoreRLError:
+    error = cls(message)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(AgentCoreRLError, ValueError):
+    """An argument, option or configuration file is wrong."""
+
+
+class MissingExtraError(AgentCoreRLError, ImportError):
+    """An optional part of the toolkit is not installed; the message holds the exact install command."""
+
+
+class ContractError(AgentCoreRLError, ValueError):
+    """An id, a record or a `_rollout` block breaks the contract between agent and client."""
+
+
+class StoreError(AgentCoreRLError):
+    """The object store failed."""
+
+
+class ObjectNotFoundError(StoreError, KeyError):
+    """There is no object under this key."""
+
+
+class ObjectExistsError(StoreError, FileExistsError):
+    """A create-only put found an object under this key."""
+
+
+class StorePermissionError(StoreError, PermissionError):
+    """The store refused access."""
+
+
+class RolloutError(AgentCoreRLError):
+    """A rollout ended in something other than `ok`. ``outcome`` is the value of `contract.Outcome`."""
+
+    outcome = "lost"
+
+
+class AgentError(RolloutError):
+    """The agent's own code raised. ``error_type`` and ``agent_traceback`` come from its record."""
+
+    outcome = "agent_error"
+
+    def __init__(
+        self, message: str = "", *, error_type: str | None = None, agent_traceback: str | None = None, **ids: Any
+    ) -> None:
+        super().__init__(message, **ids)
+        self.error_type = error_type
+        self.agent_traceback = agent_traceback
+
+
+class RolloutLostError(RolloutError):
+    """The session ended, or stopped giving signs of life, without writing a record."""
+
+    outcome = "lost"
+
+
+class RolloutTimeoutError(RolloutError, TimeoutError):
+    """A stage passed its deadline. ``stage`` is one of queue, start, run, result, stop."""
+
+    outcome = "timeout"
+
+    def __init__(self, message: str = "", *, stage: str | None = None, **ids: Any) -> None:
+        super().__init__(message, **ids)
+        self.stage = stage
+
+
+class RolloutThrottledError(RolloutError):
+    """The runtime kept answering 429 or 402 until the deadline or the attempts were used up."""
+
+    outcome = "throttled"
+
+
+class RolloutCancelledError(RolloutError, concurrent.futures.CancelledError):
+    """The rollout was cancelled by its owner."""
+
+    outcome = "cancelled"
+
+
+class InvalidResultError(RolloutError, ValueError):
+    """The record is not valid JSON, not an object, or has no reward where one is required."""
+
+    outcome = "invalid"
+
+
+class GatewayError(AgentCoreRLError):
+    """The model gateway refused or failed. ``status`` is the HTTP status where there was one."""
+
+    def __init__(self, message: str = "", *, status: int | None = None, **ids: Any) -> None:
+        super().__init__(message, **ids)
+        self.status = status
+
+
+class CaptureError(GatewayError):
+    """The tokens or logprobs of a turn are missing or do not fit together."""
+
+
+class UpstreamError(GatewayError):
+    """The inference server behind the gateway failed or could not be reached."""
+
+
+class LocalRuntimeError(AgentCoreRLError):
+    """The local AgentCore Runtime failed."""
+
+
+class AgentLoadError(LocalRuntimeError):
+    """An agent file did not import; the message carries its traceback."""
+
+
+class PolicyError(AgentCoreRLError):
+    """The built-in policy or its server failed."""
