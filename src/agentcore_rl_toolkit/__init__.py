@@ -1,4 +1,7 @@
-"""Reinforcement learning on the agent you deploy. Names load on first use, so one part never loads another's dependencies."""
+"""Reinforcement learning on the agent you deploy.
+
+Names load on first use, so importing one part never loads another's dependencies.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@
     │   └── AgentLoadError                  an agent file did not import (the message carries its traceback)
     └── PolicyError                         the built-in policy or its server failed
 
-The class says which boundary was crossed; the message says what to do next; the ids travel as attributes. All of them pickle:
-the message is positional, everything else keyword-only with a default.
+The class says which boundary was crossed; the message says what to do next; the ids travel as attributes. All of them
+pickle: the message is positional, everything else keyword-only with a default.
 """
 
 from __future__ import annotations

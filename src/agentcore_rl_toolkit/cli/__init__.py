@@ -1,1 +1,1 @@
-"""cli."""
+"""Command line: `agentcore-rl`. May import every part; nothing imports it."""

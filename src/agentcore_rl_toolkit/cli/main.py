@@ -1,0 +1,87 @@
+"""Entry point of `agentcore-rl`. Commands load on use, so `--help` and `version` need the base install only."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+import click
+
+from ..errors import AgentCoreRLError, MissingExtraError
+
+# name -> (module, attribute, one line for --help, extra that installs what it needs)
+_COMMANDS: dict[str, tuple[str, str, str, str]] = {
+    "quickstart": (".quickstart", "command", "Train a tool-using agent on this machine; its reward rises.", "local"),
+    "runtime": (".runtime", "group", "Local AgentCore Runtime: serve agents to unmodified AWS clients.", "runtime"),
+    "gateway": (".gateway", "group", "Model gateway: record the exact tokens of every session.", "gateway"),
+    "policy": (".policy", "group", "The small built-in policy behind an OpenAI-compatible server.", "policy"),
+    "eval": (".eval", "command", "Run an agent over a data set and summarise its rewards.", "local"),
+    "train": (".train", "command", "Check a training configuration and launch its trainer.", "local"),
+    "s3": (".s3", "group", "Local S3 endpoint over a directory.", "runtime"),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*(name for name in _COMMANDS if _exists(name)), "version"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS and _exists(cmd_name):
+            module, attribute, _, extra = _COMMANDS[cmd_name]
+            try:
+                command: click.Command = getattr(importlib.import_module(module, __package__), attribute)
+            except ModuleNotFoundError as e:
+                if e.name is None or e.name.startswith("agentcore_rl_toolkit"):
+                    raise
+                raise missing_extra(e, extra) from e
+            return command
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, _COMMANDS[name][2]) for name in _COMMANDS if _exists(name)]
+        with formatter.section("Commands"):
+            formatter.write_dl([*rows, ("version", "Print the version.")])
+
+
+def _exists(name: str) -> bool:
+    return importlib.util.find_spec(_COMMANDS[name][0], __package__) is not None
+
+
+def missing_extra(error: ModuleNotFoundError, extra: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"this command needs the module {error.name!r}, which is not installed. Install it with:\n"
+        f'    pip install "agentcore-rl-toolkit[{extra}]"'
+    )
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def cli() -> None:
+    """Reinforcement learning on the agent you deploy.
+
+    Start with `agentcore-rl quickstart`: it trains a small tool-using agent on this machine, with no AWS account and no GPU.
+    """
+
+
+@cli.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    click.echo(installed("agentcore-rl-toolkit"))
+
+
+def main() -> None:
+    """Run the command line; errors of the toolkit print as one message, without a traceback."""
+    try:
+        cli(standalone_mode=True)
+    except AgentCoreRLError as e:
+        click.echo(f"error: {e}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as e:
+        # A heavy import inside a command body: name the extra of the command that was asked for.
+        asked = next((arg for arg in sys.argv[1:] if arg in _COMMANDS), None)
+        if asked is None or e.name is None or e.name.startswith("agentcore_rl_toolkit"):
+            raise
+        click.echo(f"error: {missing_extra(e, _COMMANDS[asked][3])}", err=True)
+        sys.exit(2)
