@@ -1,0 +1,296 @@
+"""GRPO on a deployed agent: the whole loop, one file.
+
+Every step: run groups of rollouts of the same problem, turn their rewards into advantages, and make the sampled tokens
+of the better ones more likely. The agent runs elsewhere (AgentCore Runtime, or the local one) and knows nothing of
+this; its reward comes back through the object store, its tokens through the model gateway, exactly as sampled.
+
+    reward r_i of rollout i in a group of G          advantage A_i = (r_i - mean(r)) / (std(r) + eps)
+    ratio  rho_t = pi(token_t) / pi_sampled(token_t)
+    loss = - mean over sampled tokens of  min(rho_t A_i, clip(rho_t, 1 - clip_low, 1 + clip_high) A_i)
+
+Sources: GRPO, arXiv:2402.03300; the asymmetric clip and the mean over tokens, DAPO, arXiv:2503.14476.
+Shapes: _G rollouts of a group, _B sequences of a batch, _T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.backends.collect import CollectedRollout, Group, GroupRequest, collect_async
+from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.policy import load_policy
+from agentcore_rl_toolkit.policy.arithmetic import Problem, problems
+
+Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    steps: int = 14
+    groups: int = 8  # problems a step
+    rollouts: int = 8  # rollouts of each problem
+    held_out: int = 200  # problems never trained on, run before and after
+    learning_rate: float = 6e-4  # falls linearly to a tenth: a constant one makes the policy forget after ~40 steps
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    minibatches: int = 2  # optimizer steps per batch of rollouts
+    max_grad_norm: float = 1.0
+    rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """Where the parts are. `policy_url` serves the model being trained; agents reach it through the gateway."""
+
+    client: RolloutClient
+    gateway: GatewayClient
+    policy_url: str
+    run_dir: Path
+
+
+def group_advantages(rewards_G: Sequence[float | None], eps: float = 1e-4) -> list[float | None]:
+    """Standardised rewards of one group; None (a rollout that did not end `ok`) stays None and moves no baseline."""
+    known = [r for r in rewards_G if r is not None]
+    if not known:
+        return list(rewards_G)
+    mean = sum(known) / len(known)
+    std = math.sqrt(sum((r - mean) ** 2 for r in known) / max(1, len(known) - 1))
+    return [None if r is None else (r - mean) / (std + eps) for r in rewards_G]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Right-padded sequences. Position t holds what is needed to predict token t from the tokens before it."""
+
+    token_ids_BT: torch.Tensor
+    mask_BT: torch.Tensor  # 1.0 where the token was sampled by the policy and is trained
+    sampled_logprobs_BT: torch.Tensor  # 0.0 only where mask is 0
+    advantages_B: torch.Tensor
+
+
+def build_batch(rows: Sequence[tuple[Any, float]], pad_id: int) -> Batch:
+    """(TrainingSequence, advantage) pairs to tensors. The ids are the gateway's own: nothing is tokenised here."""
+    T = max(len(sequence.token_ids) for sequence, _ in rows)
+    token_ids_BT = torch.full((len(rows), T), pad_id)
+    mask_BT, logprobs_BT = torch.zeros(len(rows), T), torch.zeros(len(rows), T)
+    for b, (sequence, _) in enumerate(rows):
+        t = len(sequence.token_ids)
+        token_ids_BT[b, :t] = torch.tensor(sequence.token_ids)
+        mask_BT[b, :t] = torch.tensor(sequence.loss_mask, dtype=torch.float32)
+        logprobs_BT[b, :t] = torch.tensor([0.0 if lp is None else lp for lp in sequence.logprobs])
+    advantages_B = torch.tensor([advantage for _, advantage in rows])
+    return Batch(token_ids_BT=token_ids_BT, mask_BT=mask_BT, sampled_logprobs_BT=logprobs_BT, advantages_B=advantages_B)
+
+
+def token_logprobs(model: Any, token_ids_BT: torch.Tensor) -> torch.Tensor:
+    """log pi(token_t | tokens before t). Shapes: (B, T) -> (B, T-1). Padding is right, so a causal model needs no mask."""
+    logits_BTV = model(input_ids=token_ids_BT).logits[:, :-1].float()
+    return torch.log_softmax(logits_BTV, -1).gather(2, token_ids_BT[:, 1:, None])[..., 0]
+
+
+def grpo_loss(logprobs_BT: torch.Tensor, batch: Batch, config: Config) -> tuple[torch.Tensor, dict[str, float]]:
+    """The clipped policy-gradient loss above, and what it says about the update."""
+    mask_BT, old_BT = batch.mask_BT[:, 1:], batch.sampled_logprobs_BT[:, 1:]
+    log_ratio_BT = (logprobs_BT - old_BT) * mask_BT
+    ratio_BT, A_BT = log_ratio_BT.exp(), batch.advantages_B[:, None]
+    clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
+    loss = -(torch.minimum(ratio_BT * A_BT, clipped_BT * A_BT) * mask_BT).sum() / mask_BT.sum()
+    tokens = mask_BT.sum().item()
+    facts = {
+        "logprob_gap": log_ratio_BT.abs().max().item(),
+        "clip_fraction": (((ratio_BT != clipped_BT) * mask_BT).sum() / tokens).item(),
+        "kl": ((ratio_BT - 1 - log_ratio_BT) * mask_BT).sum().item() / tokens,  # k3 estimator of KL(sampled || current)
+    }
+    return loss, facts
+
+
+def train_on(
+    groups: Sequence[Group], model: Any, optimizer: Any, pad_id: int, config: Config, rng: random.Random
+) -> dict:
+    """One GRPO update. Returns its metrics; trains nothing (and says so) when no rollout is usable."""
+    rows: list[tuple[Any, float]] = []
+    sampled = 0
+    for group in groups:
+        advantages_G = group_advantages([r.reward if usable(r) else None for r in group.rollouts])
+        for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
+            if advantage is not None:
+                sampled += rollout.trajectory.report.sampled_tokens
+                rows += [(sequence, advantage) for sequence in rollout.trajectory.sequences]
+    trained = sum(sum(sequence.loss_mask) for sequence, _ in rows)
+    metrics = {"sequences": len(rows), "sampled_tokens": sampled, "trained_tokens": trained, "logprob_gap": None}
+    rng.shuffle(rows)
+    for minibatch in range(config.minibatches):
+        part = rows[minibatch :: config.minibatches]
+        if not part:
+            continue
+        batch = build_batch(part, pad_id)
+        loss, facts = grpo_loss(token_logprobs(model, batch.token_ids_BT), batch, config)
+        optimizer.zero_grad()
+        loss.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        if minibatch == 0:  # only here are the weights the ones that sampled: trainer and sampler must agree to ~1e-5
+            metrics["logprob_gap"] = facts["logprob_gap"]
+        metrics |= {"loss": loss.item(), "grad_norm": grad_norm.item(), "kl": facts["kl"]}
+        metrics["clip_fraction"] = facts["clip_fraction"]
+    return metrics
+
+
+def usable(rollout: CollectedRollout) -> bool:
+    """A rollout may be trained on when it ended `ok`, has a reward, and its tokens are known. Others are not reward 0."""
+    return rollout.outcome == "ok" and rollout.reward is not None and rollout.trajectory is not None
+
+
+def publish(model: Any, version: int, services: Services) -> None:
+    """Put the weights in place at the policy server; from its next token on it samples from them and says `version`."""
+    path = services.run_dir / "weights" / f"{version:04d}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    # The output head shares its matrix with the embedding (tied weights), so it is stored once.
+    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, path)
+    body = json.dumps({"path": str(path), "version": version}).encode()
+    request = urllib.request.Request(
+        f"{services.policy_url}/update_weights", data=body, headers={"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        reply.read()
+    for old in path.parent.glob("*.safetensors"):
+        if int(old.stem) < version:
+            old.unlink()
+
+
+async def run_groups(
+    chosen: Sequence[Problem], n: int, name: str, services: Services, config: Config, observe: Observer
+) -> list[Group]:
+    """n rollouts of each problem. The row of the data set is the payload, as in every backend."""
+    requests = [
+        GroupRequest(input_id=f"{name}/{i:04d}", payload={"prompt": p.prompt, "answer": p.answer}, rollouts=n)
+        for i, p in enumerate(chosen)
+    ]
+    observe("rollouts_started", {"phase": name, "total": n * len(requests)})
+    groups = await collect_async(
+        requests,
+        client=services.client,
+        gateway=services.gateway,
+        timeout_s=config.rollout_deadline_s,
+        on_rollout=lambda rollout: observe("rollout", {"phase": name, "rollout": rollout}),
+    )
+    observe("rollouts_finished", {"phase": name, "groups": groups})
+    return groups
+
+
+def summarise(groups: Sequence[Group]) -> dict[str, Any]:
+    """Rewards and tool use of the usable rollouts, and how the others ended. No usable rollout: None, not zero."""
+    every = [rollout for group in groups for rollout in group.rollouts]
+    good = [rollout for rollout in every if usable(rollout)]
+    outcomes: dict[str, int] = {}
+    for rollout in every:
+        outcomes[str(rollout.outcome)] = outcomes.get(str(rollout.outcome), 0) + 1
+    means = [sum(g) / len(g) for group in groups if (g := [r.reward for r in group.rollouts if usable(r)])]
+    mean = sum(r.reward for r in good) / len(good) if good else None
+    spread = math.sqrt(sum((m - sum(means) / len(means)) ** 2 for m in means) / len(means)) if means else None
+    tools = [r.record.get("metrics", {}).get("tool_calls", 0) > 0 for r in good]
+    return {
+        "reward": mean,
+        "reward_spread": spread,  # standard deviation over the groups' mean rewards
+        "tool_use": sum(tools) / len(tools) if tools else None,
+        "rollouts": len(every),
+        "usable": len(good),
+        "outcomes": outcomes,
+        "branches": sum(r.trajectory.report.branches for r in good),
+    }
+
+
+async def train(services: Services, config: Config, observe: Observer) -> None:
+    """The loop. State is saved after every step; call again with the same `run_dir` to go on where it stopped."""
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    model, tokenizer = load_policy()
+    pad_id = tokenizer.pad_token_id
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    training, held_out = (
+        problems("train", config.steps * config.groups, seed=config.seed),
+        problems("held_out", config.held_out, seed=config.seed),
+    )
+    checkpoint = services.run_dir / "checkpoint.pt"
+    done = 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        done = saved["steps"]
+        rollouts_done = config.held_out + done * config.groups * config.rollouts
+        observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done})
+    await asyncio.to_thread(publish, model, done, services)
+    if done == 0:
+        observe(
+            "evaluated",
+            {"when": "before", **summarise(await run_groups(held_out, 1, "before", services, config, observe))},
+        )
+
+    for step in range(done, config.steps):
+        started = time.monotonic()
+        chosen = training[step * config.groups : (step + 1) * config.groups]
+        groups = await run_groups(chosen, config.rollouts, f"step-{step:04d}", services, config, observe)
+        collected = time.monotonic()
+        learning_rate = config.learning_rate * max(0.1, 1 - step / config.steps)
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = learning_rate
+        rng = random.Random(config.seed * 1_000_003 + step)
+        metrics = await asyncio.to_thread(train_on, groups, model, optimizer, pad_id, config, rng)
+        await asyncio.to_thread(publish, model, step + 1, services)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
+        torch.save(state, checkpoint.with_suffix(".new"))
+        checkpoint.with_suffix(".new").replace(checkpoint)
+        times = {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
+        observe("step", {"step": step, "learning_rate": learning_rate, **summarise(groups), **metrics, **times})
+
+    observe(
+        "evaluated", {"when": "after", **summarise(await run_groups(held_out, 1, "after", services, config, observe))}
+    )
+    save_dir = services.run_dir / "policy"
+    model.save_pretrained(save_dir)
+    tokenizer.save_pretrained(save_dir)
+
+
+def main() -> None:
+    """Run the loop against services that are already up: see the README beside this file."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    for name in ("agent-runtime-arn", "store", "exp-id", "gateway-url", "policy-url", "run-dir"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--gateway-admin-key")
+    parser.add_argument("--steps", type=int, default=Config.steps)
+    parser.add_argument("--seed", type=int, default=Config.seed)
+    a = parser.parse_args()
+    run_dir = Path(a.run_dir).resolve()
+    run_dir.mkdir(parents=True, exist_ok=True)
+
+    def show(event: str, facts: dict[str, Any]) -> None:
+        if event in ("step", "evaluated", "resumed"):
+            print(event, json.dumps({k: v for k, v in facts.items() if not isinstance(v, dict)}), flush=True)
+
+    with (
+        RolloutClient(a.agent_runtime_arn, a.store, a.exp_id, model_id="policy", tps_limit=200) as client,
+        GatewayClient(a.gateway_url, admin_key=a.gateway_admin_key) as gateway,
+    ):
+        services = Services(client=client, gateway=gateway, policy_url=a.policy_url, run_dir=run_dir)
+        asyncio.run(train(services, Config(steps=a.steps, seed=a.seed), show))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What a person sees while the run goes on: a live panel in a terminal, one line per step elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+SHOWN_STEPS = 16
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+class Display:
+    """Takes the events of the training loop and keeps the picture up to date."""
+
+    def __init__(self, console: Console, total_rollouts: int) -> None:
+        self._console = console
+        self._total = total_rollouts
+        self._done_before = 0
+        self._done = 0
+        self._started = time.monotonic()
+        self._tokens = 0
+        self._lost = 0
+        self._in_flight = 0
+        self._rewards: list[float] = []
+        self._phase = "starting"
+        self._rows: list[tuple[str, ...]] = []
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(), console=console
+        )
+        self._task = self._bar.add_task("starting", total=1)
+        self._live = Live(console=console, refresh_per_second=4, transient=False, get_renderable=self._render)
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def resumed(self, rollouts_done: int) -> None:
+        """Count the rollouts of the earlier part of the run as done; the time estimate uses only the new ones."""
+        self._done = self._done_before = rollouts_done
+
+    def rollouts_started(self, phase: str, total: int) -> None:
+        self._phase, self._in_flight, self._rewards = phase, total, []
+        self._bar.reset(self._task, description=phase, total=total)
+
+    def rollout(self, outcome: str, reward: float | None, tokens: int) -> None:
+        self._done += 1
+        self._in_flight -= 1
+        self._tokens += tokens
+        if outcome == "ok" and reward is not None:
+            self._rewards.append(reward)
+        else:
+            self._lost += 1
+        self._bar.advance(self._task)
+
+    def step(self, facts: dict[str, Any]) -> None:
+        gap = facts["logprob_gap"]
+        self._row(
+            f"step {facts['step'] + 1}",
+            share(facts["reward"]),
+            share(facts["tool_use"]),
+            str(facts["sampled_tokens"]),
+            str(facts["rollouts"] - facts["usable"]),
+            "-" if gap is None else f"{gap:.0e}",
+            f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
+        )
+
+    def evaluated(self, facts: dict[str, Any]) -> None:
+        lost = str(facts["rollouts"] - facts["usable"])
+        self._row(f"held out, {facts['when']}", share(facts["reward"]), share(facts["tool_use"]), "-", lost, "-", "-")
+
+    def _row(self, *cells: str) -> None:
+        self._rows.append(cells)
+        if not self._console.is_terminal:
+            names = ("", "reward", "tool use", "tokens", "lost", "logprob gap", "seconds")
+            line = "  ".join(f"{n} {c}".strip() for n, c in zip(names, cells, strict=True))
+            self._console.print(f"{line}  eta {self._eta()}", highlight=False)
+
+    def _eta(self) -> str:
+        fresh = self._done - self._done_before
+        if not fresh:
+            return "?"
+        left = (self._total - self._done) * (time.monotonic() - self._started) / fresh
+        return f"{int(left // 60)}:{int(left % 60):02d}"
+
+    def _render(self) -> Group:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("")
+        for name in ("reward", "tool use", "tokens", "lost", "logprob gap", "rollout + train s"):
+            table.add_column(name, justify="right")
+        for row in self._rows[-SHOWN_STEPS:]:
+            table.add_row(*row)
+        reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
+        now = Text(
+            f"in flight {max(0, self._in_flight)}   reward so far {share(reward)}   tokens {self._tokens:,}"
+            f"   lost {self._lost}   eta {self._eta()}",
+            style="dim",
+        )
+        return Group(table, self._bar, now)

@@ -1,0 +1,177 @@
+"""What a run leaves behind: `metrics.jsonl`, the trajectories, `summary.json`, `reward.png`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ...backends.collect import CollectedRollout
+from ...contract import Outcome
+
+
+class Report:
+    """Appends as things happen, so that an interrupted run has everything up to that moment.
+
+    Reading back happens from the files: a resumed run continues the same ones.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._metrics = run_dir / "metrics.jsonl"
+        (run_dir / "trajectories").mkdir(parents=True, exist_ok=True)
+
+    def add(self, event: str, facts: dict[str, Any]) -> None:
+        """Append one `step` or `evaluated` event."""
+        with self._metrics.open("a") as out:
+            out.write(json.dumps({"event": event, **facts}) + "\n")
+
+    def add_rollouts(self, phase: str, rollouts: Iterable[CollectedRollout]) -> None:
+        """Store what every rollout said and which tokens it gave, one JSON object a line."""
+        path = self.run_dir / "trajectories" / f"{phase}.jsonl"
+        with path.open("w") as out:
+            for rollout in rollouts:
+                out.write(json.dumps(_as_json(rollout)) + "\n")
+
+    def drop_steps_from(self, step: int) -> None:
+        """Forget steps that a resumed run is going to repeat."""
+        kept = [e for e in self.events() if e["event"] != "step" or e["step"] < step]
+        self._metrics.write_text("".join(json.dumps(e) + "\n" for e in kept))
+
+    def events(self) -> list[dict[str, Any]]:
+        if not self._metrics.exists():
+            return []
+        return [json.loads(line) for line in self._metrics.read_text().splitlines() if line]
+
+    def summarise(self, *, exp_id: str, config: dict[str, Any], wall_s: float) -> dict[str, Any]:
+        """Write and return `summary.json`. A share of nothing is None, not 0 or 1."""
+        events = self.events()
+        steps = [e for e in events if e["event"] == "step"]
+        held_out = {e["when"]: e for e in events if e["event"] == "evaluated"}
+        outcomes: dict[str, int] = {}
+        for e in [*steps, *held_out.values()]:
+            for name, n in e["outcomes"].items():
+                outcomes[name] = outcomes.get(name, 0) + n
+        sampled = sum(e["sampled_tokens"] for e in steps)
+        gaps = [e["logprob_gap"] for e in steps if e["logprob_gap"] is not None]
+        before, after = held_out.get("before", {}), held_out.get("after", {})
+        summary = {
+            "exp_id": exp_id,
+            "held_out_reward_before": before.get("reward"),
+            "held_out_reward_after": after.get("reward"),
+            "held_out_problems": config["held_out"],
+            "tool_use_before": before.get("tool_use"),
+            "tool_use_after": after.get("tool_use"),
+            "steps": len(steps),
+            "rollouts": sum(outcomes.values()),
+            # Everything submitted that neither succeeded nor failed by the agent's own doing.
+            "lost_rollouts": sum(n for o, n in outcomes.items() if o not in (Outcome.OK, Outcome.AGENT_ERROR)),
+            "outcomes": outcomes,
+            "sampled_tokens": sampled,
+            "trained_token_share": sum(e["trained_tokens"] for e in steps) / sampled if sampled else None,
+            "forked_rollout_branches": sum(e["branches"] for e in steps),
+            "logprob_gap_max": max(gaps) if gaps else None,
+            "wall_s": round(wall_s, 1),
+            "config": config,
+            "version": version("agentcore-rl-toolkit"),
+        }
+        (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        return summary
+
+    def sample_dialogue(self, when: str, input_id: str | None = None) -> dict[str, Any] | None:
+        """A held-out rollout of the evaluation `before` or `after`: the given problem, else the first one stored."""
+        path = self.run_dir / "trajectories" / f"{when}.jsonl"
+        if not path.exists():
+            return None
+        for line in path.read_text().splitlines():
+            rollout: dict[str, Any] = json.loads(line)
+            if input_id is None or rollout["input_id"].split("/")[-1] == input_id:
+                return rollout
+        return None
+
+    def telling_problem(self) -> str | None:
+        """The first held-out problem that went wrong before and right after: the best one to show."""
+        rewards: dict[str, dict[str, float | None]] = {}
+        for when in ("before", "after"):
+            path = self.run_dir / "trajectories" / f"{when}.jsonl"
+            for line in path.read_text().splitlines() if path.exists() else []:
+                rollout = json.loads(line)
+                rewards.setdefault(rollout["input_id"].split("/")[-1], {})[when] = rollout["reward"]
+        better = [i for i, r in rewards.items() if r.get("before") == 0.0 and r.get("after") == 1.0]
+        return min(better, default=None)
+
+    def plot(self) -> Path:
+        """Draw the learning curve: reward with its spread over the groups, tool use, held-out reward before and after."""
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt
+
+        events = self.events()
+        steps = [e for e in events if e["event"] == "step" and e["reward"] is not None]
+        held_out = {e["when"]: e for e in events if e["event"] == "evaluated" and e["reward"] is not None}
+        x = [e["step"] + 1 for e in steps]
+        reward = [e["reward"] for e in steps]
+        low = [max(0.0, e["reward"] - e["reward_spread"]) for e in steps]
+        high = [min(1.0, e["reward"] + e["reward_spread"]) for e in steps]
+        figure, axis = plt.subplots(figsize=(8, 4.5), dpi=130, layout="constrained")
+        axis.fill_between(x, low, high, color="#2a6fdb", alpha=0.15, linewidth=0, label="spread over the groups")
+        axis.plot(
+            x, reward, color="#2a6fdb", linewidth=2, marker="o", markersize=4, label="reward of the step's rollouts"
+        )
+        axis.plot(
+            x,
+            [e["tool_use"] for e in steps],
+            color="#e08a1e",
+            linewidth=1.5,
+            linestyle="--",
+            label="rollouts that use the tool",
+        )
+        places = {"before": 0, "after": (x[-1] if x else 0) + 1}
+        for when, e in held_out.items():
+            axis.plot(
+                [places[when]],
+                [e["reward"]],
+                marker="D",
+                markersize=9,
+                color="#1b8a4b",
+                linestyle="none",
+                label="held-out problems, before and after" if when == "before" else None,
+            )
+            axis.annotate(
+                f"{e['reward']:.2f}",
+                (places[when], e["reward"]),
+                textcoords="offset points",
+                xytext=(0, 10 if e["reward"] < 0.9 else -16),
+                ha="center",
+                color="#1b8a4b",
+                fontweight="bold",
+            )
+        axis.set(xlabel="GRPO step", ylabel="share", ylim=(0, 1.05), title="Reward of the math agent")
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(loc="lower right", frameon=False)
+        path = self.run_dir / "reward.png"
+        figure.savefig(path)
+        plt.close(figure)
+        return path
+
+
+def _as_json(rollout: CollectedRollout) -> dict[str, Any]:
+    trajectory = rollout.trajectory
+    return {
+        "session_id": rollout.session_id,
+        "input_id": rollout.input_id,
+        "outcome": str(rollout.outcome),
+        "reward": rollout.reward,
+        "error": None if rollout.error is None else str(rollout.error),
+        "elapsed_s": rollout.elapsed_s,
+        "dialogue": [] if rollout.capture is None else rollout.capture.dialogue,
+        "sequences": []
+        if trajectory is None
+        else [
+            {"token_ids": s.token_ids, "loss_mask": s.loss_mask, "logprobs": s.logprobs} for s in trajectory.sequences
+        ],
+    }

@@ -1,0 +1,133 @@
+"""The processes behind a run: policy server, model gateway, local runtime. Started together, watched, and really gone afterwards.
+
+Each is an `agentcore-rl ... serve` of its own in its own process group, so a Ctrl-C in the terminal reaches only the run,
+which then stops them in order. Each also exits by itself when the run's process disappears (`--parent-pid`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import AgentCoreRLError
+
+READY_DEADLINE_S = 90.0  # importing torch on a cold, loaded machine takes up to 30 s
+STOP_DEADLINE_S = 15.0
+WATCH_INTERVAL_S = 0.5
+
+
+class ServiceError(AgentCoreRLError):
+    """A process the run depends on did not start, or died; the message carries the end of its log."""
+
+
+@dataclass
+class Service:
+    """One child process with its log file."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    ready_file: Path
+    ready: dict[str, Any]
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["url"])
+
+    def log_tail(self, lines: int = 25) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class Services:
+    """Starts services, waits until they listen, notices when one dies, stops them all.
+
+    Use as a context manager; leaving it stops everything, newest first.
+    """
+
+    def __init__(self, log_dir: Path, env: Mapping[str, str] | None = None) -> None:
+        self._log_dir = log_dir
+        self._env = {**os.environ, **(env or {})}
+        self._services: list[Service] = []
+        log_dir.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Services:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def launch(self, name: str, arguments: Sequence[str]) -> Service:
+        """Start `agentcore-rl ARGUMENTS` without waiting for it."""
+        ready_file = self._log_dir / f"{name}.ready.json"
+        ready_file.unlink(missing_ok=True)
+        log = self._log_dir / f"{name}.log"
+        argv = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *arguments]
+        argv += ["--port", "0", "--ready-file", str(ready_file), "--parent-pid", str(os.getpid())]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._env, start_new_session=True
+            )
+        service = Service(name, process, log, ready_file, {})
+        self._services.append(service)
+        return service
+
+    def wait_ready(self, service: Service, deadline_s: float = READY_DEADLINE_S) -> Service:
+        """Block until the service listens. Raises: ServiceError at once when it exits, or after `deadline_s`."""
+        give_up = time.monotonic() + deadline_s
+        while True:
+            if service.ready_file.exists():
+                service.ready = json.loads(service.ready_file.read_text())
+                return service
+            if service.process.poll() is not None:
+                raise ServiceError(
+                    f"the {service.name} did not start (exit code {service.process.returncode}); its log "
+                    f"({service.log}) ends with:\n{service.log_tail()}"
+                )
+            if time.monotonic() > give_up:
+                raise ServiceError(
+                    f"the {service.name} was not ready after {deadline_s:.0f} s; its log ({service.log}) ends with:\n"
+                    f"{service.log_tail()}"
+                )
+            time.sleep(0.05)
+
+    async def watch(self) -> None:
+        """Return never; raise ServiceError within a second of a service's death."""
+        while True:
+            for service in self._services:
+                code = service.process.poll()
+                if code is not None:
+                    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+                    raise ServiceError(
+                        f"the {service.name} {how} during the run; its log ({service.log}) ends with:\n{service.log_tail()}"
+                    )
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    def stop(self) -> None:
+        """SIGTERM to each, newest first, SIGKILL to what is left of its process group after the deadline."""
+        for service in reversed(self._services):
+            _signal_group(service.process, signal.SIGTERM, group=False)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                service.process.wait(timeout=STOP_DEADLINE_S)
+            _signal_group(service.process, signal.SIGKILL, group=True)
+            service.process.wait(timeout=STOP_DEADLINE_S)
+            service.ready_file.unlink(missing_ok=True)
+        self._services.clear()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int, *, group: bool) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if group:
+            os.killpg(process.pid, number)
+        elif process.poll() is None:
+            os.kill(process.pid, number)
