@@ -1,1 +1,16 @@
-"""trajectory."""
+"""Turns of a session -> training sequences. Pure lists and numbers: no torch, no I/O."""
+
+from .build import build_trajectory
+from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
+from .turn import BRANCH_REASONS, UNFINISHED_REASONS, Turn
+
+__all__ = [
+    "BRANCH_REASONS",
+    "UNFINISHED_REASONS",
+    "ExpertSpan",
+    "FidelityReport",
+    "TrainingSequence",
+    "Trajectory",
+    "Turn",
+    "build_trajectory",
+]

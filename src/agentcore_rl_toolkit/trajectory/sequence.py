@@ -1,0 +1,98 @@
+"""What comes out of a session: training sequences and the report on how faithful they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentcore_rl_toolkit.errors import CaptureError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertSpan:
+    """Expert routing of one turn: the engine's bytes, and where the turn's completion lies in the sequence.
+
+    Engines report routing for the prompt of the turn too; positions [0, ``start``) of the sequence are that prompt.
+    """
+
+    turn_id: str
+    start: int
+    stop: int
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSequence:
+    """One branch of a session, ready to train on. All per-token lists have length T.
+
+    ``loss_mask`` is 1 where the token was sampled and is trained here; a token that several branches share is 1 in
+    exactly one of them. ``logprobs`` and ``weight_versions`` are None where the mask is 0 (a version also where the
+    engine told none). ``prompt_length`` is the position of the first trained token. ``turn_ids`` are the turns
+    trained here, ``context_turn_ids`` those that are trained in another branch and only re-read here. ``weight`` is
+    this sequence's share of the session's trained tokens: weights of a session sum to 1, and a weighted sum of
+    per-sequence means equals the mean over the whole session, however often it forked."""
+
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float | None]
+    prompt_length: int
+    turn_ids: list[str]
+    weight_versions: list[int | None]
+    weight: float = 1.0
+    context_turn_ids: list[str] = field(default_factory=list)
+    branch_reason: str | None = None
+    finish_reason: str | None = None
+    routed_experts: list[ExpertSpan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        if not len(self.loss_mask) == len(self.logprobs) == len(self.weight_versions) == length:
+            raise CaptureError(
+                f"a sequence of {length} tokens has {len(self.loss_mask)} mask entries, {len(self.logprobs)} logprobs and "
+                f"{len(self.weight_versions)} weight versions"
+            )
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(self.loss_mask)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FidelityReport:
+    """How much of what the model sampled in a session will be trained on, and where it was lost.
+
+    ``turns`` counts distinct calls (``duplicate_turns``, records of the same call, are not in it). ``branches``
+    counts turns that did not continue the sequence before them; ``branch_reasons`` says why. ``superseded_turns`` are
+    answers of a retried call that the agent never used. ``untrainable_turns`` by reason in ``untrainable_reasons``.
+    ``mixed_version_turns`` were sampled by more than one weight version. Units: tokens."""
+
+    turns: int = 0
+    sequences: int = 0
+    branches: int = 0
+    branch_reasons: dict[str, int] = field(default_factory=dict)
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    sequence_tokens: int = 0
+    unparsed_tool_calls: int = 0
+    untrainable_turns: int = 0
+    untrainable_reasons: dict[str, int] = field(default_factory=dict)
+    superseded_turns: int = 0
+    duplicate_turns: int = 0
+    mixed_version_turns: int = 0
+    weight_version_min: int | None = None
+    weight_version_max: int | None = None
+
+    @property
+    def trained_token_share(self) -> float | None:
+        """Trained / sampled tokens; None when nothing was sampled."""
+        return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """All turns of a session as training sequences, in the order in which their branches began, with the fidelity
+    report.
+    """
+
+    session_id: str
+    sequences: list[TrainingSequence]
+    report: FidelityReport

@@ -1,0 +1,107 @@
+"""One model call of a session, as tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agentcore_rl_toolkit.errors import CaptureError
+
+ParseStatus = Literal["none", "parsed", "unparsed"]
+
+# Finish reasons of calls whose tokens the agent did not get as a whole answer. None means the stream broke off.
+UNFINISHED_REASONS = frozenset({None, "abort", "aborted", "cancelled", "error"})
+
+# Why a turn does not continue the sequence before it. A gateway that knows the messages may say so in
+# `Turn.branch_reason`.
+BRANCH_REASONS = ("history_rewritten", "sub_agent", "parallel_calls", "resampled", "retokenised")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One model call.
+
+    Shapes: ``prompt_ids`` (P,), ``completion_ids`` (C,), ``logprobs`` (C,), ``token_weight_versions`` (C,) or None.
+    ``index`` is the order in which the calls of the session *started*. ``finish_reason`` is the engine's own word;
+    None, or one of `UNFINISHED_REASONS`, marks a call that broke off: its tokens are counted as sampled but never
+    trained. ``parse_status`` says what became of tool calls in the completion: "unparsed" = looked like a call, did
+    not parse. ``routed_experts`` is the engine's array as raw bytes, carried and not looked into. ``parent_turn`` and
+    ``retry_of`` are turn ids as the gateway knows them; ``branch_reason`` (one of `BRANCH_REASONS`) is its knowledge
+    of why history was not continued. Units: unix seconds for ``*_s``.
+
+    Raises: CaptureError when the lengths do not fit together.
+    """
+
+    turn_id: str
+    index: int
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    finish_reason: str | None
+    weight_version_first: int | None = None
+    weight_version_last: int | None = None
+    parse_status: ParseStatus = "none"
+    routed_experts: bytes | None = None
+    started_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    trainable: bool = True
+    untrainable_reason: str | None = None
+    parent_turn: str | None = None
+    retry_of: str | None = None
+    branch_reason: str | None = None
+    choice_index: int = 0
+    token_weight_versions: Sequence[int | None] | None = None
+
+    def __post_init__(self) -> None:
+        sampled = len(self.completion_ids)
+        if len(self.logprobs) != sampled:
+            raise CaptureError(
+                f"turn {self.turn_id}: {len(self.logprobs)} logprobs for {sampled} completion tokens; "
+                "the engine must return one logprob per sampled token"
+            )
+        if self.token_weight_versions is not None and len(self.token_weight_versions) != sampled:
+            raise CaptureError(
+                f"turn {self.turn_id}: {len(self.token_weight_versions)} weight versions for {sampled} completion tokens"
+            )
+        if self.branch_reason is not None and self.branch_reason not in BRANCH_REASONS:
+            raise CaptureError(
+                f"turn {self.turn_id}: branch reason {self.branch_reason!r} is not one of {BRANCH_REASONS}"
+            )
+
+    def why_untrainable(self) -> str | None:
+        """The reason why no token of this turn may be trained on, or None when all of them may.
+
+        One of: what the recorder said (``untrainable_reason``, or "marked"), "unfinished", "empty", "missing_prompt",
+        "missing_logprobs", "bad_logprobs" (not a number, or infinite).
+        """
+        if not self.trainable:
+            return self.untrainable_reason or "marked"
+        if self.finish_reason in UNFINISHED_REASONS:
+            return "unfinished"
+        if not len(self.completion_ids):
+            return "empty"
+        if not len(self.prompt_ids):
+            return "missing_prompt"
+        if None in self.logprobs:
+            return "missing_logprobs"
+        # The sum of finite logprobs is finite: one C-speed pass instead of a check per token.
+        if not math.isfinite(sum(self.logprobs)):  # type: ignore[arg-type]  # no None left
+            return "bad_logprobs"
+        return None
+
+    def token_versions(self) -> list[int | None]:
+        """Weight version of each completion token.
+
+        An engine that says it per token is believed. Otherwise first and last are known: tokens between them get the
+        first one, so that staleness is never understated. Shapes: -> (C,)."""
+        if self.token_weight_versions is not None:
+            return list(self.token_weight_versions)
+        count = len(self.completion_ids)
+        first, last = self.weight_version_first, self.weight_version_last
+        versions = [first if first is not None else last] * count
+        if count and last is not None:
+            versions[-1] = last
+        return versions
