@@ -1,0 +1,180 @@
+"""The quickstart as a person runs it: a process in a terminal's place, with Ctrl-C, killed services and broken agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(240)]
+
+SMALL = ("--steps", "2", "--groups", "2", "--rollouts", "4", "--held-out", "12")
+
+
+def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "quickstart", "--out", str(out), *arguments]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def finish(process: subprocess.Popen[str], deadline_s: float = 180.0) -> str:
+    try:
+        output, _ = process.communicate(timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"still running after {deadline_s} s:\n{output}")
+    return output
+
+
+def processes_of(run_dir: Path) -> list[str]:
+    """Living processes whose command line or working directory belongs to this run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
+                continue
+            if str(run_dir) in " ".join(process.cmdline()) or process.cwd().startswith(str(run_dir)):
+                found.append(f"{process.pid} {' '.join(process.cmdline())}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def assert_nothing_left(run_dir: Path) -> None:
+    give_up = time.monotonic() + 5
+    while (left := processes_of(run_dir)) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    assert not left
+
+
+def wait_for(condition, deadline_s: float, process: subprocess.Popen[str]) -> None:  # type: ignore[no-untyped-def]
+    give_up = time.monotonic() + deadline_s
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < give_up, "the run did not get that far"
+        time.sleep(0.1)
+
+
+def events(run_dir: Path) -> list[dict]:  # type: ignore[type-arg]
+    path = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_small_run_leaves_everything_it_promises_and_no_process(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start(run_dir, *SMALL)
+    output = finish(process)
+    assert process.returncode == 0, output
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["rollouts"] == 2 * 12 + 2 * 2 * 4
+    assert summary["lost_rollouts"] == 0
+    assert summary["outcomes"] == {"ok": 40}
+    assert summary["trained_token_share"] == 1.0
+    assert summary["logprob_gap_max"] <= 1e-3
+    assert (run_dir / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert [e["event"] for e in events(run_dir)] == ["evaluated", "step", "step", "evaluated"]
+    rollouts = [json.loads(line) for line in (run_dir / "trajectories" / "step-0000.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 8
+    for rollout in rollouts:
+        for sequence in rollout["sequences"]:
+            sampled = [lp is not None for lp in sequence["logprobs"]]
+            assert sampled == [m == 1 for m in sequence["loss_mask"]]
+            assert len(sequence["token_ids"]) == len(sampled)
+    assert "Held-out problems" in output
+    assert_nothing_left(run_dir)
+
+
+def test_ctrl_c_stops_everything_and_resume_goes_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ("--steps", "3", "--groups", "2", "--rollouts", "4", "--held-out", "8")
+    process = start(run_dir, *arguments)
+    wait_for(lambda: any(e["event"] == "step" for e in events(run_dir)), 120, process)
+    os.kill(process.pid, signal.SIGINT)
+    output = finish(process, 40)
+    assert process.returncode == 130, output
+    assert "--resume" in output
+    assert_nothing_left(run_dir)
+    done_before = sum(e["event"] == "step" for e in events(run_dir))
+
+    again = start(run_dir, "--resume")
+    output = finish(again)
+    assert again.returncode == 0, output
+    steps = [e["step"] for e in events(run_dir) if e["event"] == "step"]
+    assert steps == [0, 1, 2]
+    assert done_before < 3
+    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 3
+    assert_nothing_left(run_dir)
+
+
+@pytest.mark.parametrize("victim", ["policy", "gateway", "runtime"])
+def test_a_killed_service_ends_the_run_within_ten_seconds(tmp_path: Path, victim: str) -> None:
+    run_dir = tmp_path / "run"
+    process = start(run_dir, "--steps", "50", "--held-out", "4", "--groups", "2", "--rollouts", "4")
+    wait_for(lambda: any(e["event"] == "step" for e in events(run_dir)), 120, process)
+    (server,) = [
+        child for child in psutil.Process(process.pid).children() if f"cli {victim} serve" in " ".join(child.cmdline())
+    ]
+    server.kill()
+    killed = time.monotonic()
+    output = finish(process, 30)
+    assert time.monotonic() - killed < 10
+    assert process.returncode == 1, output
+    assert victim in output.split("The run ended:")[1]
+    assert "killed by signal 9" in output
+    assert any(e["event"] == "step" for e in events(run_dir)), "what was finished stays"
+    assert_nothing_left(run_dir)
+
+
+def test_an_agent_that_fails_to_import_is_answered_with_its_traceback(tmp_path: Path) -> None:
+    broken = tmp_path / "broken_app.py"
+    broken.write_text("import json\nimport a_module_that_is_not_there\n")
+    started = time.monotonic()
+    process = start(tmp_path / "run", *SMALL, "--agent", str(broken))
+    output = finish(process, 60)
+    assert process.returncode == 1
+    assert "a_module_that_is_not_there" in output
+    assert "broken_app.py" in output
+    assert time.monotonic() - started < 40
+    assert_nothing_left(tmp_path / "run")
+
+
+def test_an_agent_that_raises_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
+    examples = Path(__file__).parents[2] / "examples" / "strands_math_agent"
+    source = (examples / "rl_app.py").read_text()
+    marker = '    response = await agent.invoke_async(payload["prompt"])\n'
+    assert marker in source
+    source = source.replace(
+        marker,
+        '    if sum(map(ord, rollout["api_key"])) % 4 == 0:\n        raise RuntimeError("the tool backend is down")\n'
+        + marker,
+    )
+    flaky = tmp_path / "flaky_app.py"
+    flaky.write_text(source)
+    (tmp_path / "math_tools.py").write_text((examples / "math_tools.py").read_text())
+    run_dir = tmp_path / "run"
+    process = start(run_dir, *SMALL, "--agent", str(flaky))
+    output = finish(process)
+    assert process.returncode == 0, output
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["outcomes"]["agent_error"] > 0
+    assert summary["lost_rollouts"] == 0
+    assert summary["trained_token_share"] == 1.0
+    lines = [line for path in (run_dir / "trajectories").glob("*.jsonl") for line in path.read_text().splitlines()]
+    failed = [r for r in map(json.loads, lines) if r["outcome"] == "agent_error"]
+    assert failed
+    assert all(r["reward"] is None for r in failed)
+    assert all("the tool backend is down" in r["error"] for r in failed)
+
+
+def test_resume_without_a_run_says_what_to_do(tmp_path: Path) -> None:
+    process = start(tmp_path / "nothing", "--resume")
+    output = finish(process, 30)
+    assert process.returncode == 2
+    assert "no run to go on with" in output

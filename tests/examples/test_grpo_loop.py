@@ -1,0 +1,153 @@
+"""The maths of `examples/grpo_loop/train.py`, checked against hand-computed numbers and autograd."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
+
+FILE = Path(__file__).parents[2] / "examples" / "grpo_loop" / "train.py"
+
+
+@pytest.fixture(scope="module")
+def loop() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("grpo_loop_train", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def turn(index: int, prompt: list[int], completion: list[int], logprob: float = -1.0) -> Turn:
+    return Turn(
+        turn_id=f"t{index}",
+        index=index,
+        prompt_ids=prompt,
+        completion_ids=completion,
+        logprobs=[logprob] * len(completion),
+        finish_reason="stop",
+        weight_version_first=0,
+        weight_version_last=0,
+    )
+
+
+def test_the_whole_loop_stays_under_three_hundred_lines() -> None:
+    assert len(FILE.read_text().splitlines()) < 300
+
+
+def test_advantages_of_a_group_are_standardised(loop: ModuleType) -> None:
+    advantages = loop.group_advantages([1.0, 0.0, 0.0, 1.0], eps=0.0)
+    std = math.sqrt(4 * 0.25 / 3)
+    assert advantages == pytest.approx([0.5 / std, -0.5 / std, -0.5 / std, 0.5 / std])
+
+
+def test_a_failed_rollout_has_no_advantage_and_moves_no_baseline(loop: ModuleType) -> None:
+    with_failure = loop.group_advantages([1.0, None, 0.0])
+    assert with_failure[1] is None
+    assert [with_failure[0], with_failure[2]] == loop.group_advantages([1.0, 0.0])
+    assert loop.group_advantages([None, None]) == [None, None]
+
+
+def test_equal_rewards_give_no_gradient(loop: ModuleType) -> None:
+    assert loop.group_advantages([1.0, 1.0, 1.0]) == [0.0, 0.0, 0.0]
+
+
+def test_batch_holds_the_sampled_ids_and_masks_everything_else(loop: ModuleType) -> None:
+    trajectory = build_trajectory("s", [turn(0, [1, 2], [3, 4]), turn(1, [1, 2, 3, 4, 5], [6], logprob=-0.5)])
+    (sequence,) = trajectory.sequences
+    short = build_trajectory("s2", [turn(0, [1], [2])]).sequences[0]
+    batch = loop.build_batch([(sequence, 2.0), (short, -1.0)], pad_id=9)
+    assert batch.token_ids_BT.tolist() == [[1, 2, 3, 4, 5, 6], [1, 2, 9, 9, 9, 9]]
+    assert batch.mask_BT.tolist() == [[0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 0, 0]]
+    assert batch.sampled_logprobs_BT.tolist() == [[0, 0, -1, -1, 0, -0.5], [0, -1, 0, 0, 0, 0]]
+    assert batch.advantages_B.tolist() == [2.0, -1.0]
+
+
+def make_batch(loop: ModuleType, sampled: list[float], advantage: float):  # type: ignore[no-untyped-def]
+    t = len(sampled) + 1
+    return loop.Batch(
+        token_ids_BT=torch.zeros(1, t, dtype=torch.long),
+        mask_BT=torch.tensor([[0.0] + [1.0] * len(sampled)]),
+        sampled_logprobs_BT=torch.tensor([[0.0, *sampled]]),
+        advantages_B=torch.tensor([advantage]),
+    )
+
+
+def test_loss_is_minus_the_advantage_at_the_weights_that_sampled(loop: ModuleType) -> None:
+    batch = make_batch(loop, [-1.0, -2.0], advantage=0.7)
+    loss, facts = loop.grpo_loss(torch.tensor([[-1.0, -2.0]]), batch, loop.Config())
+    assert loss.item() == pytest.approx(-0.7)
+    assert facts == {"logprob_gap": 0.0, "clip_fraction": 0.0, "kl": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "expected_ratio", "has_gradient"),
+    [
+        (1.0, 1.5, 1.28, False),  # better and already much likelier: clipped above
+        (1.0, 0.5, 0.5, True),  # better but less likely: pulled up without limit
+        (-1.0, 0.5, 0.8, False),  # worse and already much less likely: clipped below
+        (-1.0, 1.5, 1.5, True),  # worse but likelier: pushed down without limit
+    ],
+)
+def test_clipping_is_one_sided(
+    loop: ModuleType, advantage: float, ratio: float, expected_ratio: float, has_gradient: bool
+) -> None:
+    batch = make_batch(loop, [-1.0], advantage)
+    logprobs = torch.tensor([[-1.0 + math.log(ratio)]], requires_grad=True)
+    loss, facts = loop.grpo_loss(logprobs, batch, loop.Config(clip_low=0.2, clip_high=0.28))
+    loss.backward()
+    assert loss.item() == pytest.approx(-expected_ratio * advantage, rel=1e-5)
+    assert logprobs.grad is not None
+    assert bool(logprobs.grad.abs().sum() > 0) is has_gradient
+    assert facts["clip_fraction"] == 1.0
+
+
+class Bigram(torch.nn.Module):
+    """Predicts the next token from the last one alone: the smallest causal language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(8, 8))
+
+    def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+def rollout(reward: float | None, completion: list[int], outcome: str = "ok") -> SimpleNamespace:
+    trajectory = build_trajectory("s", [turn(0, [1], completion, logprob=math.log(1 / 8))])
+    return SimpleNamespace(outcome=outcome, reward=reward, trajectory=trajectory, record={})
+
+
+def test_training_makes_the_rewarded_token_likelier_and_ignores_failed_rollouts(loop: ModuleType) -> None:
+    model = Bigram()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    group = SimpleNamespace(rollouts=[rollout(1.0, [2]), rollout(0.0, [3]), rollout(None, [4], outcome="lost")])
+    metrics = loop.train_on([group], model, optimizer, 0, loop.Config(minibatches=1), random.Random(0))
+    after = torch.softmax(model.table[1], -1)
+    assert after[2] > 1 / 8 > after[3]
+    assert after[4] == pytest.approx(after[5].item()), (
+        "a lost rollout must leave its token as unlikely as one never sampled"
+    )
+    assert metrics["sampled_tokens"] == metrics["trained_tokens"] == 2
+    assert metrics["logprob_gap"] < 1e-6
+
+
+def test_a_step_without_usable_rollouts_changes_nothing(loop: ModuleType) -> None:
+    model = Bigram()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    group = SimpleNamespace(rollouts=[rollout(None, [2], outcome="timeout")])
+    metrics = loop.train_on([group], model, optimizer, 0, loop.Config(), random.Random(0))
+    assert not model.table.any()
+    assert metrics["sequences"] == 0
+    assert metrics["logprob_gap"] is None
+    assert loop.summarise([group])["reward"] is None
