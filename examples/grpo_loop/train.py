@@ -31,7 +31,7 @@ import torch
 from safetensors.torch import save_file
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collect import CollectedRollout, Group, GroupRequest, collect_async
+from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect_async
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import load_policy
 from agentcore_rl_toolkit.policy.arithmetic import Problem, problems
@@ -50,6 +50,7 @@ class Config:
     clip_high: float = 0.28
     minibatches: int = 2  # optimizer steps per batch of rollouts
     max_grad_norm: float = 1.0
+    max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     seed: int = 0
 
@@ -127,7 +128,7 @@ def train_on(
     rows: list[tuple[Any, float]] = []
     sampled = 0
     for group in groups:
-        advantages_G = group_advantages([r.reward if usable(r) else None for r in group.rollouts])
+        advantages_G = group_advantages(group.rewards)  # None for every rollout that is not usable
         for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
             if advantage is not None:
                 sampled += rollout.trajectory.report.sampled_tokens
@@ -152,11 +153,6 @@ def train_on(
     return metrics
 
 
-def usable(rollout: CollectedRollout) -> bool:
-    """A rollout may be trained on when it ended `ok`, has a reward, and its tokens are known. Others are not reward 0."""
-    return rollout.outcome == "ok" and rollout.reward is not None and rollout.trajectory is not None
-
-
 def publish(model: Any, version: int, services: Services) -> None:
     """Put the weights in place at the policy server; from its next token on it samples from them and says `version`."""
     path = services.run_dir / "weights" / f"{version:04d}.safetensors"
@@ -179,7 +175,7 @@ async def run_groups(
 ) -> list[Group]:
     """n rollouts of each problem. The row of the data set is the payload, as in every backend."""
     requests = [
-        GroupRequest(input_id=f"{name}/{i:04d}", payload={"prompt": p.prompt, "answer": p.answer}, rollouts=n)
+        GroupRequest(input_id=f"{name}/{i:04d}", payload={"prompt": p.prompt, "answer": p.answer}, n=n)
         for i, p in enumerate(chosen)
     ]
     observe("rollouts_started", {"phase": name, "total": n * len(requests)})
@@ -187,7 +183,7 @@ async def run_groups(
         requests,
         client=services.client,
         gateway=services.gateway,
-        timeout_s=config.rollout_deadline_s,
+        config=CollectConfig(max_concurrent=config.max_concurrent, rollout_timeout_s=config.rollout_deadline_s),
         on_rollout=lambda rollout: observe("rollout", {"phase": name, "rollout": rollout}),
     )
     observe("rollouts_finished", {"phase": name, "groups": groups})
@@ -197,11 +193,11 @@ async def run_groups(
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     """Rewards and tool use of the usable rollouts, and how the others ended. No usable rollout: None, not zero."""
     every = [rollout for group in groups for rollout in group.rollouts]
-    good = [rollout for rollout in every if usable(rollout)]
+    good = [rollout for rollout in every if rollout.usable]
     outcomes: dict[str, int] = {}
     for rollout in every:
         outcomes[str(rollout.outcome)] = outcomes.get(str(rollout.outcome), 0) + 1
-    means = [sum(g) / len(g) for group in groups if (g := [r.reward for r in group.rollouts if usable(r)])]
+    means = [sum(g) / len(g) for group in groups if (g := [r.reward for r in group.rollouts if r.usable])]
     mean = sum(r.reward for r in good) / len(good) if good else None
     spread = math.sqrt(sum((m - sum(means) / len(means)) ** 2 for m in means) / len(means)) if means else None
     tools = [r.record.get("metrics", {}).get("tool_calls", 0) > 0 for r in good]

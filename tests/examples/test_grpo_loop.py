@@ -12,6 +12,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from agentcore_rl_toolkit.backends.groups import CollectedRollout, Group, GroupRequest
+from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
 FILE = Path(__file__).parents[2] / "examples" / "grpo_loop" / "train.py"
@@ -123,16 +125,28 @@ class Bigram(torch.nn.Module):
         return SimpleNamespace(logits=self.table[input_ids])
 
 
-def rollout(reward: float | None, completion: list[int], outcome: str = "ok") -> SimpleNamespace:
-    trajectory = build_trajectory("s", [turn(0, [1], completion, logprob=math.log(1 / 8))])
-    return SimpleNamespace(outcome=outcome, reward=reward, trajectory=trajectory, record={})
+def rollout(reward: float | None, completion: list[int], outcome: Outcome = Outcome.OK) -> CollectedRollout:
+    return CollectedRollout(
+        session_id="s",
+        input_id="i",
+        index=0,
+        outcome=outcome,
+        reward=reward,
+        record={},
+        trajectory=build_trajectory("s", [turn(0, [1], completion, logprob=math.log(1 / 8))]),
+        mask_reason=None if outcome is Outcome.OK else "outcome",
+    )
+
+
+def group(*rollouts: CollectedRollout) -> Group:
+    return Group(input_id="i", rollouts=list(rollouts), request=GroupRequest(input_id="i", payload={}, n=len(rollouts)))
 
 
 def test_training_makes_the_rewarded_token_likelier_and_ignores_failed_rollouts(loop: ModuleType) -> None:
     model = Bigram()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    group = SimpleNamespace(rollouts=[rollout(1.0, [2]), rollout(0.0, [3]), rollout(None, [4], outcome="lost")])
-    metrics = loop.train_on([group], model, optimizer, 0, loop.Config(minibatches=1), random.Random(0))
+    rollouts = group(rollout(1.0, [2]), rollout(0.0, [3]), rollout(0.0, [4], outcome=Outcome.LOST))
+    metrics = loop.train_on([rollouts], model, optimizer, 0, loop.Config(minibatches=1), random.Random(0))
     after = torch.softmax(model.table[1], -1)
     assert after[2] > 1 / 8 > after[3]
     assert after[4] == pytest.approx(after[5].item()), (
@@ -145,9 +159,9 @@ def test_training_makes_the_rewarded_token_likelier_and_ignores_failed_rollouts(
 def test_a_step_without_usable_rollouts_changes_nothing(loop: ModuleType) -> None:
     model = Bigram()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    group = SimpleNamespace(rollouts=[rollout(None, [2], outcome="timeout")])
-    metrics = loop.train_on([group], model, optimizer, 0, loop.Config(), random.Random(0))
+    rollouts = group(rollout(None, [2], outcome=Outcome.TIMEOUT))
+    metrics = loop.train_on([rollouts], model, optimizer, 0, loop.Config(), random.Random(0))
     assert not model.table.any()
     assert metrics["sequences"] == 0
     assert metrics["logprob_gap"] is None
-    assert loop.summarise([group])["reward"] is None
+    assert loop.summarise([rollouts])["reward"] is None

@@ -1,0 +1,77 @@
+"""What the documents say exists: links, anchors, make targets and commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    p
+    for p in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part in ("runs", "node_modules") for part in p.parts)
+)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_relative_links_and_anchors_resolve(document: Path) -> None:
+    for found in LINK.finditer(document.read_text()):
+        target = found.group(1) or found.group(2)
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), f"{target} does not exist"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{target}: no such heading"
+
+
+def code_lines(document: Path) -> list[str]:
+    blocks = re.findall(r"```[a-z]*\n(.*?)```", document.read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def test_every_make_target_in_the_documents_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in DOCUMENTS:
+        for line in code_lines(document):
+            for name in re.findall(r"^\s*(?:\$ )?make ((?:[a-z]+ ?)+)", line):
+                for target in name.split():
+                    assert target in targets, f"{document}: make {target}"
+
+
+def test_every_command_and_option_in_the_documents_exists() -> None:
+    from agentcore_rl_toolkit.cli.main import cli
+
+    for document in DOCUMENTS:
+        text = "\n".join(code_lines(document)).replace("\\\n", " ")
+        for line in re.findall(r"^\s*(?:\$ )?agentcore-rl (.+)$", text, re.MULTILINE):
+            words = line.split("#")[0].split()
+            command: click.Command = cli
+            context = click.Context(cli)
+            while words and isinstance(command, click.Group) and not words[0].startswith("-"):
+                found = command.get_command(context, words[0])
+                assert found is not None, f"{document.name}: agentcore-rl {line}"
+                command, words = found, words[1:]
+            known = {name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
+            for word in words:
+                name = word.split("=")[0]
+                if re.fullmatch(r"--[a-z][a-z0-9-]*", name) and name != "--help":
+                    assert name in known, f"{document.name}: agentcore-rl {line}: no option {name}"
+
+
+def test_make_help_lists_the_verbs() -> None:
+    done = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0
+    for verb in ("quickstart", "test", "check", "fix", "docs", "bench", "clean"):
+        assert f"make {verb}" in done.stdout
