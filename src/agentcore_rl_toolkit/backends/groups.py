@@ -1,0 +1,200 @@
+"""What goes into and comes out of a collection: group requests, collected rollouts, groups, counts.
+
+The one rule every backend relies on: a rollout is `usable` only when its outcome is `ok`, it has a reward, its
+trajectory has at least one token to train on, and it is fresh enough. Everything else is masked, with a reason, and
+never becomes reward 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentcore_rl_toolkit.contract import Outcome, Stage, check_id
+from agentcore_rl_toolkit.errors import ConfigError
+
+from .rewards import Reward
+
+if TYPE_CHECKING:
+    from agentcore_rl_toolkit.gateway import SessionCapture
+    from agentcore_rl_toolkit.trajectory import Trajectory
+
+MaskReason = Literal["outcome", "no_reward", "no_tokens", "stale", "unknown_version", "surplus"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRequest:
+    """One input to roll out `n` times.
+
+    `payload` is what the agent receives (without `_rollout`); `overrides` go into its `_rollout` block; `metadata` is
+    the trainer's own and comes back untouched on the group.
+    Raises: ConfigError, ContractError.
+    """
+
+    input_id: str
+    payload: Mapping[str, Any]
+    n: int = 1
+    sampling_params: Mapping[str, Any] | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Any = None
+
+    def __post_init__(self) -> None:
+        check_id(self.input_id, "input_id")
+        if self.n < 1:
+            raise ConfigError(f"a group needs at least one rollout, got n={self.n} for input {self.input_id!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig:
+    """How a batch of groups is collected.
+
+    Units: seconds; every stage has a limit. `max_concurrent` bounds sessions alive at once (the client paces the calls
+    themselves). `extra_rollouts` are started on top of `n` in every group; as soon as `n` usable ones are in, the
+    rest of that group is cancelled. Over-sampling makes groups full in spite of failures and stragglers, at the price
+    of favouring short episodes: leave it at 0 unless stragglers hurt. `enough_groups` ends the whole batch once that
+    many groups are full. `max_staleness` is the number of weight versions a rollout's oldest token may lie behind;
+    None accepts any age. `batch_timeout_s` of None means: as many waves of `max_concurrent` as the batch needs, each
+    with its full limits.
+    """
+
+    max_concurrent: int = 128
+    extra_rollouts: int = 0
+    enough_groups: int | None = None
+    submit_timeout_s: float = 120.0
+    rollout_timeout_s: float = 900.0
+    stop_timeout_s: float = 15.0
+    gateway_timeout_s: float = 60.0
+    batch_timeout_s: float | None = None
+    max_staleness: int | None = None
+    model_id: str | None = None
+    sampling_params: Mapping[str, Any] | None = None
+    max_turns: int | None = None
+    require_reward: bool = True
+    keep_surplus: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent < 1:
+            raise ConfigError(f"max_concurrent must be at least 1, got {self.max_concurrent}")
+        if self.extra_rollouts < 0:
+            raise ConfigError(f"extra_rollouts cannot be negative, got {self.extra_rollouts}")
+        if self.enough_groups is not None and self.enough_groups < 1:
+            raise ConfigError(f"enough_groups must be at least 1 or None, got {self.enough_groups}")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ConfigError(f"max_staleness cannot be negative, got {self.max_staleness}")
+        for name in ("submit_timeout_s", "rollout_timeout_s", "stop_timeout_s", "gateway_timeout_s"):
+            if not getattr(self, name) > 0 or math.isinf(getattr(self, name)):
+                raise ConfigError(f"{name} must be a positive, finite number of seconds, got {getattr(self, name)!r}")
+
+    def batch_limit_s(self, rollouts: int) -> float:
+        """Seconds the whole batch may take."""
+        if self.batch_timeout_s is not None:
+            return self.batch_timeout_s
+        waves = max(1, math.ceil(rollouts / self.max_concurrent))
+        return waves * (self.submit_timeout_s + self.rollout_timeout_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectedRollout:
+    """One rollout as it ended, kept whatever happened to it.
+
+    `reward` is None when there is none; `trajectory` is None without a gateway or when its turns could not be put
+    together; `error` is the exception behind any outcome but `ok` (an `AgentError` carries the agent's traceback);
+    `stage` says where a timeout struck; `mask_reason` is None exactly when the rollout may be trained on.
+    Units: `elapsed_s` seconds from submission to the end, None when it was never submitted.
+    """
+
+    session_id: str
+    input_id: str
+    index: int
+    outcome: Outcome
+    reward: float | None = None
+    reward_detail: Reward | None = None
+    record: Mapping[str, Any] | None = None
+    trajectory: Trajectory | None = None
+    capture: SessionCapture | None = None
+    error: BaseException | None = None
+    stage: Stage | None = None
+    elapsed_s: float | None = None
+    weight_version_min: int | None = None
+    weight_version_max: int | None = None
+    mask_reason: MaskReason | None = None
+
+    @property
+    def usable(self) -> bool:
+        return self.mask_reason is None
+
+    @property
+    def traceback(self) -> str | None:
+        """The agent's traceback, from its record or from the error."""
+        found = (self.record or {}).get("traceback") or getattr(self.error, "agent_traceback", None)
+        return str(found) if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The rollouts of one `input_id`, in submission order."""
+
+    input_id: str
+    rollouts: list[CollectedRollout]
+    request: GroupRequest
+
+    @property
+    def usable(self) -> list[CollectedRollout]:
+        return [r for r in self.rollouts if r.usable]
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """Shapes: (G,). None for every masked rollout, ready for `advantages`."""
+        return [r.reward if r.usable else None for r in self.rollouts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectStats:
+    """Counts over a collection, for logs and progress. `reward_mean` is None when nothing usable came in."""
+
+    groups: int
+    rollouts: int
+    usable: int
+    outcomes: Mapping[str, int]
+    masked: Mapping[str, int]
+    reward_mean: float | None
+    sampled_tokens: int
+    trained_tokens: int
+    turns: int
+    sequences: int
+    forked_rollouts: int
+
+    @property
+    def lost_rollouts(self) -> int:
+        """Rollouts that ended in anything but `ok` or a deliberate cancellation."""
+        wanted = (Outcome.OK, Outcome.CANCELLED)
+        return sum(n for name, n in self.outcomes.items() if name not in wanted)
+
+    @property
+    def trained_token_share(self) -> float | None:
+        """Tokens that enter the loss / tokens sampled, over usable rollouts; None when nothing was sampled."""
+        return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else None
+
+
+def summarize(groups: Sequence[Group]) -> CollectStats:
+    """Count outcomes, mask reasons and tokens over groups."""
+    rollouts = [r for g in groups for r in g.rollouts]
+    usable = [r for r in rollouts if r.usable]
+    rewards = [r.reward for r in usable if r.reward is not None]
+    reports = [r.trajectory.report for r in usable if r.trajectory is not None]
+    return CollectStats(
+        groups=len(groups),
+        rollouts=len(rollouts),
+        usable=len(usable),
+        outcomes=dict(Counter(r.outcome.value for r in rollouts)),
+        masked=dict(Counter(r.mask_reason for r in rollouts if r.mask_reason is not None)),
+        reward_mean=math.fsum(rewards) / len(rewards) if rewards else None,
+        sampled_tokens=sum(r.sampled_tokens for r in reports),
+        trained_tokens=sum(r.trained_tokens for r in reports),
+        turns=sum(r.turns for r in reports),
+        sequences=sum(r.sequences for r in reports),
+        forked_rollouts=sum(r.sequences > 1 for r in reports),
+    )
