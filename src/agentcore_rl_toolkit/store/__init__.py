@@ -1,1 +1,8 @@
-"""store."""
+"""Object storage by URL: a local directory, this process's memory, S3 (and what obstore speaks besides)."""
+
+from __future__ import annotations
+
+from .base import ObjectInfo, ObjectStore
+from .urls import StoreURL, open_store, parse_url, url_matches
+
+__all__ = ["ObjectInfo", "ObjectStore", "StoreURL", "open_store", "parse_url", "url_matches"]

@@ -1,0 +1,211 @@
+"""The interface every store has: five operations, async with a sync face, with deadlines and retries built in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from ..errors import ConfigError, ObjectExistsError, StoreError
+from .portal import run_sync
+from .retry import RetryPolicy, TransientStoreError, jitter
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 60.0
+MAX_KEY_BYTES = 1024  # S3's limit; the other stores follow it so that a run can move between them
+TEMP_PREFIX = ".tmp-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectInfo:
+    """One object as a listing shows it.
+
+    Units: ``size`` in bytes, ``last_modified`` an aware UTC datetime by the store's own clock.
+    """
+
+    key: str
+    size: int
+    last_modified: datetime
+    etag: str | None = None
+
+    @property
+    def last_modified_s(self) -> float:
+        """Unix seconds by the store's own clock."""
+        return self.last_modified.timestamp()
+
+
+class ObjectStore(ABC):
+    """Objects under keys. Open one with `open_store`; safe to use from any thread and any event loop.
+
+    Every operation ends within ``timeout_s`` (default 60 s, ``None`` means no limit, ``0`` means one try) and repeats transient
+    faults until then. Nothing is opened before the first operation.
+
+    Raises: ObjectNotFoundError, ObjectExistsError, StorePermissionError, StoreError; ConfigError on an unusable key.
+    """
+
+    url: str
+
+    def __init__(self, url: str, *, retry: RetryPolicy | None = None) -> None:
+        self.url = url
+        self.retry = retry or RetryPolicy()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    # -- what a store implements: one try each, mapped errors, TransientStoreError where another try may help
+
+    @abstractmethod
+    async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None: ...
+    @abstractmethod
+    async def _get(self, key: str) -> bytes: ...
+    @abstractmethod
+    async def _head(self, key: str) -> ObjectInfo: ...
+    @abstractmethod
+    async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]: ...
+    @abstractmethod
+    async def _delete(self, key: str) -> None: ...
+
+    # -- the public face
+
+    async def put_async(
+        self,
+        key: str,
+        body: bytes,
+        *,
+        create_only: bool = False,
+        durable: bool = True,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Write an object whole or not at all; a reader never sees a part of it.
+
+        Args:
+            create_only: refuse to replace an object. A try whose answer was lost and that did succeed counts as success.
+            durable: survive a power cut (a directory is fsynced). False is enough for heartbeats.
+
+        Raises: ObjectExistsError with `create_only`.
+        """
+        check_key(key)
+        unsure = False
+
+        async def attempt() -> None:
+            nonlocal unsure
+            try:
+                await self._put(key, body, create_only, durable)
+            except TransientStoreError as e:
+                unsure = unsure or e.ambiguous
+                raise
+            except asyncio.CancelledError:  # this try's own deadline
+                unsure = True
+                raise
+            except ObjectExistsError:
+                # Our own lost answer, or somebody else's object? Only the content tells.
+                if not unsure or await self._get(key) != body:
+                    raise
+
+        await self._until_deadline("put", key, attempt, timeout_s, len(body))
+
+    async def get_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bytes:
+        """Content of an object. Raises: ObjectNotFoundError."""
+        check_key(key)
+        return await self._until_deadline("get", key, lambda: self._get(key), timeout_s, 100_000_000)
+
+    async def head_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ObjectInfo:
+        """Size and age of an object. Raises: ObjectNotFoundError."""
+        check_key(key)
+        return await self._until_deadline("head", key, lambda: self._head(key), timeout_s, 0)
+
+    async def list_async(
+        self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> list[ObjectInfo]:
+        """Every object whose key starts with `prefix`, sorted by key, only those behind `after` when it is given.
+
+        A prefix that ends in ``/`` is the quick form; any other one lists the folder that holds it and filters.
+        """
+        return await self._until_deadline("list", prefix, lambda: self._list(prefix, after), timeout_s, 10_000_000)
+
+    async def delete_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Remove an object; a missing one is no error."""
+        check_key(key)
+        await self._until_deadline("delete", key, lambda: self._delete(key), timeout_s, 0)
+
+    def put(
+        self,
+        key: str,
+        body: bytes,
+        *,
+        create_only: bool = False,
+        durable: bool = True,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Sync face of `put_async`."""
+        run_sync(self.put_async(key, body, create_only=create_only, durable=durable, timeout_s=timeout_s))
+
+    def get(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bytes:
+        """Sync face of `get_async`."""
+        return run_sync(self.get_async(key, timeout_s=timeout_s))
+
+    def head(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ObjectInfo:
+        """Sync face of `head_async`."""
+        return run_sync(self.head_async(key, timeout_s=timeout_s))
+
+    def list(
+        self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> list[ObjectInfo]:
+        """Sync face of `list_async`."""
+        return run_sync(self.list_async(prefix, after, timeout_s=timeout_s))
+
+    def delete(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Sync face of `delete_async`."""
+        run_sync(self.delete_async(key, timeout_s=timeout_s))
+
+    async def _until_deadline(
+        self, verb: str, key: str, attempt: Callable[[], Awaitable[T]], timeout_s: float | None, body_bytes: int
+    ) -> T:
+        policy = self.retry
+        started = time.monotonic()
+        limit_s = float("inf") if timeout_s is None else timeout_s
+        failures = 0
+        while True:
+            # the first try gets a second even with timeout_s=0, which means "once" and not "never"
+            left_s = max(limit_s - (time.monotonic() - started), 0.0 if failures else 1.0)
+            try:
+                async with asyncio.timeout(min(policy.attempt_limit_s(body_bytes), left_s)):
+                    return await attempt()
+            except TransientStoreError as e:
+                fault: Exception = e
+            except TimeoutError as e:
+                fault = e
+            failures += 1
+            delay_s = policy.delay_s(failures, jitter())
+            spent_s = time.monotonic() - started
+            if spent_s + delay_s >= limit_s:
+                raise StoreError(
+                    f"{verb} of {key!r} in {self.url} did not succeed within {spent_s:.1f} s ({failures} tries); "
+                    f"last fault: {str(fault) or 'no answer in time'}",
+                    key=key,
+                ) from fault
+            await asyncio.sleep(delay_s)
+
+
+def check_key(key: str) -> str:
+    """Return the key unchanged. Raises: ConfigError when it is empty, too long, or could leave its folder."""
+    if not key or not isinstance(key, str):
+        raise ConfigError(f"an object key must be a non-empty string, got {key!r}")
+    if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+        raise ConfigError(f"object key of more than {MAX_KEY_BYTES} bytes: {key[:80]!r}...")
+    for part in key.split("/"):
+        if part in ("", ".", "..") or part.startswith(TEMP_PREFIX) or not part.isprintable():
+            raise ConfigError(
+                f"object key {key!r}: no empty part, '.', '..', control character, or part that starts with {TEMP_PREFIX!r}"
+            )
+    return key
+
+
+def utc(seconds: float) -> datetime:
+    """Unix seconds as an aware datetime."""
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,63 @@
+"""AWS credentials for obstore, looked up when a request needs them and never earlier."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ..errors import MissingExtraError, StorePermissionError
+
+# botocore renews temporary credentials 10 to 15 minutes before they expire, so asking it every 5 minutes never yields dead ones.
+TTL = timedelta(minutes=5)
+
+
+class AwsCredentials:
+    """Credential provider: the environment's static keys, else whatever boto3 finds (profile, SSO, container, instance).
+
+    The environment is read first, as boto3 does, and without loading boto3: a session of the local runtime saves 70 ms of CPU.
+    """
+
+    def __init__(self) -> None:
+        self._provider: Callable[[], Any] | None = None
+
+    def __call__(self) -> Any:
+        key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
+        if key and secret:
+            return {
+                "access_key_id": key,
+                "secret_access_key": secret,
+                "token": os.environ.get("AWS_SESSION_TOKEN") or None,
+                "expires_at": datetime.now(UTC) + TTL,
+            }
+        if self._provider is None:
+            self._provider = _boto3_provider()
+        return self._provider()
+
+
+def _boto3_provider() -> Callable[[], Any]:
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as e:
+        raise MissingExtraError("S3 without AWS_ACCESS_KEY_ID in the environment needs boto3: pip install boto3") from e
+    try:
+        return Boto3CredentialProvider(ttl=TTL)
+    except ValueError as e:
+        raise StorePermissionError(
+            "no AWS credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or an instance role"
+        ) from e
+
+
+def find_region() -> str:
+    """Region from the environment, else from the AWS configuration, else us-east-1 (what local S3 servers expect)."""
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region:
+        return region
+    if os.environ.get("AWS_ACCESS_KEY_ID") and not os.environ.get("AWS_PROFILE"):
+        return "us-east-1"
+    try:
+        import boto3
+    except ImportError:
+        return "us-east-1"
+    return boto3.Session().region_name or "us-east-1"

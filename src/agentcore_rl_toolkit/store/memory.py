@@ -1,0 +1,65 @@
+"""Objects in this process's memory, shared by everyone who opens the same URL: for tests and small local runs."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+
+from ..errors import ObjectExistsError, ObjectNotFoundError
+from .base import ObjectInfo, ObjectStore, utc
+from .retry import RetryPolicy
+
+_spaces: dict[str, dict[str, tuple[bytes, float]]] = {}
+_lock = threading.Lock()
+
+
+class MemoryStore(ObjectStore):
+    """``memory://name``: every store opened under the same name in this process sees the same objects.
+
+    A forked child starts with a copy of them and goes its own way.
+    """
+
+    def __init__(self, url: str, name: str, prefix: str, *, retry: RetryPolicy | None = None) -> None:
+        super().__init__(url, retry=retry)
+        self._prefix = prefix
+        with _lock:
+            self._objects = _spaces.setdefault(name, {})
+
+    async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
+        with _lock:
+            if create_only and self._prefix + key in self._objects:
+                raise ObjectExistsError(f"{key!r} exists in {self.url}", key=key)
+            self._objects[self._prefix + key] = (bytes(body), time.time())
+
+    async def _get(self, key: str) -> bytes:
+        with _lock:
+            entry = self._objects.get(self._prefix + key)
+        if entry is None:
+            raise ObjectNotFoundError(f"no object {key!r} in {self.url}", key=key)
+        return entry[0]
+
+    async def _head(self, key: str) -> ObjectInfo:
+        with _lock:
+            entry = self._objects.get(self._prefix + key)
+        if entry is None:
+            raise ObjectNotFoundError(f"no object {key!r} in {self.url}", key=key)
+        return _info(key, entry)
+
+    async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
+        start, cut = self._prefix + prefix, len(self._prefix)
+        with _lock:
+            found = [(k[cut:], v) for k, v in self._objects.items() if k.startswith(start)]
+        return [_info(k, v) for k, v in sorted(found, key=lambda kv: kv[0]) if after is None or k > after]
+
+    async def _delete(self, key: str) -> None:
+        with _lock:
+            self._objects.pop(self._prefix + key, None)
+
+
+def _info(key: str, entry: tuple[bytes, float]) -> ObjectInfo:
+    body, at_s = entry
+    etag = (
+        f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"' if len(body) <= 65_536 else f'"{at_s}-{len(body)}"'
+    )
+    return ObjectInfo(key=key, size=len(body), last_modified=utc(at_s), etag=etag)

@@ -1,0 +1,191 @@
+"""S3 and the other object stores that obstore speaks: one try per call, errors mapped, credentials and sockets on first use."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Awaitable
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+from ..errors import (
+    AgentCoreRLError,
+    ConfigError,
+    MissingExtraError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+    StorePermissionError,
+)
+from .base import ObjectInfo, ObjectStore
+from .credentials import AwsCredentials, find_region
+from .retry import RetryPolicy, TransientStoreError
+
+T = TypeVar("T")
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+# Refused now, but by something that passes: throttling, a conditional write that met another one, a request that took too long.
+_PASSING_STATUS = {408, 409, 425, 429}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+
+
+class RemoteStore(ObjectStore):
+    """``s3://bucket/prefix`` (also ``gs://`` and ``az://``). Keys are relative to the prefix.
+
+    The endpoint is `endpoint_url`, else ``AWS_ENDPOINT_URL_S3``, else ``AWS_ENDPOINT_URL``, read on first use; http endpoints and
+    path-style addressing work as they are.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        scheme: str,
+        bucket: str,
+        prefix: str,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        super().__init__(url, retry=retry)
+        self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
+        self._endpoint_url, self._region = endpoint_url, region
+        self._lock = threading.Lock()
+        self._opened: tuple[int, Any] | None = None
+
+    def _store(self) -> Any:
+        with self._lock:
+            if self._opened is None or self._opened[0] != os.getpid():
+                self._opened = (os.getpid(), self._open())
+            return self._opened[1]
+
+    def _open(self) -> Any:
+        try:
+            import obstore.store
+        except ImportError as e:
+            raise MissingExtraError(f"{self.url} needs obstore: pip install 'obstore>=0.8'") from e
+        # Retries and deadlines live in ObjectStore, in one place; obstore's own would hide them.
+        common: dict[str, Any] = {
+            "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+        }
+        options: dict[str, Any] = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(minutes=10)}
+        if self._scheme != "s3":
+            return obstore.store.from_url(
+                f"{self._scheme}://{self._bucket}", client_options=cast(Any, options), **common
+            )
+        endpoint = self._endpoint_url or find_endpoint()
+        if endpoint is not None:
+            options["allow_http"] = True
+            common["endpoint"] = endpoint.rstrip("/")
+        return obstore.store.S3Store(
+            self._bucket,
+            region=self._region or find_region(),
+            virtual_hosted_style_request=False,
+            client_options=cast(Any, options),
+            credential_provider=AwsCredentials(),
+            **common,
+        )
+
+    async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
+        import obstore
+
+        # One request even for 100 MB: a multipart upload cannot be create-only.
+        put = obstore.put_async(
+            self._store(), self._prefix + key, body, mode="create" if create_only else "overwrite", use_multipart=False
+        )
+        await self._mapped(key, put)
+
+    async def _get(self, key: str) -> bytes:
+        import obstore
+
+        async def read() -> bytes:
+            result = await obstore.get_async(self._store(), self._prefix + key)
+            return bytes(await result.bytes_async())
+
+        return await self._mapped(key, read())
+
+    async def _head(self, key: str) -> ObjectInfo:
+        import obstore
+
+        return self._info(await self._mapped(key, obstore.head_async(self._store(), self._prefix + key)))
+
+    async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
+        import obstore
+
+        full = self._prefix + prefix
+        folder = full.rpartition("/")[0]  # obstore matches whole path parts only
+        stream = obstore.list(
+            self._store(),
+            prefix=folder or None,
+            offset=None if after is None else self._prefix + after,
+            chunk_size=1000,
+        )
+        found = [self._info(meta) for meta in await self._mapped(prefix, stream.collect_async())]
+        kept = [info for info in found if info.key.startswith(prefix) and (after is None or info.key > after)]
+        return sorted(kept, key=lambda info: info.key)
+
+    async def _delete(self, key: str) -> None:
+        import obstore
+
+        try:
+            await self._mapped(key, obstore.delete_async(self._store(), self._prefix + key))
+        except ObjectNotFoundError:
+            return  # a store that answers 404 here instead of S3's 204
+
+    def _info(self, meta: Any) -> ObjectInfo:
+        return ObjectInfo(
+            key=meta["path"][len(self._prefix) :],
+            size=meta["size"],
+            last_modified=meta["last_modified"],
+            etag=meta["e_tag"],
+        )
+
+    async def _mapped(self, key: str, call: Awaitable[T]) -> T:
+        from obstore import exceptions
+
+        try:
+            return await call
+        except AgentCoreRLError:
+            raise
+        except (exceptions.BaseError, OSError, ValueError) as e:
+            raise self._error(key, e) from e
+
+    def _error(self, key: str, e: Exception) -> AgentCoreRLError:
+        from obstore import exceptions
+
+        text = str(e).partition("\n\nDebug source:")[0]
+        status_match, code_match = _STATUS.search(text), _CODE.search(text)
+        status = int(status_match[1]) if status_match else None
+        code = code_match[1] if code_match else None
+        where = f"{key!r} in {self.url}"
+        if code == "NoSuchBucket":
+            return StoreError(f"{self.url} does not exist: create the bucket or correct its name", key=key)
+        if code in _EXPIRED:
+            self._opened = None  # the next try asks for fresh credentials
+            return TransientStoreError(f"{where}: the AWS credentials have expired", ambiguous=False, key=key)
+        if status == 409:
+            return TransientStoreError(f"{where}: another write is under way", key=key)
+        if isinstance(e, FileNotFoundError):
+            return ObjectNotFoundError(f"no object {where}", key=key)
+        if isinstance(e, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+            return ObjectExistsError(f"{where} exists", key=key)
+        if isinstance(e, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            return StorePermissionError(f"no access to {where}: {code or text}", key=key)
+        if "incorrectly configured region" in text or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
+            return StoreError(f"{self.url} is in another region; set AWS_REGION to the bucket's region", key=key)
+        if isinstance(e, ValueError | exceptions.InvalidPathError | exceptions.NotSupportedError):
+            return ConfigError(f"{where}: {text}", key=key)
+        if isinstance(e, exceptions.UnknownConfigurationKeyError):
+            return ConfigError(f"{self.url}: {text}", key=key)
+        if status is not None and 400 <= status < 500 and status not in _PASSING_STATUS:
+            return StoreError(f"{where}: {text}", key=key)
+        return TransientStoreError(f"{where}: {text}", ambiguous=status is None or status >= 500, key=key)
+
+
+def find_endpoint() -> str | None:
+    """The S3 endpoint that the environment names, as boto3 reads it; None means AWS itself."""
+    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return None
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None

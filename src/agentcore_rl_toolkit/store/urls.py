@@ -1,0 +1,124 @@
+"""Store URLs: what they mean, how they are compared, and which store opens them."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from ..errors import ConfigError
+from .base import ObjectStore
+from .retry import RetryPolicy
+
+_BUCKET = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
+_REMOTE = ("s3", "gs", "az")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreURL:
+    """A store URL taken apart.
+
+    ``prefix`` is empty or ends in ``/``; for files ``bucket`` is empty and ``prefix`` is the directory.
+    """
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        if self.scheme == "file":
+            return "file://" + quote(self.prefix.rstrip("/") or "/")
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix.rstrip('/')}" if self.prefix else "")
+
+
+def parse_url(url_or_bucket: str) -> StoreURL:
+    """Read ``s3://bucket[/prefix]``, ``file:///dir``, ``memory://[name]``, ``gs://``, ``az://``, or a plain S3 bucket name.
+
+    Raises: ConfigError.
+    """
+    if not url_or_bucket or not isinstance(url_or_bucket, str):
+        raise ConfigError(f"a store is named by a bucket name or a URL, got {url_or_bucket!r}")
+    scheme, separator, rest = url_or_bucket.partition("://")
+    if not separator:
+        if not _BUCKET.fullmatch(url_or_bucket):
+            raise ConfigError(
+                f"{url_or_bucket!r} is neither a bucket name nor a store URL; a directory is written file:///absolute/path"
+            )
+        return StoreURL(scheme="s3", bucket=url_or_bucket, prefix="")
+    scheme = scheme.lower()
+    if scheme == "file":
+        path = unquote(rest.removeprefix("localhost"))
+        if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+            raise ConfigError(f"{url_or_bucket!r} must be file:// and an absolute path without '..'")
+        return StoreURL(scheme="file", bucket="", prefix=re.sub("/+", "/", path.rstrip("/") + "/"))
+    if scheme not in (*_REMOTE, "memory"):
+        raise ConfigError(f"store URL {url_or_bucket!r}: the scheme must be s3, file, memory, gs or az")
+    bucket, _, prefix = rest.partition("/")
+    parts = [part for part in prefix.split("/") if part]
+    if any(part in (".", "..") for part in parts):
+        raise ConfigError(f"store URL {url_or_bucket!r} must not contain '.' or '..'")
+    if scheme != "memory" and not _BUCKET.fullmatch(bucket):
+        raise ConfigError(f"store URL {url_or_bucket!r}: {bucket!r} is not a bucket name")
+    return StoreURL(scheme=scheme, bucket=bucket, prefix="/".join(parts) + "/" if parts else "")
+
+
+def open_store(
+    url_or_bucket: str,
+    *,
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    retry: RetryPolicy | None = None,
+) -> ObjectStore:
+    """Open the store a URL or plain bucket name stands for; nothing is contacted before its first operation.
+
+    Args:
+        endpoint_url: S3 endpoint; default from the environment (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``).
+        region: S3 region; default from the environment or the AWS configuration.
+        retry: deadlines and backoff of every operation.
+
+    Raises: ConfigError on a URL that cannot be read.
+    """
+    url = parse_url(url_or_bucket)
+    if url.scheme == "file":
+        from .local import LocalStore
+
+        return LocalStore(str(url), Path(url.prefix), retry=retry)
+    if url.scheme == "memory":
+        from .memory import MemoryStore
+
+        return MemoryStore(str(url), url.bucket, url.prefix, retry=retry)
+    from .remote import RemoteStore
+
+    return RemoteStore(
+        str(url),
+        scheme=url.scheme,
+        bucket=url.bucket,
+        prefix=url.prefix,
+        endpoint_url=endpoint_url,
+        region=region,
+        retry=retry,
+    )
+
+
+def url_matches(url_or_bucket: str, patterns: Iterable[str]) -> bool:
+    """Whether a store lies within one of the patterns.
+
+    A pattern is a bucket name or store URL and covers everything below it (``s3://b/team`` covers ``s3://b/team/run`` but not
+    ``s3://b/teams``); ``*`` stands for any characters inside one bucket name or path.
+
+    Raises: ConfigError when the URL itself cannot be read.
+    """
+    subject = str(parse_url(url_or_bucket)).rstrip("/")
+    for pattern in patterns:
+        pattern = pattern.strip()
+        if not pattern:
+            continue
+        if "://" not in pattern:
+            pattern = "s3://" + pattern
+        pattern = pattern.rstrip("/")
+        if fnmatch.fnmatchcase(subject, pattern) or fnmatch.fnmatchcase(subject, pattern + "/*"):
+            return True
+    return False
