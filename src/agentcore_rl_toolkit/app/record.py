@@ -1,0 +1,158 @@
+"""The stored record, byte for byte what deployed clients read, plus our own fields behind theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..contract import REDACTED, SECRET_KEYS, Outcome, RolloutConfig, redact
+from ..errors import AgentError, InvalidResultError
+from .encode import Encoder
+
+RESERVED = ("input_id", "s3_bucket", "result_key", "payload")
+INFO_FIELD = "_agent"
+MAX_TRACEBACK_CHARS = 100_000
+_MIN_SECRET_CHARS = 8  # shorter ones ("EMPTY") are placeholders, and replacing them everywhere would mangle text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutInfo:
+    """What is known of a rollout besides its result; stored beside it. Units: unix seconds."""
+
+    config: RolloutConfig
+    session_id: str
+    result_key: str
+    payload: Mapping[str, Any] = field(repr=False)  # already redacted
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    started_s: float
+
+
+def find_secrets(config: RolloutConfig, *keep: str) -> tuple[str, ...]:
+    """Secret values of the `_rollout` block that are blanked wherever they appear in the agent's output.
+
+    A value that is part of one of `keep` (the session id doubles as key in some set-ups) is no secret any more.
+    """
+    found = []
+    for name, value in config.to_dict().items():
+        secret = name.lower() in SECRET_KEYS and isinstance(value, str) and len(value) >= _MIN_SECRET_CHARS
+        if secret and not any(value in text for text in keep):
+            found.append(value)
+    return tuple(found)
+
+
+def as_fields(result: Any) -> dict[str, Any]:
+    """An agent's return value as the top level of a record; a new dict, so that the caller's is never changed.
+
+    Raises: InvalidResultError when it is not a dict (or another mapping, a dataclass, a pydantic model).
+    """
+    if isinstance(result, Mapping):
+        return dict(result)
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        return {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
+    dump = getattr(result, "model_dump", None)
+    if callable(dump) and not isinstance(result, type):
+        return dict(dump())
+    raise InvalidResultError(f"Return value must be a dict when S3 save is configured, got {type(result).__name__}")
+
+
+def success_body(info: RolloutInfo, result: Any, *, finished_s: float, max_bytes: int) -> tuple[bytes, Outcome]:
+    """The record of an agent that returned.
+
+    Raises: InvalidResultError when the result cannot be stored; the caller writes an error record instead.
+    """
+    fields = as_fields(result)
+    for name in (*RESERVED, INFO_FIELD):
+        fields.pop(name, None)
+    fields.setdefault("status_code", 200)
+    fields.setdefault("stop_reason", "end_turn")
+    if "_rollout" in fields:  # an agent that hands its payload back
+        fields["_rollout"] = redact(fields["_rollout"])
+    status = fields["status_code"]
+    ok = isinstance(status, int) and not isinstance(status, bool) and 200 <= status < 300
+    outcome = Outcome.OK if ok else Outcome.AGENT_ERROR
+    encoder = Encoder()
+    body = _scrubbed(_joined(encoder, fields, max_bytes), info.secrets)
+    tail = _reserved(info) | _info(info, outcome, finished_s=finished_s, notes=encoder.notes)
+    if "outcome" not in fields:  # the agent's own key of that name is the agent's
+        tail["outcome"] = str(outcome)
+    return b"{" + body + b", " + _joined(Encoder(), tail, max_bytes) + b"}", outcome
+
+
+def error_body(
+    info: RolloutInfo, *, stop_reason: str, error_type: str, traceback: str, outcome: Outcome, finished_s: float
+) -> bytes:
+    """The record of a rollout that did not end well; deployed clients see the error in the fields they know."""
+    if len(traceback) > MAX_TRACEBACK_CHARS:
+        half = MAX_TRACEBACK_CHARS // 2
+        traceback = f"{traceback[:half]}\n... {len(traceback) - 2 * half} characters left out ...\n{traceback[-half:]}"
+    head = {"status_code": 500, "stop_reason": stop_reason or error_type, "traceback": traceback}
+    tail = {
+        **_reserved(info),
+        "outcome": str(outcome),
+        "error_type": error_type,
+        **_info(info, outcome, finished_s=finished_s, notes={}),
+    }
+    no_limit = 1 << 62
+    return (
+        b"{"
+        + _scrubbed(_joined(Encoder(), head, no_limit), info.secrets)
+        + b", "
+        + _joined(Encoder(), tail, no_limit)
+        + b"}"
+    )
+
+
+def _reserved(info: RolloutInfo) -> dict[str, Any]:
+    return {
+        "input_id": info.config.input_id,
+        "s3_bucket": info.config.s3_bucket,
+        "result_key": info.result_key,
+        "payload": info.payload,
+    }
+
+
+def _info(info: RolloutInfo, outcome: Outcome, *, finished_s: float, notes: Mapping[str, str]) -> dict[str, Any]:
+    block: dict[str, Any] = {
+        "outcome": str(outcome),
+        "session_id": info.session_id,
+        "attempt": info.config.attempt,
+        "started_s": round(info.started_s, 3),
+        "finished_s": round(finished_s, 3),
+    }
+    if notes:
+        block["conversions"] = dict(notes)
+    return {INFO_FIELD: block}
+
+
+def _joined(encoder: Encoder, fields: Mapping[str, Any], max_bytes: int) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    for piece in encoder.members(fields):
+        pieces.append(piece.encode("ascii"))
+        size += len(piece)
+        if size > max_bytes:
+            raise InvalidResultError(
+                f"the result is larger than {max_bytes} bytes; store large data elsewhere and return its key"
+            )
+    return b"".join(pieces)
+
+
+def _scrubbed(body: bytes, secrets: tuple[str, ...]) -> bytes:
+    for secret in secrets:
+        body = body.replace(json.dumps(secret)[1:-1].encode("ascii"), REDACTED.encode("ascii"))
+    return body
+
+
+def describe(e: BaseException) -> tuple[str, str]:
+    """(stop_reason, error_type) of an exception; neither is ever empty."""
+    if isinstance(e, AgentError) and e.error_type:
+        return e.message or e.error_type, e.error_type
+    error_type = type(e).__name__
+    try:
+        text = str(e).strip()
+    except Exception:  # a broken __str__ in user code must not lose the record
+        text = ""
+    return text or error_type, error_type

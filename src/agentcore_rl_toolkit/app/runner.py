@@ -1,0 +1,98 @@
+"""Runs the user's function away from every loop that must keep answering: sync ones in a thread each, async ones on one loop.
+
+Threads are daemons: a process told to stop writes its record and goes, even when the agent hangs in a blocking call. The async
+functions of a process share one loop, as they did on the published app, because agents keep loop-bound clients in globals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class AgentRunner:
+    """Starts user functions and hands back futures of what they return. Nothing is started before the first one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(
+        self, func: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context, name: str
+    ) -> concurrent.futures.Future[Any]:
+        """Begin ``func(*args)``; its result or exception (any BaseException) arrives in the future."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()  # whoever stops waiting must not cancel it
+        if inspect.iscoroutinefunction(inspect.unwrap(func)) or inspect.iscoroutinefunction(type(func).__call__):
+            self._start_async(func, args, context, name, future)
+        else:
+            thread = threading.Thread(
+                target=context.run, args=(self._run_sync, func, args, name, future), name=name, daemon=True
+            )
+            thread.start()
+        return future
+
+    def cancel_async(self) -> None:
+        """Cancel the async functions that still run."""
+        loop = self._loop
+        if loop is not None:
+            for task in list(self._tasks):
+                loop.call_soon_threadsafe(task.cancel)
+
+    def _run_sync(
+        self, func: Callable[..., Any], args: tuple[Any, ...], name: str, future: concurrent.futures.Future[Any]
+    ) -> None:
+        try:
+            result = func(*args)
+            if inspect.isawaitable(result):  # a partial or lambda around an async function
+                awaitable = result
+
+                async def wait() -> Any:
+                    return await awaitable
+
+                self._start_async(wait, (), contextvars.copy_context(), name, future)
+                return
+        except BaseException as e:  # a SystemExit in the agent is a failed rollout, not the end of the server
+            future.set_exception(e)
+        else:
+            future.set_result(result)
+
+    def _start_async(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        name: str,
+        future: concurrent.futures.Future[Any],
+    ) -> None:
+        async def run() -> None:
+            try:
+                result = await func(*args)
+            except BaseException as e:
+                future.set_exception(e)
+                if isinstance(e, asyncio.CancelledError):
+                    raise
+            else:
+                future.set_result(result)
+
+        loop = self._ensure_loop()
+
+        def begin() -> None:
+            task = loop.create_task(run(), name=name, context=context)
+            self._tasks.add(task)  # a task that nobody holds is collected in mid-flight
+            task.add_done_callback(self._tasks.discard)
+
+        loop.call_soon_threadsafe(begin)
+
+    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="rollout-loop", daemon=True).start()
+            return self._loop

@@ -1,0 +1,70 @@
+"""Structured logs: one JSON object per line, carrying the ids of the rollout that wrote it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import IO, Any
+
+ID_FIELDS = ("session_id", "input_id", "exp_id")
+
+_ids: ContextVar[dict[str, str] | None] = ContextVar("agentcore_rl_log_ids", default=None)
+
+
+@contextmanager
+def log_context(**ids: str | None) -> Iterator[None]:
+    """Add ids (``session_id=``, ``input_id=``, ``exp_id=``, or others) to every log line written inside, None values left out.
+
+    Follows the context into tasks and into threads started with `contextvars.copy_context`.
+    """
+    token = _ids.set({**(_ids.get() or {}), **{k: v for k, v in ids.items() if v is not None}})
+    try:
+        yield
+    finally:
+        _ids.reset(token)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: ``timestamp`` (UTC, ms), ``level``, ``message``, ``logger``, ids in context, the error if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC)
+        entry: dict[str, Any] = {
+            "timestamp": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "message": record.getMessage(),
+            "logger": record.name,
+            **(_ids.get() or {}),
+        }
+        for name in ID_FIELDS:  # `extra={"session_id": ...}` on one call wins over the context
+            value = getattr(record, name, None)
+            if value is not None:
+                entry[name] = value
+        if record.exc_info and record.exc_info[0] is not None:
+            kind, error, tb = record.exc_info
+            entry["errorType"] = kind.__name__
+            entry["errorMessage"] = str(error)
+            entry["stackTrace"] = traceback.format_exception(kind, error, tb)
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+def configure_logging(level: int = logging.INFO, *, stream: IO[str] | None = None) -> None:
+    """Send the toolkit's own log lines to stderr as JSON, unless the program has already set up logging.
+
+    Root handlers are left as they are: when the root logger has any, the toolkit only logs through them. Calling it again
+    changes the level and nothing else.
+    """
+    logger = logging.getLogger("agentcore_rl_toolkit")
+    logger.setLevel(level)
+    ours = [h for h in logger.handlers if isinstance(h.formatter, JsonFormatter)]
+    if ours or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger.addHandler(handler)
+    logger.propagate = False
