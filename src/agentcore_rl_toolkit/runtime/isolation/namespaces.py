@@ -1,0 +1,188 @@
+"""Namespaces for a forked session: user (unless privileged), pid, mount, IPC, UTS and, on request, network.
+
+A pid namespace begins with the *next* fork, so it cannot be entered by a process alone. Two ways lead there:
+
+- `fork` replaces ``os.fork()`` in the launcher. Privileged, it sets the namespace for its next child, forks, and sets it back.
+  Unprivileged, that way back does not exist; a middle process makes the namespaces, forks the session, reports its pid and
+  ends, and the launcher, as subreaper, becomes the parent of the session. In both cases the returned pid is a child of the
+  caller, in the caller's numbering, and the session is pid 1 of its namespace: when it dies, the kernel kills everything in it.
+- A process that was forked plainly and calls `enter` instead is split: the caller goes on as pid 1 of the new namespace in a
+  child, while its former self stays behind, passes signals on, waits, and exits as the child did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from . import _linux
+from .spec import IsolationSpec
+
+_PER_SESSION = _linux.CLONE_NEWNS | _linux.CLONE_NEWIPC | _linux.CLONE_NEWUTS
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def fork(spec: IsolationSpec) -> int:
+    """Fork a child that is pid 1 of a new pid namespace. Returns: 0 in the child, its pid (a direct child) in the caller."""
+    parent = os.pidfd_open(os.getpid())
+    try:
+        pid = _fork_privileged() if _linux.has_sys_admin() else _fork_through_middle()
+        if pid == 0 and spec.die_with_parent:
+            _die_with(parent)
+        return pid
+    finally:
+        os.close(parent)
+
+
+def _fork_privileged() -> int:
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _linux.unshare(_linux.CLONE_NEWPID)
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                _linux.setns(own, _linux.CLONE_NEWPID)
+        return pid
+    finally:
+        os.close(own)
+
+
+def _fork_through_middle(enter: Callable[[], None] | None = None) -> int:
+    """Fork by way of a middle process that ends at once; the session becomes our child because we are its subreaper."""
+    _linux.prctl(_PR_SET_CHILD_SUBREAPER, 1, what="subreaper")
+    read, write = os.pipe()
+    hold_read, hold_write = os.pipe()
+    middle = os.fork()
+    if middle:
+        os.close(write)
+        os.close(hold_read)
+        os.close(hold_write)
+        with os.fdopen(read, "rb") as answer:
+            text = answer.read()
+        with contextlib.suppress(ChildProcessError):  # the caller's own reaper may be quicker
+            os.waitpid(middle, 0)
+        kind, _, rest = text.partition(b" ")
+        if kind == b"pid":
+            return int(rest)
+        raise OSError(rest.decode(errors="replace") or "the middle process died before it could fork the session")
+    try:
+        os.close(read)
+        (enter or _new_user_and_pid)()
+        pid = os.fork()
+        if pid:
+            os.write(write, b"pid %d" % pid)
+            os._exit(0)
+    except BaseException as e:
+        os.write(write, f"error {e}".encode())
+        os._exit(1)
+    os.close(write)
+    os.close(hold_write)
+    os.read(hold_read, 1)  # end of file: the middle process is gone, our parent is the caller
+    os.close(hold_read)
+    return 0
+
+
+def _new_user_and_pid() -> None:
+    new_user_namespace()
+    _linux.unshare(_linux.CLONE_NEWPID)
+
+
+def new_user_namespace() -> None:
+    """Become privileged over namespaces of our own, under our own user and group id. Raises: OSError where not allowed."""
+    uid, gid = os.geteuid(), os.getegid()
+    _linux.unshare(_linux.CLONE_NEWUSER)
+    for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{file}", "w") as f:
+            f.write(text)
+
+
+def _die_with(parent: int) -> None:
+    """Be killed with the parent, also when it was already gone before the request could be made."""
+    _linux.prctl(_linux.PR_SET_PDEATHSIG, signal.SIGKILL, what="parent death signal")
+    if select.select([parent], [], [], 0)[0]:
+        os._exit(1)
+
+
+def enter(spec: IsolationSpec) -> None:
+    """Put this process into namespaces of its own, all but the file system view. Raises: OSError."""
+    if os.getpid() != 1 or not _linux.has_sys_admin():
+        if not _linux.has_sys_admin():
+            new_user_namespace()
+        _linux.unshare(_linux.CLONE_NEWPID)
+        _split(spec)
+    network = _linux.CLONE_NEWNET if spec.network != "host" else 0
+    _linux.unshare(_PER_SESSION | network)
+    _linux.sethostname(spec.hostname)
+    if spec.network == "loopback":
+        bring_up_loopback()
+
+
+def _split(spec: IsolationSpec) -> None:
+    parent = os.pidfd_open(os.getpid())
+    child = os.fork()
+    if child:
+        _stand_in_for(child)
+    if spec.die_with_parent:
+        _die_with(parent)
+    os.close(parent)
+
+
+def _stand_in_for(child: int) -> None:
+    """Stay behind as the pid the launcher knows. Never returns."""
+
+    def pass_on(number: int, frame: Any) -> None:
+        os.kill(child, number)
+
+    for number in _PASSED_ON:
+        signal.signal(number, pass_on)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    while True:
+        try:
+            _, status = os.waitpid(child, 0)
+            break
+        except InterruptedError:
+            continue
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def bring_up_loopback() -> None:
+    """A new network namespace has its loopback interface switched off."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        request = struct.pack("16sH14x", b"lo", 0)
+        flags = struct.unpack("16xH14x", fcntl.ioctl(s, _SIOCGIFFLAGS, request))[0]
+        fcntl.ioctl(s, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+
+
+def fork_into(pid: int, before: Callable[[], object]) -> int:
+    """Fork a child into the namespaces of the running session ``pid``. Returns like ``os.fork()``; the child runs beside it.
+
+    ``before`` runs in the child-to-be while it still sees the host.
+    """
+    target = os.pidfd_open(pid)
+
+    def join() -> None:
+        before()
+        flags = _linux.CLONE_NEWPID | _PER_SESSION | _linux.CLONE_NEWNET
+        if not _linux.has_sys_admin():
+            flags |= _linux.CLONE_NEWUSER
+        _linux.setns(target, flags)
+
+    try:
+        return _fork_through_middle(join)
+    finally:
+        os.close(target)

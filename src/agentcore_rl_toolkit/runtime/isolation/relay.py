@@ -1,0 +1,213 @@
+"""Carries the few named endpoints into sessions that have no network.
+
+A session in a network namespace of its own reaches nothing. A *listening socket*, however, belongs to the namespace it was
+created in, whoever accepts from it. So the session, before it is confined, opens a listener on ``127.0.0.1:PORT`` inside its
+namespace for every endpoint it may use, and hands the descriptors to this relay, which lives outside: it accepts there and
+connects to the real ``127.0.0.1:PORT`` here. Agents use unchanged addresses, and no route, bridge or firewall rule is needed.
+
+A handover is one message on the relay's unix socket: a JSON list of ports, with as many descriptors. The connection then only
+tells that the session lives: at end of file its listeners and connections are closed. Nothing that comes later on it is read, so
+a session cannot add endpoints; and the socket's path is not visible from inside.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from .spec import IsolationSpec, parse_endpoint
+
+_MAX_ENDPOINTS = 16
+_HIGH_WATER = 256 * 1024  # bytes waiting towards a slow side before the fast side is paused
+_HANDOVER_TIMEOUT_S = 10.0
+
+
+def hand_over(spec: IsolationSpec) -> None:
+    """Called in the session, inside its network namespace: open the listeners and give them to the relay.
+
+    Raises: OSError when the relay does not take them.
+    """
+    if spec.relay is None:
+        raise OSError("network='loopback' with endpoints needs the relay's socket path in the spec")
+    targets = list(dict.fromkeys(parse_endpoint(e) for e in spec.endpoints))
+    listeners = []
+    try:
+        for _, port in targets:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            listeners.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(128)
+        life = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        life.settimeout(_HANDOVER_TIMEOUT_S)
+        life.connect(str(spec.relay))
+        ports = json.dumps([port for _, port in targets]).encode()
+        fds = array.array("i", [s.fileno() for s in listeners])
+        life.sendmsg([ports], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        if life.recv(2) != b"ok":
+            raise OSError("the relay refused the session's endpoints")
+        life.settimeout(None)
+        life.detach()  # stays open as long as the session lives; its end is how the relay knows
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+class Relay:
+    """The outer end: takes listeners of sessions and pipes their connections to this machine's loopback.
+
+    ``endpoints`` are the only targets it will ever connect to. Runs on the caller's event loop.
+    """
+
+    def __init__(self, path: str | Path, endpoints: tuple[str, ...]) -> None:
+        self.path = Path(path)
+        self.allowed = {parse_endpoint(e)[1] for e in endpoints}
+        self._socket: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen on ``path`` (mode 0600)."""
+        self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.setblocking(False)
+        listener.bind(str(self.path))
+        os.chmod(self.path, 0o600)
+        listener.listen(1024)
+        self._socket = listener
+        self._keep(self._accept(listener))
+
+    async def aclose(self) -> None:
+        """Stop, closing every connection that is carried."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            self._keep(self._session(connection))
+
+    async def _session(self, life: socket.socket) -> None:
+        """One session's listeners, from handover to its end."""
+        loop = asyncio.get_running_loop()
+        servers: list[asyncio.Server] = []
+        with life:
+            life.setblocking(False)
+            try:
+                async with asyncio.timeout(_HANDOVER_TIMEOUT_S):
+                    await _readable(life)
+                taken = self._take(life)
+                for port, listener in taken:
+                    listener.setblocking(False)
+                    servers.append(
+                        await loop.create_server(lambda port=port: _Inner(port), sock=listener)  # type: ignore[misc]
+                    )
+                await loop.sock_sendall(life, b"ok" if taken else b"no")
+                if taken:
+                    # The other side never speaks again; whatever it sends is dropped unread.
+                    while await loop.sock_recv(life, 4096):
+                        continue
+            except (OSError, TimeoutError, ValueError):
+                return
+            finally:
+                for server in servers:
+                    server.close()
+                    server.close_clients() if hasattr(server, "close_clients") else None
+
+    def _take(self, life: socket.socket) -> list[tuple[int, socket.socket]]:
+        message, fds, _, _ = socket.recv_fds(life, 4096, _MAX_ENDPOINTS)
+        listeners = [socket.socket(fileno=fd) for fd in fds]
+        ports = json.loads(message)
+        if len(ports) != len(listeners) or not set(ports) <= self.allowed:
+            for listener in listeners:
+                listener.close()
+            return []
+        return list(zip(ports, listeners, strict=True))
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(sock, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock)
+
+
+class _Pipe(asyncio.Protocol):
+    """One direction's source; bytes go to ``other``, which pauses us when its buffer is full."""
+
+    transport: asyncio.Transport
+    other: _Pipe | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.transport.set_write_buffer_limits(high=_HIGH_WATER)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.transport.write(data)
+
+    def eof_received(self) -> bool:
+        if self.other is not None and self.other.transport.can_write_eof():
+            self.other.transport.write_eof()
+        return True  # half-closed: the answer may still be on its way
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.other is not None:
+            other, self.other = self.other, None
+            other.other = None
+            other.transport.close()
+
+    def pause_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.resume_reading()
+
+
+class _Inner(_Pipe):
+    """A connection accepted from inside a session."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._connecting: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.pause_reading()  # until there is somewhere to send to
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            _, outer = await asyncio.get_running_loop().create_connection(_Pipe, "127.0.0.1", self.port)
+        except OSError:
+            self.transport.abort()  # a reset, which is what a refused connection comes closest to from here
+            return
+        self.other, outer.other = outer, self
+        if self.transport.is_closing():
+            outer.transport.close()
+        else:
+            self.transport.resume_reading()

@@ -1,0 +1,157 @@
+"""The session's own file system view: an empty root into which only the spec's paths are mounted, then the only root there is.
+
+Order matters. Every source is cloned as a detached mount first, while the old tree is still reachable and before a private
+``/tmp`` could cover a session directory that lives under ``/tmp``. Then parents are placed before children, links last.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from . import _linux
+from .spec import IsolationSpec
+
+_STAGING = (
+    "/tmp",
+    "/mnt",
+    "/run",
+    "/var",
+    "/usr",
+)  # any existing directory will do; it is covered in this namespace only
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_LINKS = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1"}
+_LINKS |= {"/dev/stderr": "/proc/self/fd/2", "/dev/ptmx": "pts/ptmx", "/var/tmp": "/tmp"}
+# Host-wide switches that uid 0 may write even without capabilities.
+_PROC_READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+_PROC_MASKED = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg")
+_TMPFS = _linux.MS_NOSUID | _linux.MS_NODEV
+
+
+def build(spec: IsolationSpec) -> None:
+    """Give this process (alone in its mount namespace) the view that ``spec`` describes. Raises: OSError."""
+    _linux.mount("none", "/", None, _linux.MS_REC | _linux.MS_PRIVATE)
+    staging = next(p for p in _STAGING if os.path.isdir(p))
+    mounts, links = _plan(spec)
+    clones = {path: _clone(path, writable) for path, writable in mounts.items()}
+    devices = {name: _linux.clone_mount(f"/dev/{name}") for name in _DEVICES if os.path.exists(f"/dev/{name}")}
+    hidden = {os.path.realpath(p): os.path.isdir(p) for p in spec.hidden_paths if os.path.lexists(p)}
+
+    _linux.mount("tmpfs", staging, "tmpfs", _TMPFS, "size=1m,mode=755")
+    os.chdir(
+        staging
+    )  # relative targets from here on, so that the new root is addressed even where a mount covers a name
+    _tmpfs("tmp", spec.limits.tmp_bytes, 0o1777)
+    _tmpfs("dev", 1 << 16, 0o755)
+    os.mkdir("dev/pts")
+    _tmpfs("dev/shm", spec.limits.tmp_bytes, 0o1777)
+    for name, fd in devices.items():
+        _place(fd, f"dev/{name}", directory=False)
+    _linux.mount(
+        "devpts", "dev/pts", "devpts", _linux.MS_NOSUID | _linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
+    )
+    os.makedirs("proc")
+    _linux.mount("proc", "proc", "proc", _TMPFS | _linux.MS_NOEXEC)
+    covers: list[str] = []
+    for path in sorted({*clones, *hidden}, key=lambda p: p.count("/")):
+        inside = path.lstrip("/")
+        if path in hidden:
+            shown = path in clones or any(str(above) in clones for above in Path(path).parents)
+            if shown and _hide(inside, hidden[path]):
+                covers.append(inside)
+        else:
+            _place(clones[path], inside, directory=stat.S_ISDIR(os.fstat(clones[path]).st_mode))
+    for path in _PROC_READ_ONLY:
+        if os.path.exists(path.lstrip("/")):
+            _over(path, path.lstrip("/"), _linux.ATTR_RDONLY)
+    for path in _PROC_MASKED:
+        if os.path.exists(path.lstrip("/")):
+            _over(path, "dev/null", _linux.ATTR_RDONLY)
+    for path in ("var", "run", "root"):
+        os.makedirs(path, exist_ok=True)
+    for link, target in links.items():
+        _link(link.lstrip("/"), target)
+    for inside in covers:
+        _linux.mount("none", inside, None, _TMPFS | _linux.MS_REMOUNT | _linux.MS_RDONLY)
+    root = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        _linux.set_mount_flags(root, _linux.ATTR_RDONLY, recursive=False)
+    finally:
+        os.close(root)
+    _linux.enter_root(".")
+
+
+def _plan(spec: IsolationSpec) -> tuple[dict[str, bool], dict[str, str]]:
+    """Real paths to mount (value: writable) and links that lead to them.
+
+    A path beneath another one with the same access needs no mount of its own.
+    """
+    wanted: dict[str, bool] = {}
+    links = dict(_LINKS)
+    asked = [(p, False) for p in (*spec.readable_paths, Path("/sys/devices/system"))]
+    asked += [(p, True) for p in spec.writable_paths]
+    for path, writable in asked:
+        real = os.path.realpath(path)
+        if not os.path.exists(real) or real == "/":
+            continue
+        wanted[real] = writable or wanted.get(real, False)
+        if real != str(path):
+            links[str(path)] = os.readlink(path) if os.path.islink(path) else real
+    mounts: dict[str, bool] = {}
+    for real in sorted(wanted, key=lambda p: p.count("/")):
+        above = next((str(p) for p in Path(real).parents if str(p) in mounts), None)
+        if above is None or mounts[above] != wanted[real]:
+            mounts[real] = wanted[real]
+    return mounts, links
+
+
+def _clone(path: str, writable: bool) -> int:
+    fd = _linux.clone_mount(path)
+    _linux.set_mount_flags(fd, _linux.ATTR_NOSUID | _linux.ATTR_NODEV | (0 if writable else _linux.ATTR_RDONLY))
+    return fd
+
+
+def _tmpfs(target: str, size: int | None, mode: int) -> None:
+    os.makedirs(target, exist_ok=True)
+    options = f"mode={mode:o}" + (f",size={size}" if size is not None else "")
+    _linux.mount("tmpfs", target, "tmpfs", _TMPFS, options)
+
+
+def _place(fd: int, target: str, *, directory: bool) -> None:
+    if directory:
+        os.makedirs(target, exist_ok=True)
+    elif not os.path.lexists(target):
+        os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o644))
+    _linux.place_mount(fd, target)
+
+
+def _over(path: str, source: str, attributes: int) -> None:
+    """Mount ``source`` over ``path``, both inside the new root."""
+    fd = _linux.clone_mount(source, recursive=False)
+    _linux.set_mount_flags(fd, attributes, recursive=False)
+    _linux.place_mount(fd, path.lstrip("/"))
+
+
+def _hide(target: str, is_directory: bool) -> bool:
+    """Cover a path, if a mount shows it. Returns: whether the cover is a directory, to be made read-only in the end."""
+    if not os.path.lexists(target):
+        return False
+    if is_directory:
+        _linux.mount("tmpfs", target, "tmpfs", _TMPFS, "size=64k,mode=755")
+    else:
+        _over(target, "dev/null", _linux.ATTR_RDONLY)
+    return is_directory
+
+
+def _link(link: str, target: str) -> None:
+    """Create a link in the new root unless the name is already there, inside one of the mounts."""
+    try:
+        os.makedirs(os.path.dirname(link) or ".", exist_ok=True)
+        if not os.path.lexists(link):
+            os.symlink(target, link)
+    except OSError as e:
+        # Beneath a read-only mount the name either exists as it does outside or was never there.
+        if not os.path.lexists(link) and e.errno not in (30,):
+            raise

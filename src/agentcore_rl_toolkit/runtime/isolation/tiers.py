@@ -1,0 +1,401 @@
+"""The isolation tiers: what each one stops, what it leaves open, and how a session process gets into it.
+
+Contract with a launcher that forks sessions from a template (single-threaded, Linux or macOS)::
+
+    tier = choose_tier("auto", network=spec.network)
+    pid = tier.fork(spec)              # like os.fork(); in the parent a direct child to wait for, in the parent's numbering
+    if pid == 0:
+        try:
+            ...                        # anything that needs the host's files: open the log, make the session's folders
+            tier.confine_child(spec)   # returns confined; raises when it could not
+            ...                        # the agent's code
+        finally:
+            os._exit(1)                # a child that could not be confined must never go on
+    ...
+    os.waitpid(pid, 0)
+    tier.release(spec)                 # after the session ended
+
+In the namespaces tier the child is pid 1 of its own pid namespace: ``os.getppid()`` is 0 there, killing it ends every process
+it ever started, and SIGTERM reaches it only while it has a handler for it (as for pid 1 of any container). A child made with
+plain ``os.fork()`` may call `confine_child` too; in that tier its old self then stays behind as a stand-in that passes signals
+on and exits as the session does, so the launcher waits for the pid it knows.
+
+For sessions that are started by exec: ``subprocess.Popen(tier.wrap_argv(argv, spec), env=spec.env)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...errors import ConfigError, LocalRuntimeError
+from . import cgroups, containers, landlock, namespaces, rlimits, rootfs
+from ._linux import drop_capabilities
+from .spec import NETWORKS, IsolationSpec, Limits, Network
+
+TierName = Literal["namespaces", "landlock", "process", "docker", "gvisor"]
+log = logging.getLogger(__name__)
+_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierReport:
+    """What a tier does on this machine. ``unavailable`` says why it cannot be used, None when it can.
+
+    ``limits`` maps each bound of `Limits` that is enforced to what enforces it: "cgroup v1" and "cgroup v2" hold for the session
+    as a whole, "rlimit" per process, "tmpfs" for the private /tmp.
+    """
+
+    name: TierName
+    unavailable: str | None
+    stops: tuple[str, ...]
+    leaves_open: tuple[str, ...]
+    networks: tuple[Network, ...]
+    limits: dict[str, str]
+
+    @property
+    def available(self) -> bool:
+        return self.unavailable is None
+
+
+class Tier(ABC):
+    """One isolation mechanism. Instances hold no state and may be shared."""
+
+    name: TierName
+    forks = True  # False: sessions can only be started by exec
+
+    @abstractmethod
+    def describe(self) -> TierReport:
+        """What it stops here and what it does not."""
+
+    @abstractmethod
+    def confine_child(self, spec: IsolationSpec) -> None:
+        """Confine this process for good. Raises: LocalRuntimeError; the process must then end."""
+
+    def fork(self, spec: IsolationSpec) -> int:
+        """Like ``os.fork()``, with whatever has to happen before the child exists. The child is not confined yet."""
+        return os.fork()
+
+    def fork_into(self, pid: int, spec: IsolationSpec) -> int:
+        """Like ``os.fork()``, the child being confined beside the running session ``pid`` (a command run in a session)."""
+        child = self.fork(spec)
+        if child == 0:
+            self.confine_child(spec)
+        return child
+
+    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
+        """The argument list that runs ``argv`` confined. Start it with ``env=spec.env``: secrets never go on a command line."""
+        return _helper(self.name, spec, argv)
+
+    def release(self, spec: IsolationSpec) -> None:
+        """Give back what the ended session held outside itself (its control group)."""
+        if _wants_groups(spec):
+            cgroups.remove(spec.name)
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """The network modes it can hold here."""
+        return ("host",)
+
+    def refuse(self, network: Network) -> None:
+        """Raises: ConfigError when it cannot hold the mode. A tier never silently does less than was asked."""
+        if network not in self.networks:
+            held = ", ".join(self.networks)
+            raise ConfigError(f"isolation tier {self.name!r} cannot hold network={network!r} here, only {held}")
+
+
+def _helper(name: TierName, spec: IsolationSpec, argv: Sequence[str]) -> list[str]:
+    return [sys.executable, _SCRIPT, "exec", name, spec.to_json(), "--", *argv]
+
+
+def _wants_groups(spec: IsolationSpec) -> bool:
+    limits = spec.limits
+    return limits.memory_bytes is not None or limits.processes is not None or limits.cpus is not None
+
+
+def _limit(spec: IsolationSpec) -> None:
+    """Join the session's control group and remember what it does not hold, to be set as rlimits at the very end."""
+    held = cgroups.attach(spec.name, spec.limits) if _wants_groups(spec) else frozenset()
+    if spec.limits.cpus is not None and "cpu" not in held:
+        log.warning(
+            "no control group for CPU is usable here: session %s is not held to %s cores", spec.name, spec.limits.cpus
+        )
+    if spec.limits.processes is not None and "pids" not in held and os.geteuid() == 0 and sys.platform == "linux":
+        log.warning(
+            "root is exempt from RLIMIT_NPROC and no control group is usable: processes of %s are not bounded",
+            spec.name,
+        )
+    rlimits.apply(spec.limits, held)
+
+
+def _settle(spec: IsolationSpec) -> None:
+    if spec.env is not None:
+        os.environ.clear()
+        os.environ.update(spec.env)
+    os.chdir(spec.cwd or spec.session_dir)
+
+
+def _limits_report(extra: dict[str, str] | None = None) -> dict[str, str]:
+    out = dict.fromkeys(sorted(rlimits.enforceable()), "rlimit")
+    where = cgroups.detect()
+    for controller, name in (("memory", "memory_bytes"), ("pids", "processes"), ("cpu", "cpus")):
+        if where is not None and controller in where.controllers:
+            out[name] = f"cgroup v{where.version}"
+    if out.get("processes") == "rlimit" and os.geteuid() == 0 and sys.platform == "linux":
+        del out["processes"]  # root is exempt
+    return {**out, **(extra or {})}
+
+
+class NamespaceTier(Tier):
+    """Own pid, mount, IPC, UTS and (on request) network namespace, no capabilities; by system calls, or bubblewrap for exec."""
+
+    name: TierName = "namespaces"
+
+    def describe(self) -> TierReport:
+        return TierReport(
+            name=self.name,
+            unavailable=_namespaces_unavailable(),
+            stops=(
+                "reading or writing any file outside the session's own lists",
+                "seeing, signalling or tracing processes of the host or of other sessions, and their environments",
+                "leaving processes behind: killing the session kills all it started",
+                "filling the host's /tmp or /dev/shm",
+                "shared memory, semaphores and message queues of others",
+                "regaining privileges: no capabilities, no setuid",
+                "with network 'loopback' or 'none': any connection but to the named endpoints",
+            ),
+            leaves_open=(
+                "the kernel is shared: a kernel vulnerability is not stopped (use gvisor, or AgentCore itself, for hostile code)",
+                "disk space of the session's own directory is bounded per file, not in sum",
+                "with network 'host': every service that this machine can reach",
+            ),
+            networks=self.networks,
+            limits=_limits_report({"tmp_bytes": "tmpfs"}),
+        )
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        return NETWORKS
+
+    def fork(self, spec: IsolationSpec) -> int:
+        if _wants_groups(spec):
+            cgroups.detect()  # found once here rather than once per child
+        return namespaces.fork(spec)
+
+    def fork_into(self, pid: int, spec: IsolationSpec) -> int:
+        """The child joins the namespaces of ``pid``; ``spec`` gives limits, environment and folder."""
+        # The control group is joined from outside: once inside, it is out of sight.
+        child = namespaces.fork_into(pid, lambda: _limit(spec))
+        if child == 0:
+            drop_capabilities()
+            _settle(spec)
+        return child
+
+    def confine_child(self, spec: IsolationSpec) -> None:
+        self.refuse(spec.network)
+        try:
+            _limit(spec)
+            namespaces.enter(spec)
+            if spec.network == "loopback" and spec.endpoints:
+                from .relay import hand_over  # asyncio is not for processes that never need it
+
+                hand_over(spec)
+            rootfs.build(spec)
+            drop_capabilities()
+            _settle(spec)
+        except OSError as e:
+            raise LocalRuntimeError(f"could not confine the session in namespaces: {e}") from e
+
+    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
+        """Bubblewrap where it is installed and enough; our own helper where endpoints are to be reached or it is absent."""
+        bwrap = shutil.which("bwrap")
+        if bwrap is None or (spec.network == "loopback" and spec.endpoints):
+            return super().wrap_argv(argv, spec)
+        wrapped = containers.bubblewrap_argv(argv, spec, program=bwrap)
+        return _helper("process", spec, wrapped) if spec.limits != Limits() else wrapped
+
+
+class LandlockTier(Tier):
+    """File, TCP and signal rules that a process puts on itself; no privilege needed, Linux 5.13 or newer."""
+
+    name: TierName = "landlock"
+
+    def describe(self) -> TierReport:
+        version = landlock.abi()
+        stops = [
+            "reading or writing any file outside the session's own lists",
+            "tracing other processes, reading their environments",
+        ]
+        leaves = [
+            "other processes are visible by name and command line",
+            "unix sockets of the same user can be connected to where their path is known",
+            "processes that leave their group outlive the session unless the launcher adopts and kills them",
+            "the kernel is shared: a kernel vulnerability is not stopped",
+            "disk space is bounded per file, not in sum",
+        ]
+        (stops if version >= landlock.ABI_SCOPES else leaves).append("signals to other sessions' processes")
+        if version >= landlock.ABI_TCP:
+            stops.append("with network 'loopback': TCP connections to other ports than the endpoints'")
+            leaves.append("with network 'loopback': UDP, and the endpoints' port numbers on other hosts")
+        return TierReport(
+            name=self.name,
+            unavailable=None if version else "this kernel has no Landlock (Linux 5.13 or newer, enabled at boot)",
+            stops=tuple(stops),
+            leaves_open=tuple(leaves),
+            networks=self.networks,
+            limits=_limits_report(),
+        )
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        return ("host", "loopback") if landlock.abi() >= landlock.ABI_TCP else ("host",)
+
+    def confine_child(self, spec: IsolationSpec) -> None:
+        self.refuse(spec.network)
+        try:
+            _limit(spec)
+            _settle(spec)
+            landlock.restrict(spec)
+            drop_capabilities()
+        except OSError as e:
+            raise LocalRuntimeError(f"could not confine the session with Landlock: {e}") from e
+
+
+class ProcessTier(Tier):
+    """A plain process with resource limits. Everywhere; for code that is trusted as the user's own."""
+
+    name: TierName = "process"
+
+    def describe(self) -> TierReport:
+        return TierReport(
+            name=self.name,
+            unavailable=None,
+            stops=("using more than the limits",),
+            leaves_open=(
+                "every file of this user, other sessions' included",
+                "every process of this user: environment, signals",
+                "the network",
+            ),
+            networks=self.networks,
+            limits=_limits_report(),
+        )
+
+    def confine_child(self, spec: IsolationSpec) -> None:
+        self.refuse(spec.network)
+        log.warning(
+            "session %s runs as a plain process: nothing keeps it from other files and processes of this user",
+            spec.name,
+        )
+        try:
+            _limit(spec)
+            _settle(spec)
+        except OSError as e:
+            raise LocalRuntimeError(f"could not set the limits of the session: {e}") from e
+
+
+class DockerTier(Tier):
+    """One container per session. Only the argument list is made here; an image must be named."""
+
+    name: TierName = "docker"
+    forks = False
+
+    def describe(self) -> TierReport:
+        return TierReport(
+            name=self.name,
+            unavailable=containers.docker_unavailable(),
+            stops=("what the container engine stops: files, processes and, with 'none', network of the host",),
+            leaves_open=("the kernel is shared unless the engine's runtime says otherwise",),
+            networks=self.networks,
+            limits=dict.fromkeys(
+                ("memory_bytes", "cpus", "processes", "tmp_bytes", "open_files", "file_bytes"), "container engine"
+            ),
+        )
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        return ("host", "none")
+
+    def confine_child(self, spec: IsolationSpec) -> None:
+        raise ConfigError(f"isolation tier {self.name!r} starts sessions by exec; use wrap_argv")
+
+    def fork(self, spec: IsolationSpec) -> int:
+        raise ConfigError(f"isolation tier {self.name!r} starts sessions by exec; use wrap_argv")
+
+    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
+        return containers.docker_argv(argv, spec)
+
+
+class GvisorTier(DockerTier):
+    """gVisor's ``runsc do`` over the host's files, read-only: an own kernel in user space per session."""
+
+    name: TierName = "gvisor"
+
+    def describe(self) -> TierReport:
+        return TierReport(
+            name=self.name,
+            unavailable=containers.gvisor_unavailable(),
+            stops=("direct system calls to the host's kernel", "writing outside the session's directory"),
+            leaves_open=("the host's files can be read", "limits are the rlimits of the whole sandbox"),
+            networks=self.networks,
+            limits=_limits_report(),
+        )
+
+    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
+        return containers.gvisor_argv(argv, spec)
+
+
+TIERS: dict[str, Tier] = {
+    t.name: t for t in (NamespaceTier(), LandlockTier(), ProcessTier(), DockerTier(), GvisorTier())
+}
+_AUTO = ("namespaces", "landlock", "process")
+
+
+@functools.cache
+def _namespaces_unavailable() -> str | None:
+    """Why the tier cannot be used, found out by using it once in a throw-away process."""
+    if sys.platform != "linux":
+        return "namespaces exist on Linux only"
+    with tempfile.TemporaryDirectory(prefix="agentcore-rl-probe-") as directory:
+        command = [sys.executable, "-I", _SCRIPT, "probe", directory]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"the probe ended with status {done.returncode}"
+
+
+def available_tiers() -> list[TierReport]:
+    """Every tier with what it does on this machine, strongest first."""
+    return [tier.describe() for tier in TIERS.values()]
+
+
+def choose_tier(name: str = "auto", *, network: Network = "host") -> Tier:
+    """The tier of that name, or for "auto" the strongest one here that holds ``network``.
+
+    Raises: ConfigError when a named tier is unknown, unavailable, or cannot hold the network mode.
+    """
+    if name != "auto":
+        if name not in TIERS:
+            raise ConfigError(f"isolation must be auto, {', '.join(TIERS)}; got {name!r}")
+        tier = TIERS[name]
+        report = tier.describe()
+        if report.unavailable is not None:
+            raise ConfigError(f"isolation tier {name!r} is not available here: {report.unavailable}")
+        tier.refuse(network)
+        return tier
+    why: list[str] = []
+    for candidate in _AUTO:
+        report = TIERS[candidate].describe()
+        if report.available and network in report.networks:
+            return TIERS[candidate]
+        why.append(f"{candidate}: {report.unavailable or 'holds network ' + ', '.join(report.networks)}")
+    raise ConfigError(f"no isolation tier here can hold network={network!r} ({'; '.join(why)})")
