@@ -1,0 +1,1 @@
+"""Starts session processes: a template process per agent, forked once per session."""

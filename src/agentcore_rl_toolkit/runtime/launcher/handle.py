@@ -1,0 +1,203 @@
+"""The runtime's end of a template process: start it, ask it for sessions, learn when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import AgentLoadError, LocalRuntimeError
+
+BOOT = Path(__file__).with_name("boot.py")
+LOAD_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateSpec:
+    """What to run: the script, the interpreter of its environment, and the environment variables it sees.
+
+    ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``.
+    """
+
+    script: Path
+    python: Path = Path(sys.executable)
+    env: Mapping[str, str] = field(default_factory=dict)
+    mode: str = "auto"
+    strict_snapshot: bool = False
+    log_path: Path
+    load_timeout_s: float = LOAD_TIMEOUT_S
+
+
+class SessionProcess:
+    """A running session process. ``ended`` resolves to its exit status (negative: the signal that killed it, None: unknown)."""
+
+    def __init__(self, template: TemplateProcess, session_id: str, socket_path: str, directory: Path) -> None:
+        self.template = template
+        self.id = session_id
+        self.socket_path = socket_path
+        self.directory = directory
+        self.pid: int | None = None
+        self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM now and SIGKILL of the whole process group after the grace; at once when the grace is 0."""
+        self.template.send(op="stop", id=self.id, grace_s=grace_s)
+
+
+class TemplateProcess:
+    """One template process. Started by `start`; when it dies, all of its sessions end."""
+
+    def __init__(self, spec: TemplateSpec) -> None:
+        self.spec = spec
+        self.mode = spec.mode
+        self.reason: str | None = None
+        self.process: asyncio.subprocess.Process | None = None
+        self.sessions: dict[str, SessionProcess] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.closed = False
+
+    @property
+    def alive(self) -> bool:
+        return self._writer is not None and not self.closed
+
+    async def start(self) -> None:
+        """Run the agent's script up to its server. Raises: AgentLoadError with the traceback, or on the deadline."""
+        event = await self._launch(self.spec.mode)
+        if event["ev"] == "unforkable":
+            await self.close()
+            self.closed = False
+            event = await self._launch("exec", event["reason"])
+        self.mode, self.reason = event["mode"], event.get("reason")
+
+    async def _launch(self, mode: str, reason: str | None = None) -> dict[str, Any]:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            with self.spec.log_path.open("ab") as log:  # a local file, opened once per template
+                self.process = await asyncio.create_subprocess_exec(
+                    str(self.spec.python),
+                    str(BOOT),
+                    str(theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=dict(self.spec.env),
+                    cwd=self.spec.script.parent,
+                    start_new_session=True,
+                )
+        except OSError as e:
+            ours.close()
+            raise AgentLoadError(f"cannot run {self.spec.python}: {e}") from e
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)
+        self.send(
+            script=str(self.spec.script),
+            mode=mode,
+            reason=reason,
+            strict_snapshot=self.spec.strict_snapshot,
+        )
+        try:
+            async with asyncio.timeout(self.spec.load_timeout_s):
+                line = await reader.readline()
+        except TimeoutError:
+            await self.close()
+            raise AgentLoadError(
+                f"{self.spec.script} did not reach its server within {self.spec.load_timeout_s:g} s; "
+                f"output: {self.spec.log_path}"
+            ) from None
+        event: dict[str, Any] = json.loads(line) if line else {"ev": "died"}
+        if event["ev"] in ("error", "died"):
+            await self.close()
+            raise AgentLoadError(self._explain(event))
+        self._reading = asyncio.create_task(self._read(reader), name=f"template {self.spec.script.name}")
+        return event
+
+    def _explain(self, event: dict[str, Any]) -> str:
+        if event["ev"] == "error":
+            return f"{self.spec.script} failed to load:\n{event['traceback']}"
+        tail = self.spec.log_path.read_bytes()[-4000:].decode(errors="replace")
+        status = self.process.returncode if self.process is not None else None
+        return f"{self.spec.script}: its process ended (status {status}) before the server started. Output:\n{tail}"
+
+    def spawn(
+        self, session_id: str, socket_path: str, directory: Path, log: Path, env: Mapping[str, str]
+    ) -> SessionProcess:
+        """Order a session process. Its ``started`` resolves to the process id, or fails with LocalRuntimeError."""
+        if not self.alive:
+            raise LocalRuntimeError("the agent's template process is gone", session_id=session_id)
+        process = SessionProcess(self, session_id, socket_path, directory)
+        self.sessions[session_id] = process
+        self.send(op="spawn", id=session_id, socket=socket_path, dir=str(directory), log=str(log), env=dict(env))
+        return process
+
+    def send(self, **order: Any) -> None:
+        if self._writer is not None:
+            self._writer.write(json.dumps(order).encode() + b"\n")
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                self._on_event(json.loads(line))
+        except ConnectionError:
+            pass  # same as end of file: handled below
+        self.closed = True
+        for process in list(self.sessions.values()):
+            self._kill_group(process)
+            _end(process, None, "the agent's template process died")
+        self.sessions.clear()
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        process = self.sessions.get(event.get("id", ""))
+        if process is None:
+            return
+        if event["ev"] == "spawned":
+            process.pid = event["pid"]
+            if not process.started.done():
+                process.started.set_result(event["pid"])
+        elif event["ev"] == "exit":
+            del self.sessions[process.id]
+            _end(process, event["status"], f"the session's process ended with status {event['status']}")
+        elif event["ev"] == "failed":
+            del self.sessions[process.id]
+            _end(process, None, event["error"])
+
+    def _kill_group(self, process: SessionProcess) -> None:
+        if process.pid is not None:
+            try:
+                os.killpg(process.pid, 9)
+            except (ProcessLookupError, PermissionError):
+                return
+
+    async def close(self) -> None:
+        """End the template and all of its sessions now. Safe to call twice."""
+        self.closed = True
+        if self._writer is not None:
+            self._writer.close()
+        if self.process is not None and self.process.returncode is None:
+            try:
+                async with asyncio.timeout(8.0):
+                    await self.process.wait()
+            except TimeoutError:
+                self.process.kill()
+                await self.process.wait()
+        if self._reading is not None:
+            await self._reading
+            self._reading = None
+
+
+def _end(process: SessionProcess, status: int | None, why: str) -> None:
+    if not process.started.done():
+        process.started.set_exception(LocalRuntimeError(why, session_id=process.id))
+        process.started.exception()  # retrieved: a caller that gave up waiting is no reason for a warning
+    if not process.ended.done():
+        process.ended.set_result(status)

@@ -1,0 +1,48 @@
+"""The few system calls a launcher needs that Python does not wrap. On other systems they do nothing and say so."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+_libc: ctypes.CDLL | None = None
+
+
+def _prctl(option: int, value: int) -> bool:
+    global _libc
+    if not sys.platform.startswith("linux"):
+        return False
+    if _libc is None:
+        _libc = ctypes.CDLL(None, use_errno=True)
+    return bool(_libc.prctl(option, value, 0, 0, 0) == 0)
+
+
+def die_with_parent(signal_number: int) -> bool:
+    """Ask the kernel to send this signal when the parent thread ends (0: no longer). True where that exists (Linux)."""
+    return _prctl(PR_SET_PDEATHSIG, signal_number)
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of orphaned descendants, so that a process that left its group is still found. True on Linux."""
+    return _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children(pid: int | None = None) -> list[int]:
+    """Direct children of a single-threaded process (default: this one). Empty where the kernel does not tell."""
+    who = os.getpid() if pid is None else pid
+    try:
+        with open(f"/proc/{who}/task/{who}/children") as f:
+            return [int(word) for word in f.read().split()]
+    except OSError:
+        return []
+
+
+def thread_count() -> int | None:
+    """Threads of this process as the kernel counts them, native ones included. None where the kernel does not tell."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return None

@@ -1,0 +1,367 @@
+"""Sessions of a runtime: one environment per session id, from first call to last byte.
+
+Theory of operation. A session is ``starting`` (its process is ordered; calls wait for it, all on the same start), ``ready``,
+or over. It ends by being stopped, idle, too old, by its process dying, or by a failed start. Ending takes the id out of the
+table at once, so the next call with the same id gets a fresh environment, while the old process is still within its grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import json
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import LocalRuntimeError
+from .agents import Agent
+from .clock import ActivityClock
+from .config import RuntimeConfig
+from .node import Node, SessionOrder
+from .upstream import Connection, UpstreamLostError, connect
+from .wire import WireError
+
+PING_TIMEOUT_S = 5.0
+KEPT_CONNECTIONS = 4
+REMEMBERED_ENDINGS = 1_000
+
+Key = tuple[str, str, str]  # runtime id, endpoint, session id
+
+
+@dataclass(eq=False)
+class Session:
+    """One environment. ``state`` is starting, ready or the reason it ended."""
+
+    key: Key
+    agent: Agent
+    number: int
+    clock: ActivityClock
+    directory: Path
+    log_path: Path
+    socket_path: str
+    created_unix_s: float
+    ready: asyncio.Future[None]
+    state: str = "starting"
+    process: Any = None
+    start_s: float | None = None
+    invocations: int = 0
+    error: str | None = None
+    exit_status: int | None = None
+    idle_connections: list[Connection] = field(default_factory=list)
+    check_at_s: float = 0.0
+    commands: set[int] = field(default_factory=set)
+
+    @property
+    def id(self) -> str:
+        return self.key[2]
+
+    @property
+    def over(self) -> bool:
+        return self.state not in ("starting", "ready")
+
+    async def connection(self) -> Connection:
+        """A connection to the session's server; a kept one when there is one."""
+        while self.idle_connections:
+            kept = self.idle_connections.pop()
+            if kept.usable:
+                return kept
+        return await connect(self.socket_path)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose reply was read to its end; close any other."""
+        if (
+            connection.complete
+            and connection.reusable
+            and not self.over
+            and len(self.idle_connections) < KEPT_CONNECTIONS
+        ):
+            self.idle_connections.append(connection)
+        else:
+            connection.close()
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """The session as `/_local/sessions` shows it."""
+        return {
+            "session_id": self.id,
+            "agent": self.agent.name,
+            "runtime_id": self.key[0],
+            "version": self.agent.version,
+            "endpoint": self.key[1],
+            "state": self.state if self.over or self.state == "starting" else ("active" if self.active else "idle"),
+            "pid": getattr(self.process, "pid", None),
+            "created_unix_s": round(self.created_unix_s, 3),
+            "age_s": round(now - self.clock.born_s, 3),
+            "idle_s": 0.0 if self.active else round(now - self.clock.last_active_s, 3),
+            "inflight": self.clock.inflight,
+            "busy": self.clock.busy,
+            "invocations": self.invocations,
+            "start_s": self.start_s,
+            "exit_status": self.exit_status,
+            "error": self.error,
+            "log": str(self.log_path),
+        }
+
+    @property
+    def active(self) -> bool:
+        return self.clock.inflight > 0 or self.clock.busy
+
+
+class SessionTable:
+    """All live sessions. ``admit`` is asked before a new one is started and may raise a WireError."""
+
+    def __init__(self, node: Node, config: RuntimeConfig, *, state_dir: Path, socket_dir: Path) -> None:
+        self.node = node
+        self.config = config
+        self.sessions: dict[Key, Session] = {}
+        self.ended: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ENDINGS)
+        self.admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None
+        self.on_end: Callable[[Session], None] = lambda session: None
+        self.started_total = 0
+        self.ended_total: dict[str, int] = {}
+        self._state_dir = state_dir
+        self._socket_dir = socket_dir
+        self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping: set[Session] = set()
+        self._checks: list[tuple[float, int, Session]] = []
+        self._new_check = asyncio.Event()
+
+    # -- use
+    async def acquire(self, agent: Agent, endpoint: str, session_id: str) -> Session:
+        """The session of this id, started if there is none; counts as active until `release`.
+
+        Raises: WireError 402/429 from admission, 424 when it did not start.
+        """
+        key = (agent.runtime_id, endpoint, session_id)
+        session = self.sessions.get(key)
+        if session is None:
+            self.admit(agent, endpoint, len(self.sessions))
+            session = self._begin(key, agent)
+        session.clock.begin(time.monotonic())
+        try:
+            if session.ready.done():
+                session.ready.result()
+            else:
+                await asyncio.shield(session.ready)
+        except BaseException:
+            session.clock.end(time.monotonic())
+            raise
+        session.invocations += 1
+        return session
+
+    def release(self, session: Session) -> None:
+        """The invocation or command is over."""
+        session.clock.end(time.monotonic())
+        self._watch(session)
+
+    def stop(self, key: Key, *, grace_s: float | None = None) -> Session | None:
+        """Take the id out of the table and end its environment in the background. None when there is no such session."""
+        session = self.sessions.get(key)
+        if session is not None:
+            self._end(session, "stopped", self.config.stop_grace_s if grace_s is None else grace_s)
+        return session
+
+    async def reap(self) -> None:
+        """Run forever: ping sessions that are due and end those past a limit."""
+        while True:
+            delay = max(0.0, self._checks[0][0] - time.monotonic()) if self._checks else None
+            self._new_check.clear()
+            try:
+                async with asyncio.timeout(delay):
+                    await self._new_check.wait()
+            except TimeoutError:
+                now = time.monotonic()
+                while self._checks and self._checks[0][0] <= now:
+                    due, _, session = heapq.heappop(self._checks)
+                    if not session.over and session.check_at_s == due:
+                        self._spawn_task(self._check(session))
+
+    async def close(self) -> None:
+        """End every session within the shutdown grace."""
+        for session in list(self.sessions.values()):
+            self._end(session, "shutdown", self.config.shutdown_grace_s)
+        for session in list(self._stopping):
+            if session.process is not None:
+                session.process.stop(min(self.config.shutdown_grace_s, self.config.stop_grace_s))
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def describe(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        return [s.describe(now) for s in self.sessions.values()]
+
+    # -- starting
+    def _begin(self, key: Key, agent: Agent) -> Session:
+        number = next(self._numbers)
+        now = time.monotonic()
+        idle = agent.idle_timeout_s if agent.idle_timeout_s is not None else self.config.idle_timeout_s
+        lifetime = agent.max_lifetime_s if agent.max_lifetime_s is not None else self.config.max_lifetime_s
+        session = Session(
+            key=key,
+            agent=agent,
+            number=number,
+            clock=ActivityClock(now, idle, lifetime, semantics=self.config.ping_semantics),
+            directory=self._state_dir / "sessions" / f"{number}-{key[2][:32]}",
+            log_path=self._state_dir / "logs" / agent.name / f"{key[2]}.log",
+            socket_path=str(self._socket_dir / f"{number}.s"),
+            created_unix_s=time.time(),
+            ready=asyncio.get_running_loop().create_future(),
+        )
+        self.sessions[key] = session
+        self.started_total += 1
+        self._spawn_task(self._start(session))
+        return session
+
+    async def _start(self, session: Session) -> None:
+        try:
+            async with asyncio.timeout(self.config.init_timeout_s):
+                await self._start_process(session)
+        except TimeoutError:
+            limit = f"{self.config.init_timeout_s:g}"
+            failure = (
+                f"Runtime initialization time exceeded. Please make sure that initialization completes in {limit}s."
+            )
+            self._fail_start(session, failure, f"no healthy answer to /ping within {limit} s")
+        except (LocalRuntimeError, UpstreamLostError, OSError) as e:
+            if session.process is not None and not session.over:
+                try:
+                    async with asyncio.timeout(2.0):
+                        session.exit_status = await asyncio.shield(session.process.ended)
+                except TimeoutError:
+                    session.exit_status = None
+            failure = "Runtime initialization failed."
+            self._fail_start(session, failure, str(e))
+
+    def _fail_start(self, session: Session, message: str, why: str) -> None:
+        cause = _log_tail(session.log_path)
+        session.error = f"{why}{': ' + cause if cause else ''}"
+        error = WireError("RuntimeClientError", message, localDetail=session.error)
+        if not session.ready.done():
+            session.ready.set_exception(error)
+            session.ready.exception()
+        self._end(session, "failed_to_start", 0.0)
+
+    async def _start_process(self, session: Session) -> None:
+        order = SessionOrder(
+            agent=session.agent,
+            session_id=f"{session.number}",
+            directory=session.directory,
+            log_path=session.log_path,
+            socket_path=session.socket_path,
+        )
+        session.process = await self.node.start_session(order)
+        self._spawn_task(self._wait_end(session))
+        await session.process.started
+        await self._ping(session, first=True)
+        if session.over:
+            return
+        now = time.monotonic()
+        session.start_s = round(now - session.clock.born_s, 4)
+        session.state = "ready"
+        session.clock.last_active_s = now
+        if not session.ready.done():
+            session.ready.set_result(None)
+
+    async def _wait_end(self, session: Session) -> None:
+        session.exit_status = await session.process.ended
+        if not session.over and session.state == "ready":
+            self._end(session, "crashed", 0.0)
+        self._stopping.discard(session)
+        await asyncio.get_running_loop().run_in_executor(None, _remove, session)
+
+    # -- watching
+    async def _check(self, session: Session) -> None:
+        verdict = session.clock.verdict(time.monotonic())
+        if verdict is None and session.clock.inflight == 0:
+            await self._ping(session, first=False)
+            verdict = session.clock.verdict(time.monotonic())
+        if session.over:
+            return
+        if verdict is not None:
+            self._end(session, verdict, self.config.stop_grace_s)
+        else:
+            self._watch(session)
+
+    def _watch(self, session: Session) -> None:
+        if session.over:
+            return
+        due = session.clock.next_check_s()
+        if due != session.check_at_s:
+            session.check_at_s = due
+            heapq.heappush(self._checks, (due, next(self._numbers), session))
+            if self._checks[0][2] is session:
+                self._new_check.set()
+            if len(self._checks) > 1_000 + 2 * len(self.sessions):  # mostly checks of sessions that are gone
+                self._checks = [c for c in self._checks if not c[2].over and c[2].check_at_s == c[0]]
+                heapq.heapify(self._checks)
+
+    async def _ping(self, session: Session, *, first: bool) -> None:
+        status: str | None = None
+        age_s: float | None = None
+        try:
+            async with asyncio.timeout(None if first else PING_TIMEOUT_S):
+                connection = await session.connection()
+                await connection.send(b"GET", b"/ping", [])
+                code, body = await connection.head(), await connection.read()
+            session.give_back(connection)
+            if code == 200:
+                answer = json.loads(body)
+                status = answer.get("status", "Healthy")
+                stamp = answer.get("time_of_last_update")
+                age_s = time.time() - stamp if isinstance(stamp, (int, float)) else None
+            elif first:
+                raise LocalRuntimeError(f"/ping answered {code}", session_id=session.id)
+        except (TimeoutError, UpstreamLostError, ValueError, AttributeError):
+            if first:
+                raise
+        session.clock.saw_ping(status, age_s, time.monotonic())
+        if first:
+            session.clock.last_ping_s = None
+
+    # -- ending
+    def _end(self, session: Session, reason: str, grace_s: float) -> None:
+        if session.over:
+            return
+        session.state = reason
+        if self.sessions.get(session.key) is session:
+            del self.sessions[session.key]
+        if not session.ready.done():
+            session.ready.set_exception(WireError("RuntimeClientError", f"The session ended while starting: {reason}."))
+            session.ready.exception()
+        for connection in session.idle_connections:
+            connection.close()
+        session.idle_connections.clear()
+        if session.process is not None and not session.process.ended.done():
+            self._stopping.add(session)
+            session.process.stop(grace_s)
+        self.ended_total[reason] = self.ended_total.get(reason, 0) + 1
+        self.ended.append(session.describe(time.monotonic()))
+        self.on_end(session)
+
+    def _spawn_task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _remove(session: Session) -> None:
+    shutil.rmtree(session.directory, ignore_errors=True)
+    Path(session.socket_path).unlink(missing_ok=True)
+    try:
+        if session.log_path.stat().st_size == 0:
+            session.log_path.unlink()
+    except FileNotFoundError:
+        return
+
+
+def _log_tail(path: Path, size: int = 2_000) -> str:
+    try:
+        return path.read_bytes()[-size:].decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,174 @@
+"""HTTP/1.1 to a session's server over its unix socket: one request at a time per connection, streamed both ways."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, cast
+
+import httptools
+
+HIGH_WATER_BYTES = 256 * 1024  # stop reading from the agent while this much waits for the caller
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class UpstreamLostError(Exception):
+    """The session's server closed the connection before its reply was complete."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection. `send` starts a request, `head` waits for status and headers, `body` yields its bytes as they come."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self.complete = False
+        self.reusable = False
+        self._head_done = False
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = None
+        self._chunks: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._lost = False
+
+    # -- protocol callbacks
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape, not by class
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.close()
+            self._lost = True
+        self._notify()
+
+    def eof_received(self) -> bool:
+        self._lost = True
+        self._notify()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._can_write.set()
+        self._notify()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    # -- parser callbacks
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._head_done = self.status >= 200 or self.status == 101
+
+    def on_body(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes > HIGH_WATER_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self._head_done:
+            self.complete = True
+            self.reusable = self._parser.should_keep_alive()
+        else:  # an interim 1xx reply
+            self.headers = []
+
+    # -- use
+    @property
+    def usable(self) -> bool:
+        return not self._lost and self._transport is not None and not self._transport.is_closing()
+
+    async def send(self, method: bytes, path: bytes, headers: Headers, body: Sequence[bytes] = ()) -> None:
+        """Write one request. Raises: UpstreamLostError when the connection is gone."""
+        self.status, self.headers, self.complete, self._head_done = 0, [], False, False
+        self._parser = httptools.HttpResponseParser(self)
+        if self._transport is None or self._transport.is_closing():
+            raise UpstreamLostError("the connection is closed")
+        size = sum(map(len, body))
+        lines = [method, b" ", path, b" HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n" % size]
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"\r\n")
+        if len(body) == 1 and size < 65536:
+            lines.append(body[0])
+            body = ()
+        self._transport.write(b"".join(lines))
+        for chunk in body:
+            await self._can_write.wait()
+            if self._lost:
+                raise UpstreamLostError("the agent closed the connection while the payload was sent")
+            self._transport.write(chunk)
+
+    async def head(self) -> int:
+        """Wait for the status; `headers` is filled then. Raises: UpstreamLostError."""
+        while not self._head_done:
+            await self._wait()
+        return self.status
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """The reply's bytes as they arrive. Raises: UpstreamLostError when it breaks off."""
+        while True:
+            while self._chunks:
+                yield self.take()
+            if self.complete:
+                return
+            await self._wait()
+
+    def take(self) -> bytes:
+        """Everything received so far, joined."""
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        if self._waiting_bytes > HIGH_WATER_BYTES and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._waiting_bytes = 0
+        return data
+
+    async def read(self) -> bytes:
+        """The whole reply."""
+        return b"".join([data async for data in self.body()])
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def _wait(self) -> None:
+        if self._lost and not self._chunks:
+            raise UpstreamLostError("the agent closed the connection before its reply was complete")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _notify(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+async def connect(socket_path: str) -> Connection:
+    """Open a connection to a session's server. Raises: UpstreamLostError."""
+    try:
+        _, connection = await asyncio.get_running_loop().create_unix_connection(Connection, socket_path)
+    except OSError as e:
+        raise UpstreamLostError(f"cannot connect to the session's server: {e}") from e
+    return connection
+
+
+def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """First value of a header (lower-case name), or None."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None

@@ -1,0 +1,192 @@
+"""AgentCore's data-plane wire shapes, without any I/O: routes, headers, errors.
+
+Source: botocore service model `bedrock-agentcore` 2024-02-28 (rest-json).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from ..errors import ConfigError
+
+Headers = list[tuple[bytes, bytes]]
+
+SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
+REQUEST_ID_HEADER = b"x-amzn-bedrock-agentcore-runtime-request-id"
+USER_ID_HEADER = b"x-amzn-bedrock-agentcore-runtime-user-id"
+CUSTOM_HEADER_PREFIX = b"x-amzn-bedrock-agentcore-runtime-custom-"
+MAX_PAYLOAD_BYTES = 100_000_000
+SESSION_ID_MIN, SESSION_ID_MAX = 33, 256
+
+# Handed to the agent as they came; anything else only when the runtime's requestHeaderAllowlist names it.
+FORWARDED = frozenset(
+    {
+        b"content-type",
+        b"accept",
+        b"mcp-session-id",
+        b"mcp-protocol-version",
+        b"mcp-method",
+        b"mcp-name",
+        b"x-amzn-trace-id",
+        b"traceparent",
+        b"tracestate",
+        b"baggage",
+        b"workloadaccesstoken",
+        b"x-amz-bedrock-agentcore-identity-wat",
+        b"oauth2callbackurl",
+        USER_ID_HEADER,
+    }
+)
+RETURNED = frozenset(
+    {
+        b"content-type",
+        b"mcp-session-id",
+        b"mcp-protocol-version",
+        b"x-amzn-trace-id",
+        b"traceparent",
+        b"tracestate",
+        b"baggage",
+    }
+)
+_LIMITS = {
+    b"accept": 256,
+    b"content-type": 256,
+    b"mcp-session-id": 1024,
+    b"mcp-protocol-version": 1024,
+    b"mcp-method": 1024,
+    b"mcp-name": 1024,
+    USER_ID_HEADER: 1024,
+    b"x-amzn-trace-id": 128,
+    b"traceparent": 128,
+    b"tracestate": 512,
+    b"baggage": 8192,
+}
+
+STATUS = {
+    "ValidationException": 400,
+    "UnauthorizedException": 401,
+    "ServiceQuotaExceededException": 402,
+    "AccessDeniedException": 403,
+    "ResourceNotFoundException": 404,
+    "ConflictException": 409,
+    "RetryableConflictException": 409,
+    "RuntimeClientError": 424,
+    "ThrottlingException": 429,
+    "InternalServerException": 500,
+}
+
+
+class WireError(Exception):
+    """An error as AWS sends it: JSON body with ``message`` and the header ``x-amzn-ErrorType``."""
+
+    def __init__(self, code: str, message: str, **extra: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.extra = extra
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.code]
+
+    def body(self) -> bytes:
+        return json.dumps({"message": self.message, **self.extra}).encode()
+
+
+def invalid(message: str, *, field: str | None = None, reason: str = "FieldValidationFailed") -> WireError:
+    """A ValidationException; ``field`` fills its field list."""
+    extra: dict[str, Any] = {"reason": reason}
+    if field is not None:
+        extra["fieldList"] = [{"name": field, "message": message}]
+    return WireError("ValidationException", message, **extra)
+
+
+def not_found(what: str) -> WireError:
+    return WireError("ResourceNotFoundException", f"{what} not found")
+
+
+@dataclass(frozen=True)
+class Route:
+    """A data-plane request: which operation on which runtime. ``operation`` is the path after the ARN."""
+
+    operation: str
+    runtime: str
+    query: Mapping[str, str]
+
+    @property
+    def qualifier(self) -> str:
+        return self.query.get("qualifier", "DEFAULT")
+
+
+def split_path(raw_path: bytes, query_string: bytes) -> tuple[list[str], dict[str, str]]:
+    """Path pieces, percent-decoded after splitting (an ARN contains an encoded slash), and the query's first values."""
+    path = raw_path.split(b"?", 1)[0].decode("latin-1")
+    pieces = [unquote(piece) for piece in path.strip("/").split("/")]
+    query = {k: v[0] for k, v in parse_qs(query_string.decode("latin-1"), keep_blank_values=True).items()}
+    return pieces, query
+
+
+_ARN = re.compile(
+    r"arn:aws(?:-[a-z]+)*:bedrock-agentcore:([a-z0-9-]+):([0-9]{12}):runtime/([A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10})(?:/.*)?"
+)
+_RUNTIME_ID = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10}")
+
+
+def runtime_id(name: str, account_id: str | None) -> str:
+    """Runtime id out of an ARN, or out of a bare id, which needs the ``accountId`` parameter. Raises: WireError 400."""
+    match = _ARN.fullmatch(name)
+    if match:
+        return match[3]
+    if not _RUNTIME_ID.fullmatch(name):
+        raise invalid(f"Invalid agent runtime identifier: {name!r}", field="agentRuntimeArn")
+    if account_id is None or not re.fullmatch(r"[0-9]{12}", account_id):
+        raise invalid("accountId (12 digits) is required when agentRuntimeArn is an agent id", field="accountId")
+    return name
+
+
+def session_id_of(headers: Mapping[bytes, bytes]) -> str | None:
+    """The session id a request names, or None. Raises: WireError 400 when its length is not 33-256."""
+    value = headers.get(SESSION_HEADER)
+    if value is None:
+        return None
+    session_id = value.decode("latin-1")
+    if not SESSION_ID_MIN <= len(session_id) <= SESSION_ID_MAX or not session_id.isprintable():
+        raise invalid(
+            f"runtimeSessionId must have {SESSION_ID_MIN} to {SESSION_ID_MAX} characters, got {len(session_id)}",
+            field="runtimeSessionId",
+        )
+    return session_id
+
+
+def check_headers(headers: Mapping[bytes, bytes]) -> None:
+    """Refuse header values longer than the service model allows. Raises: WireError 400."""
+    for name, limit in _LIMITS.items():
+        value = headers.get(name)
+        if value is not None and len(value) > limit:
+            raise invalid(f"Header {name.decode()} is longer than {limit} characters", field=name.decode())
+
+
+def forwarded_headers(headers: Headers, allowlist: frozenset[bytes]) -> Headers:
+    """The request headers an agent gets to see."""
+    return [(k, v) for k, v in headers if k in FORWARDED or k.startswith(CUSTOM_HEADER_PREFIX) or k in allowlist]
+
+
+def returned_headers(headers: Headers) -> Headers:
+    """The agent's response headers a caller gets to see."""
+    return [(k, v) for k, v in headers if k in RETURNED]
+
+
+def parse_environment(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:
+    """``KEY=VALUE`` strings to a dict. Raises: ConfigError."""
+    env = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise ConfigError(f"{pair!r} is not KEY=VALUE")
+        env[key] = value
+    return env
