@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from agentcore_rl_toolkit.contract import Outcome, Stage, new_session_id
-from agentcore_rl_toolkit.errors import (
+from ..contract import Outcome, Stage, new_session_id
+from ..errors import (
     AgentCoreRLError,
     GatewayError,
     RolloutCancelledError,
@@ -19,7 +19,6 @@ from agentcore_rl_toolkit.errors import (
     RolloutLostError,
     RolloutTimeoutError,
 )
-
 from ._judge import End, end_of_record, judge
 from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
 

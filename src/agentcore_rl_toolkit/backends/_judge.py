@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentcore_rl_toolkit.contract import Outcome, Stage, record_outcome
-from agentcore_rl_toolkit.errors import (
+from ..contract import Outcome, Stage, record_outcome
+from ..errors import (
     AgentCoreRLError,
     AgentError,
     ContractError,
@@ -16,8 +16,7 @@ from agentcore_rl_toolkit.errors import (
     RolloutError,
     RolloutLostError,
 )
-from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
-
+from ..trajectory import Trajectory, build_trajectory
 from .groups import CollectConfig, CollectedRollout, MaskReason
 from .rewards import Reward, read_reward
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from agentcore_rl_toolkit.errors import ConfigError
+from ..errors import ConfigError
 
 Estimator = Literal["grpo", "dr_grpo", "rloo"]
 Aggregation = Literal["sequence_mean", "token_sum"]

@@ -17,8 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentcore_rl_toolkit.errors import ConfigError
-
+from ..errors import ConfigError
 from ._engine import Client, CollectProgress, Engine, Future, Gateway
 from ._portal import run_sync
 from .groups import CollectConfig, CollectedRollout, CollectStats, Group, GroupRequest, summarize

@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentcore_rl_toolkit.contract import Outcome, Stage, check_id
-from agentcore_rl_toolkit.errors import ConfigError
-
+from ..contract import Outcome, Stage, check_id
+from ..errors import ConfigError
 from .rewards import Reward
 
 if TYPE_CHECKING:
-    from agentcore_rl_toolkit.gateway import SessionCapture
-    from agentcore_rl_toolkit.trajectory import Trajectory
+    from ..gateway import SessionCapture
+    from ..trajectory import Trajectory
 
 MaskReason = Literal["outcome", "no_reward", "no_tokens", "stale", "unknown_version", "surplus"]
 

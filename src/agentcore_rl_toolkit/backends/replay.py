@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentcore_rl_toolkit.errors import (
+from ..errors import (
     GatewayError,
     RolloutCancelledError,
     RolloutTimeoutError,
 )
-from agentcore_rl_toolkit.trajectory import Turn
+from ..trajectory import Turn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentcore_rl_toolkit.contract import extract_reward
-from agentcore_rl_toolkit.errors import ContractError
+from ..contract import extract_reward
+from ..errors import ContractError
 
 
 @dataclass(frozen=True, kw_only=True)

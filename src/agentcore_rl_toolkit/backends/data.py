@@ -1,0 +1,103 @@
+"""Training data: rows of JSONL or Parquet files, each row being the payload that the agent receives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..contract import ROLLOUT_FIELD
+from ..errors import ConfigError, MissingExtraError
+
+
+def read_rows(path: str | Path, *, limit: int | None = None) -> list[dict[str, Any]]:
+    """Payloads of a ``.jsonl`` (or ``.json``: a list of objects) or ``.parquet`` file, in order.
+
+    Every field of a row is the payload, no envelope. Rows of the form ``{"prompt": ..., "metadata": {...}}``, as
+    slime reads them, are accepted too: there the metadata is the payload, and the prompt is added to it where it has
+    none.
+    Raises: ConfigError naming file and line when a row is not an object or carries `_rollout`; MissingExtraError for
+    Parquet without pyarrow.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"there is no data file {path}")
+    rows: list[dict[str, Any]] = []
+    for where, row in _raw_rows(path):
+        if limit is not None and len(rows) >= limit:
+            break
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"{where}: a row must be an object, got {type(row).__name__}")
+        payload = unwrap(row)
+        if ROLLOUT_FIELD in payload:
+            raise ConfigError(f"{where}: `{ROLLOUT_FIELD}` is written by the client; remove it from the data")
+        rows.append(payload)
+    if not rows:
+        raise ConfigError(f"{path} has no rows")
+    return rows
+
+
+def unwrap(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload of a row: the row itself, or the metadata of slime's ``{"prompt", "metadata"}`` form."""
+    metadata = row.get("metadata")
+    if isinstance(metadata, Mapping) and set(row) <= {"prompt", "metadata", "label"}:
+        return {**({"prompt": row["prompt"]} if "prompt" in row else {}), **metadata}
+    return dict(row)
+
+
+def payload_id(payload: Mapping[str, Any]) -> str:
+    """An input id for a payload: its ``id`` or ``idx`` where it has one, else a digest of its content."""
+    for name in ("id", "idx"):
+        value = payload.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, str) and value and value.replace("-", "").replace("_", "").isalnum() and len(value) < 100:
+            return value
+    return hashlib.sha256(encode_payload(payload).encode()).hexdigest()[:20]
+
+
+def encode_payload(payload: Mapping[str, Any]) -> str:
+    """A payload as one canonical line of JSON; equal payloads give equal text. Raises: ConfigError when it is not JSON."""
+    try:
+        return json.dumps(payload, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"a payload must be plain JSON: {e}") from e
+
+
+def _raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        try:
+            loaded: Sequence[Any] = json.loads(text)
+        except json.JSONDecodeError as e:
+            raise ConfigError(f"{path}: {e}") from e
+        if not isinstance(loaded, list):
+            raise ConfigError(f"{path}: expected a list of objects")
+        yield from ((f"{path}[{i}]", row) for i, row in enumerate(loaded))
+        return
+    if path.suffix not in (".jsonl", ".ndjson"):
+        raise ConfigError(f"{path}: data files are .jsonl, .json or .parquet")
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"{path}:{number}", json.loads(line)
+        except json.JSONDecodeError as e:
+            raise ConfigError(f"{path}:{number}: {e}") from e
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        import pyarrow.parquet as parquet
+    except ModuleNotFoundError as e:
+        raise MissingExtraError("reading .parquet files needs pyarrow:\n    pip install pyarrow") from e
+    number = 0
+    for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
+        for row in batch.to_pylist():
+            yield f"{path} row {number}", row
+            number += 1
