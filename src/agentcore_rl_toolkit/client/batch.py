@@ -1,0 +1,375 @@
+"""Batches: many rollouts, a bounded number at a time, results as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..contract import Outcome
+from ..errors import AgentError, RolloutTimeoutError
+from .engine import Engine
+from .future import RolloutFuture
+from .portal import Portal
+from .settings import RolloutRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class BatchItem:
+    """One finished rollout of a batch.
+
+    ``success`` is True only for the outcome `ok`: a crashed agent is not a success, though ``result`` holds its record.
+
+    Attributes:
+        result: the stored record, if there is one.
+        error: what went wrong, as text (with the agent's traceback where there is one).
+        index: position of the payload in the batch.
+        elapsed: seconds from the moment the rollout left the batch's queue.
+        stages: seconds spent in each stage.
+    """
+
+    success: bool
+    result: dict[str, Any] | None = None
+    error: str | None = None
+    index: int | None = None
+    elapsed: float | None = None
+    exception: BaseException | None = None
+    outcome: Outcome | None = None
+    input_id: str | None = None
+    session_id: str | None = None
+    attempt: int = 1
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchProgress:
+    """How far a batch is. Units: ``elapsed_s`` seconds."""
+
+    total: int
+    done: int
+    ok: int
+    running: int
+    elapsed_s: float
+    outcomes: Mapping[str, int]
+
+    def __str__(self) -> str:
+        failed = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()) if name != "ok")
+        bad = f", {failed}" if failed else ""
+        return f"{self.done}/{self.total} done, {self.ok} ok{bad}, {self.running} running, {self.elapsed_s:.0f} s"
+
+
+def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
+    """The batch item of a finished rollout."""
+    verdict = future._done.result()
+    return BatchItem(
+        success=verdict.outcome is Outcome.OK,
+        result=verdict.record,
+        error=None if verdict.error is None else error_text(verdict.error),
+        index=index,
+        elapsed=future.elapsed(),
+        exception=verdict.error,
+        outcome=verdict.outcome,
+        input_id=future.input_id,
+        session_id=future.session_id,
+        attempt=future.attempt,
+        stages=future.stages,
+    )
+
+
+def error_text(error: BaseException) -> str:
+    """An error as text: the agent's own traceback where there is one, else ours; a timeout as one line."""
+    if isinstance(error, RolloutTimeoutError):
+        return str(error)
+    if isinstance(error, AgentError) and error.agent_traceback:
+        return f"{error}\n{error.agent_traceback}"
+    return "".join(traceback.format_exception(error))
+
+
+class _Mailbox:
+    """Items from the engine's thread to one consumer, sync or async. None marks the end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: deque[BatchItem | None] = deque()
+        self._waiter: concurrent.futures.Future[None] | None = None
+
+    def put(self, item: BatchItem | None) -> None:
+        with self._lock:
+            self._items.append(item)
+            waiter, self._waiter = self._waiter, None
+        if waiter is not None and waiter.set_running_or_notify_cancel():
+            waiter.set_result(None)
+
+    def take(self) -> tuple[bool, BatchItem | None, concurrent.futures.Future[None] | None]:
+        """(True, item, None), or (False, None, a future to wait for before asking again)."""
+        with self._lock:
+            if self._items:
+                return True, self._items.popleft(), None
+            self._waiter = concurrent.futures.Future()
+            return False, None, self._waiter
+
+
+ProgressHook = Callable[[BatchProgress], object]
+
+
+class BatchRun:
+    """One pass over a batch: iterate it with `for` or `async for`.
+
+    Leaving it early stops every session it started: on `break` (when the loop drops the iterator), on an exception, on
+    Ctrl-C, on `close()`, or at the end of a `with` block.
+    """
+
+    def __init__(
+        self,
+        portal: Portal,
+        engine: Engine,
+        requests: Sequence[RolloutRequest],
+        *,
+        max_concurrent: int,
+        progress: ProgressHook | None,
+        log_interval: float,
+        ready: Sequence[BatchItem] = (),
+        adopt: frozenset[int] = frozenset(),
+    ) -> None:
+        self._portal, self._engine = portal, engine
+        self._mailbox = _Mailbox()
+        self._left = len(requests) + len(ready)
+        self._live: set[RolloutFuture] = set()
+        self._over = False
+        self._state = _FeedState()
+        self._began_s = time.monotonic()
+        self._outcomes: Counter[str] = Counter()
+        self._total = self._left
+        for item in ready:
+            self._outcomes[str(item.outcome)] += 1
+            self._mailbox.put(item)
+        self._feeder = portal.submit(
+            _feed(
+                self._state,
+                engine,
+                list(requests),
+                max_concurrent,
+                self._mailbox,
+                _Reporter(self._total, self._outcomes, self._began_s, progress, log_interval),
+                adopt,
+            )
+        )
+
+    # ---- sync and async iteration over the same mailbox
+
+    def __iter__(self) -> BatchRun:
+        return self
+
+    def __next__(self) -> BatchItem:
+        if self._left == 0 or self._over:
+            self.close()
+            raise StopIteration
+        self._portal.refuse_own_thread()
+        while True:
+            there, item, waiter = self._mailbox.take()
+            if there and item is not None:
+                self._left -= 1
+                return item
+            if waiter is None:
+                self._raise_feeder_error()
+                raise StopIteration
+            try:
+                waiter.result()
+            except BaseException:
+                self.close()
+                raise
+
+    def __aiter__(self) -> BatchRun:
+        return self
+
+    async def __anext__(self) -> BatchItem:
+        if self._left == 0 or self._over:
+            self.close()
+            raise StopAsyncIteration
+        while True:
+            there, item, waiter = self._mailbox.take()
+            if there and item is not None:
+                self._left -= 1
+                return item
+            if waiter is None:
+                self._raise_feeder_error()
+                raise StopAsyncIteration
+            try:
+                await asyncio.wrap_future(waiter)
+            except BaseException:
+                self.close()
+                raise
+
+    def _raise_feeder_error(self) -> None:
+        self._over = True
+        if self._feeder.done() and not self._feeder.cancelled():
+            error = self._feeder.exception()
+            if error is not None:
+                raise error
+
+    # ---- leaving
+
+    def close(self) -> None:
+        """Stop what this batch started and has not finished. Returns at once; sessions are stopped in the background."""
+        if self._over:
+            return
+        self._over = True
+        if self._left:
+            self._portal.post(self._state.abort, self._engine)
+
+    async def aclose(self) -> None:
+        """Async `close`."""
+        self.close()
+
+    def __enter__(self) -> BatchRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> BatchRun:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_over", True):
+            self.close()
+
+
+class _FeedState:
+    """What the feeder started. Separate from `BatchRun`, which must be collectable while the feeder runs."""
+
+    def __init__(self) -> None:
+        self.live: set[RolloutFuture] = set()
+        self.aborted = False
+        self.task: asyncio.Task[Any] | None = None
+
+    def abort(self, engine: Engine) -> None:
+        """On the loop: start nothing more, cancel what runs."""
+        self.aborted = True
+        if self.task is not None:
+            self.task.cancel()
+        for future in list(self.live):
+            engine.abort_now(future)
+
+
+class _Reporter:
+    def __init__(
+        self, total: int, outcomes: Counter[str], began_s: float, hook: ProgressHook | None, log_interval: float
+    ) -> None:
+        self._total, self._outcomes, self._began_s, self._hook = total, outcomes, began_s, hook
+        self._interval = log_interval
+        self._logged_s = began_s
+
+    def finished(self, outcome: Outcome, running: int) -> None:
+        self._outcomes[str(outcome)] += 1
+        now = time.monotonic()
+        due = self._interval > 0 and now - self._logged_s >= self._interval
+        if self._hook is None and not due:
+            return
+        progress = BatchProgress(
+            total=self._total,
+            done=self._outcomes.total(),
+            ok=self._outcomes[str(Outcome.OK)],
+            running=running,
+            elapsed_s=now - self._began_s,
+            outcomes=dict(self._outcomes),
+        )
+        if due:
+            self._logged_s = now
+            logger.info("batch: %s", progress)
+        if self._hook is not None:
+            try:
+                self._hook(progress)
+            except Exception:
+                logger.exception("the progress hook of a batch failed")
+
+
+async def _feed(
+    state: _FeedState,
+    engine: Engine,
+    requests: list[RolloutRequest],
+    max_concurrent: int,
+    mailbox: _Mailbox,
+    report: _Reporter,
+    adopt: frozenset[int],
+) -> None:
+    state.task = asyncio.current_task()
+    slots = asyncio.Semaphore(max_concurrent)
+    loop = asyncio.get_running_loop()
+
+    def over(future: RolloutFuture, index: int | None) -> None:
+        # on the engine's loop, which is this one
+        state.live.discard(future)
+        slots.release()
+        report.finished(future._done.result().outcome, len(state.live))
+        mailbox.put(item_of(future, index))
+
+    try:
+        for request in requests:
+            await slots.acquire()
+            future = engine.submit(request, adopt=request.index in adopt)
+            state.live.add(future)
+            future._done.add_done_callback(
+                lambda _, f=future, i=request.index: loop.call_soon_threadsafe(over, f, i)  # type: ignore[misc]
+            )
+        requests.clear()
+    except asyncio.CancelledError:
+        mailbox.put(None)
+    except BaseException:
+        mailbox.put(None)
+        raise
+
+
+class BatchResult:
+    """Result of `RolloutClient.run_batch`: iterate it to run the batch. Each `iter()` is a run of its own."""
+
+    def __init__(self, start: Callable[[], BatchRun], size: int) -> None:
+        self._start = start
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[BatchItem]:
+        return self._start()
+
+    def run(self) -> BatchRun:
+        """The run as an object, to use in a `with` block."""
+        return self._start()
+
+
+class AsyncBatchResult:
+    """Result of `RolloutClient.run_batch_async`: `async for` runs the batch."""
+
+    def __init__(self, start: Callable[[], BatchRun], size: int) -> None:
+        self._start = start
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __aiter__(self) -> AsyncIterator[BatchItem]:
+        return self._start()
+
+    def run(self) -> BatchRun:
+        """The run as an object, to use in an `async with` block."""
+        return self._start()
+
+
+def print_progress(progress: BatchProgress) -> None:
+    """Progress as one line on stderr, rewritten in place on a terminal."""
+    end = "\n" if progress.done == progress.total or not sys.stderr.isatty() else "\r"
+    print(f"{progress}", end=end, file=sys.stderr, flush=True)

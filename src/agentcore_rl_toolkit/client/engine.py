@@ -1,0 +1,494 @@
+"""Runs rollouts: pace, invoke, watch, read, stop. One engine per client, on the client's own loop.
+
+Theory of operation. A rollout is one task that walks through the stages::
+
+    queue  -> a slot of the pace is free          (deadline queue_s; refusals are waited out up to throttle_s)
+    start  -> the runtime accepted the invoke     (start_s)
+    run    -> the record is in the store          (run_s; silence of the heartbeat ends it as `lost`)
+    result -> the record is read                  (result_s)
+    stop   -> in the background, after the future is resolved
+
+An invoke is sent at most once per session. It is sent again only when the runtime answered that it did not take it
+(429, 402, 409) or when no connection came about. When the answer is missing, the session may run: the engine looks for
+its heartbeat or record for `confirm_s` and gives the session up (and stops it) only when there is none. A retry is a
+new attempt with a new session id.
+
+Whatever happens, the task ends in exactly one `Verdict`, and every session that may exist is handed to the stop queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..contract import ROLLOUT_FIELD, Outcome, Stage, check_session_id, new_session_id, result_key
+from ..errors import (
+    AgentCoreRLError,
+    AgentError,
+    ConfigError,
+    InvalidResultError,
+    RolloutCancelledError,
+    RolloutError,
+    RolloutLostError,
+    RolloutThrottledError,
+    RolloutTimeoutError,
+)
+from ..store import ObjectStore
+from .events import Events
+from .future import Progress, RolloutFuture, Verdict
+from .pacing import Pacer, backoff_s
+from .portal import Portal
+from .results import ResultReader
+from .settings import RolloutRequest, WatchSettings
+from .stops import StopQueue, take_turn
+from .transport import (
+    AgentTransport,
+    DaemonPool,
+    InvokeFailedError,
+    InvokeRefusedError,
+    InvokeUncertainError,
+    parse_reply,
+)
+from .watcher import Waiter, Watcher
+
+logger = logging.getLogger(__name__)
+
+LOCAL_INTERVALS_S = (0.02, 0.25)
+REMOTE_INTERVALS_S = (0.5, 1.0)  # two LISTs a second at most: about one request per rollout with a hundred in flight
+
+
+class AttemptEnded(Exception):  # noqa: N818  (a way out, not an error)
+    """The attempt is over, with this verdict."""
+
+    def __init__(self, outcome: Outcome, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.verdict = Verdict(outcome=outcome, error=error)
+
+
+@dataclass(eq=False)
+class Flight:
+    """A rollout inside the engine."""
+
+    request: RolloutRequest
+    future: RolloutFuture
+    progress: Progress
+    task: asyncio.Task[None] | None = None
+    forced: Verdict | None = None  # the verdict that the owner of the future asked for
+    invoke: asyncio.Future[bytes] | None = None  # the invoke on the wire or answered; None while no session can exist
+    adopted: bool = False  # the session was started by an earlier process
+
+    def take_invoke(self) -> asyncio.Future[bytes] | None:
+        """The invoke whose session has to be stopped, if there is one."""
+        call, self.invoke = self.invoke, None
+        return call
+
+    def verdict_asked_for(self) -> Verdict:
+        """The verdict of a rollout whose task was cancelled."""
+        if self.forced is not None:
+            return self.forced
+        return Verdict(outcome=Outcome.CANCELLED, error=RolloutCancelledError("the client's loop ended"))
+
+
+class Engine:
+    """Everything that happens to rollouts between `submit` and their verdict. Public methods are thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        portal: Portal,
+        transport: AgentTransport,
+        pacer: Pacer,
+        store_for: Callable[[str], ObjectStore],
+        compose: Callable[[RolloutRequest, Mapping[str, Any]], dict[str, Any]],
+        watch: WatchSettings,
+        events: Events,
+        max_attempts: int,
+        pool_size: int,
+        stop_s: float,
+        notify_url_for: Callable[[str], str] | None = None,
+    ) -> None:
+        self._portal = portal
+        self._transport = transport
+        self._pacer = pacer
+        self._store_for = store_for
+        self._compose = compose
+        self._watch = watch
+        self.events = events
+        self._max_attempts = max_attempts
+        self._pool = DaemonPool(pool_size, "agentcore-rl-invoke")
+        self._stop_s = stop_s
+        self.notify_url_for = notify_url_for
+        self._flights: dict[RolloutFuture, Flight] = {}
+        self._waiting: dict[str, tuple[Watcher, Waiter]] = {}  # session id -> who waits for its record
+        self._watchers: dict[tuple[str, str], Watcher] = {}
+        self._readers: dict[str, ResultReader] = {}
+        self._admission = asyncio.Lock()
+        self._stops: StopQueue | None = None
+        self._lock = threading.Lock()
+        self._closing = False
+
+    # ---- from any thread
+
+    def submit(self, request: RolloutRequest, *, adopt: bool = False) -> RolloutFuture:
+        """Start a rollout; returns at once. With `adopt` the session exists already and is only waited for."""
+        check_session_id(request.session_id)
+        if self._closing:
+            raise ConfigError("the client is closed; make a new one")
+        progress = Progress(session_id=request.session_id, input_id=request.input_id, attempt=request.first_attempt)
+        progress.enter(Stage.QUEUE)
+        future = RolloutFuture(self, progress, raise_failures=request.on_failure == "raise")
+        flight = Flight(request, future, progress, adopted=adopt)
+        loop = self._portal.loop
+        loop.call_soon_threadsafe(self._launch, flight)
+        return future
+
+    def expire(self, future: RolloutFuture, timeout_s: float) -> None:
+        """End a rollout because its owner waited long enough."""
+        stage = future.stage
+        error = RolloutTimeoutError(
+            f"the rollout is not over after {timeout_s:g} s (stage: {stage.value}); its session is being stopped",
+            stage=stage.value,
+            session_id=future.session_id,
+            input_id=future.input_id,
+        )
+        self._portal.post(self._force, future, Verdict(outcome=Outcome.TIMEOUT, error=error))
+
+    def abort(self, future: RolloutFuture) -> None:
+        """End a rollout because its owner does not want it any more."""
+        self._portal.post(self.abort_now, future)
+
+    def abort_now(self, future: RolloutFuture) -> None:
+        """`abort`, on the loop."""
+        error = RolloutCancelledError("the rollout was cancelled")
+        self._force(future, Verdict(outcome=Outcome.CANCELLED, error=error))
+
+    def refuse_own_thread(self) -> None:
+        """Raises: ConfigError on the engine's own thread, where waiting would never end."""
+        self._portal.refuse_own_thread()
+
+    def notify(self, session_id: str) -> None:
+        """Someone says that a session has finished: look at its record now."""
+        self._portal.post(self._notified, session_id)
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts without a verdict."""
+        return len(self._flights)
+
+    @property
+    def store_requests(self) -> int:
+        """Requests made to stores so far: listings by page, heads and gets."""
+        return sum(w.requests for w in self._watchers.values()) + sum(r.requests for r in self._readers.values())
+
+    @property
+    def stop_backlog(self) -> int:
+        """Sessions whose stop is still open."""
+        return self._stops.backlog if self._stops is not None else 0
+
+    # ---- on the loop
+
+    def stops(self) -> StopQueue:
+        """The stop queue (made on the loop)."""
+        if self._stops is None:
+            self._stops = StopQueue(self._transport, self._pacer, self._stop_s, self.events.stopped)
+        return self._stops
+
+    async def close_async(self, *, cancel: bool) -> None:
+        """End what runs (with `cancel`), then wait for the stops up to their deadline."""
+        self._closing = self._closing or cancel
+        if cancel:
+            for future in list(self._flights):
+                error = RolloutCancelledError("the client was closed")
+                self._force(future, Verdict(outcome=Outcome.CANCELLED, error=error))
+        ending = [f.task for f in self._flights.values() if f.task is not None and f.forced is not None]
+        if ending:
+            await asyncio.wait(ending)
+        if self._stops is not None:
+            await self._stops.drain(self._stop_s)
+        if cancel:
+            for watcher in self._watchers.values():
+                watcher.close()
+        await self.events.flush_async()
+
+    def _launch(self, flight: Flight) -> None:
+        self._flights[flight.future] = flight
+        flight.task = asyncio.create_task(self._drive(flight))
+
+    def _force(self, future: RolloutFuture, verdict: Verdict) -> None:
+        flight = self._flights.get(future)
+        if flight is None or flight.forced is not None or flight.task is None:
+            return
+        flight.forced = verdict
+        flight.task.cancel()
+
+    def _notified(self, session_id: str) -> None:
+        entry = self._waiting.get(session_id)
+        if entry is not None:
+            watcher, waiter = entry
+            watcher.pushed(waiter)
+
+    async def _drive(self, flight: Flight) -> None:
+        request, progress = flight.request, flight.progress
+        try:
+            while True:
+                verdict = await self._attempt(flight)
+                tried = progress.attempt - request.first_attempt
+                if tried >= request.retries or verdict.outcome not in request.retry_on:
+                    break
+                self.events.retried(progress, verdict)
+                progress.attempt += 1
+                progress.session_id = new_session_id()
+                progress.entered_s.clear()
+                flight.adopted = False
+        except asyncio.CancelledError:
+            verdict = flight.verdict_asked_for()
+        except Exception as e:
+            logger.exception("rollout failed inside the client", extra={"session_id": progress.session_id})
+            verdict = Verdict(outcome=Outcome.LOST, error=e)
+        finally:
+            self._flights.pop(flight.future, None)
+        if isinstance(verdict.error, AgentCoreRLError):
+            verdict.error.session_id = verdict.error.session_id or progress.session_id
+            verdict.error.input_id = verdict.error.input_id or progress.input_id
+            verdict.error.key = verdict.error.key or progress.key or None
+        self.events.finished(request, progress, verdict)
+        flight.future._resolve(verdict)
+
+    async def _attempt(self, flight: Flight) -> Verdict:
+        """One session from its place in the queue to its verdict."""
+        session_id = flight.progress.session_id
+        flight.invoke = None
+        stop = flight.adopted
+        try:
+            return await self._run_session(flight)
+        except AttemptEnded as e:
+            return e.verdict
+        finally:
+            self._waiting.pop(session_id, None)
+            call = flight.take_invoke()
+            if call is not None or stop:
+                self.stops().put(session_id, after=call)
+
+    async def _run_session(self, flight: Flight) -> Verdict:
+        request, progress = flight.request, flight.progress
+        overrides = dict(request.overrides)
+        if request.prepare is not None:
+            extra = request.prepare(progress.session_id, progress.attempt)
+            overrides.update(await extra if inspect.isawaitable(extra) else extra)
+        body, bucket, expected = self._encode(flight, overrides)
+        progress.bucket, progress.key = bucket, expected
+        progress.root = expected.removesuffix(f"{request.input_id}/{progress.session_id}.json")
+        if flight.adopted:
+            reply: dict[str, Any] | None = None
+            progress.enter(Stage.START)
+        else:
+            await self.events.intent(request, progress)
+            reply = await self._start(flight, body)
+        if reply is not None:
+            progress.bucket, progress.key = str(reply.get("s3_bucket") or bucket), str(reply["result_key"])
+            progress.agent_reply = reply
+            self.events.accepted(progress)
+        progress.enter(Stage.RUN)
+        if not flight.future._accepted.done():
+            flight.future._accepted.set_result(None)
+        try:
+            async with asyncio.timeout_at(self._limit(flight)):
+                return await self._collect(flight, reply)
+        except TimeoutError as e:
+            raise self._timed_out(flight, flight.progress.stage) from e
+
+    def _limit(self, flight: Flight) -> float | None:
+        """Loop time at which the attempt must be over, from the deadline of the run and the caller's timeout."""
+        request = flight.request
+        began_s = flight.progress.entered_s.get(Stage.START, time.monotonic())
+        limits = [] if request.timeout_s is None else [began_s + request.timeout_s]
+        if request.deadlines.run_s is not None:
+            limits.append(time.monotonic() + request.deadlines.run_s + request.deadlines.result_s)
+        return min(limits) if limits else None
+
+    def _encode(self, flight: Flight, overrides: Mapping[str, Any]) -> tuple[bytes, str, str]:
+        request, progress = flight.request, flight.progress
+        config = self._compose(request, overrides)
+        config.setdefault("attempt", progress.attempt)
+        config.setdefault("heartbeat_s", self._watch.heartbeat_s)
+        if self.notify_url_for is not None:
+            config.setdefault("notify_url", self.notify_url_for(progress.session_id))
+        try:
+            body = json.dumps({**request.payload, ROLLOUT_FIELD: config}).encode()
+            key = result_key(config["exp_id"], config["input_id"], progress.session_id)
+        except (TypeError, ValueError) as e:
+            raise AttemptEnded(Outcome.INVALID, ConfigError(f"the payload cannot be sent: {e}")) from e
+        return body, str(config["s3_bucket"]), key
+
+    # ---- start
+
+    async def _start(self, flight: Flight, body: bytes) -> dict[str, Any] | None:
+        """Get the invoke accepted. None: it went out, and whether it was accepted is unknown."""
+        request, progress = flight.request, flight.progress
+        deadlines, session_id = request.deadlines, progress.session_id
+        failures = 0
+        refused_since_s: float | None = None
+        while True:
+            progress.enter(Stage.QUEUE)
+            await self._admit(flight)
+            progress.enter(Stage.START)
+            call = asyncio.ensure_future(self._pool.run(self._transport.invoke, session_id, body))
+            flight.invoke = call
+            call.add_done_callback(_consume)
+            patience_s = deadlines.start_s if request.timeout_s is None else min(deadlines.start_s, request.timeout_s)
+            try:
+                async with asyncio.timeout(patience_s):
+                    raw = await asyncio.shield(call)
+                return parse_reply(raw, session_id)
+            except InvokeRefusedError as e:
+                flight.invoke = None
+                now = time.monotonic()
+                failures += 1
+                if e.kind == "throttled":
+                    self._pacer.start_refused(now)
+                    self.events.refused(progress)
+                    refused_since_s = refused_since_s if refused_since_s is not None else now
+                    if deadlines.throttle_s is not None and now - refused_since_s >= deadlines.throttle_s:
+                        error: RolloutError = RolloutThrottledError(
+                            f"the runtime refused for {now - refused_since_s:.0f} s ({e}); lower tps_limit or "
+                            "sessions_per_minute, or ask for a higher quota"
+                        )
+                        raise AttemptEnded(Outcome.THROTTLED, error) from e
+                elif failures >= self._max_attempts:
+                    if e.kind == "busy":
+                        raise AttemptEnded(
+                            Outcome.THROTTLED, RolloutThrottledError(f"refused {failures} times: {e}")
+                        ) from e
+                    lost = RolloutLostError(f"the runtime could not be reached in {failures} tries: {e}")
+                    raise AttemptEnded(Outcome.LOST, lost) from e
+                await asyncio.sleep(backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random()))
+            except InvokeUncertainError as e:
+                logger.info(
+                    "no answer to the invoke (%s); looking for signs of the session",
+                    e,
+                    extra={"session_id": session_id},
+                )
+                return None
+            except InvokeFailedError as e:
+                raise self._failed(flight, e) from e
+            except TimeoutError as e:
+                if request.timeout_s is not None and request.timeout_s <= deadlines.start_s:
+                    raise self._timed_out(flight, Stage.START) from e
+                return None
+
+    async def _admit(self, flight: Flight) -> None:
+        """Wait for this rollout's turn: first come, first served, at the pace of the agent."""
+        try:
+            async with asyncio.timeout(flight.request.deadlines.queue_s):
+                async with self._admission:
+                    await self.stops().room()
+                    await take_turn(self._pacer.try_start)
+        except TimeoutError as e:
+            raise self._timed_out(flight, Stage.QUEUE) from e
+
+    def _failed(self, flight: Flight, e: InvokeFailedError) -> AttemptEnded:
+        """The verdict for an invoke that was refused for good or answered with an error."""
+        if e.code == "RuntimeClientError":
+            if "initialization" in str(e).lower():
+                return AttemptEnded(
+                    Outcome.TIMEOUT, RolloutTimeoutError(f"the session did not come up: {e}", stage=Stage.START.value)
+                )
+            return AttemptEnded(
+                Outcome.AGENT_ERROR, AgentError(f"the agent answered the invoke with an error: {e}", error_type=e.code)
+            )
+        if e.code == "AgentRefused":
+            return AttemptEnded(Outcome.AGENT_ERROR, AgentError(str(e), error_type=e.code))
+        if e.code == "BadReply":
+            return AttemptEnded(Outcome.INVALID, InvalidResultError(str(e)))
+        flight.invoke = None  # refused before any session existed
+        return AttemptEnded(Outcome.INVALID, ConfigError(f"the runtime does not accept this request: {e}"))
+
+    # ---- run and result
+
+    async def _collect(self, flight: Flight, reply: dict[str, Any] | None) -> Verdict:
+        progress = flight.progress
+        promised = reply is not None and reply.get("heartbeat_s") is not None
+        watcher = self._watcher(progress)
+        waiter = watcher.add(progress.key, expects_life=promised)
+        reader = self._reader(progress.bucket)
+        try:
+            if reply is None:
+                await self._confirm(flight, waiter, reader)
+            while True:
+                self._waiting[progress.session_id] = (watcher, waiter)
+                await waiter.found
+                progress.enter(Stage.RESULT)
+                verdict = await reader.read(progress.key, flight.request.deadlines.result_s)
+                if verdict is not None:
+                    return verdict
+                progress.stage = Stage.RUN  # announced, but not there: the store is the truth
+                waiter = watcher.missing(waiter)
+        except RolloutLostError as e:
+            raise AttemptEnded(Outcome.LOST, e) from e
+        finally:
+            watcher.remove(waiter)
+
+    async def _confirm(self, flight: Flight, waiter: Waiter, reader: ResultReader) -> None:
+        """After an invoke of unknown fate: wait until the session shows itself, or give it up."""
+        confirm_s = flight.request.deadlines.confirm_s
+        life = asyncio.ensure_future(waiter.seen_life.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {life, waiter.found}
+            await asyncio.wait(either, timeout=confirm_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            life.cancel()
+        if not (waiter.seen_life.is_set() or waiter.found.done()):
+            raise RolloutLostError(
+                f"the answer to the invoke was lost, and no heartbeat or record appeared within {confirm_s:g} s; "
+                "the session is being stopped"
+            )
+
+    def _watcher(self, progress: Progress) -> Watcher:
+        root = progress.root
+        if not progress.key.startswith(root):  # an agent with a key layout of its own
+            root = progress.key.rpartition("/")[0] + "/"
+        store = self._store_for(progress.bucket)
+        watcher = self._watchers.get((store.url, root))
+        if watcher is None:
+            local = store.url.startswith(("file:", "memory:"))
+            low_s, high_s = LOCAL_INTERVALS_S if local else REMOTE_INTERVALS_S
+            settings = self._watch
+            watcher = self._watchers[store.url, root] = Watcher(
+                store,
+                root,
+                local=local,
+                min_s=settings.min_interval_s if settings.min_interval_s is not None else low_s,
+                max_s=settings.max_interval_s if settings.max_interval_s is not None else high_s,
+                push_s=settings.push_interval_s,
+                silence_s=settings.silence_s,
+            )
+        return watcher
+
+    def _reader(self, bucket: str) -> ResultReader:
+        reader = self._readers.get(bucket)
+        if reader is None:
+            reader = self._readers[bucket] = ResultReader(self._store_for(bucket), self._watch.read_concurrency)
+        return reader
+
+    def _timed_out(self, flight: Flight, stage: Stage) -> AttemptEnded:
+        spent_s = flight.progress.stages().get(stage.value, 0.0)
+        timeout_s = flight.request.timeout_s
+        text = (
+            f"Timeout after {timeout_s:g}s" if timeout_s is not None and stage is not Stage.QUEUE else "deadline passed"
+        )
+        error = RolloutTimeoutError(f"{text} (stage: {stage.value}, {spent_s:.1f} s in it)", stage=stage.value)
+        return AttemptEnded(Outcome.TIMEOUT, error)
+
+
+def _consume(call: asyncio.Future[bytes]) -> None:
+    # An invoke that outlives its rollout must not complain that nobody read its error.
+    if not call.cancelled():
+        call.exception()

@@ -1,0 +1,111 @@
+"""What happens to rollouts, told once: to the log, the ledger, and whoever subscribed (metrics, traces)."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..contract import Outcome
+from .future import Progress, Verdict
+from .settings import RolloutRequest
+
+logger = logging.getLogger("agentcore_rl_toolkit.client")
+
+# (event, fields); events: intent, accepted, refused, retried, finished, stopped
+Subscriber = Callable[[str, Mapping[str, Any]], None]
+
+
+class Events:
+    """Fan-out of the engine's events. Methods are called on the engine's loop and must not block.
+
+    Attributes:
+        counts: outcomes and refusals since the start, by name.
+    """
+
+    def __init__(self, exp_id: str) -> None:
+        self.exp_id = exp_id
+        self.counts: Counter[str] = Counter()
+        self.subscribers: list[Subscriber] = []
+
+    def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
+        for subscriber in self.subscribers:
+            try:
+                subscriber(event, fields)
+            except Exception:
+                logger.exception("a subscriber to rollout events failed")
+
+    def _ids(self, progress: Progress) -> dict[str, Any]:
+        return {
+            "session_id": progress.session_id,
+            "input_id": progress.input_id,
+            "exp_id": self.exp_id,
+            "attempt": progress.attempt,
+        }
+
+    async def intent(self, request: RolloutRequest, progress: Progress) -> None:
+        """An invoke is about to be sent. Returns once that is on record, where a record is kept."""
+        self.counts["submitted"] += 1
+        if self.subscribers:
+            self._tell(
+                "intent",
+                {**self._ids(progress), "index": request.index, "key": progress.key, "bucket": progress.bucket},
+            )
+
+    def accepted(self, progress: Progress) -> None:
+        """The runtime accepted the invoke."""
+        if self.subscribers:
+            self._tell("accepted", {**self._ids(progress), "key": progress.key, "bucket": progress.bucket})
+
+    def refused(self, progress: Progress) -> None:
+        """The runtime answered 429 or 402."""
+        self.counts["refused"] += 1
+        if self.subscribers:
+            self._tell("refused", self._ids(progress))
+
+    def retried(self, progress: Progress, verdict: Verdict) -> None:
+        """An attempt failed and another one follows."""
+        self.counts["retried"] += 1
+        logger.info(
+            "attempt %d ended as %s, trying again: %s",
+            progress.attempt,
+            verdict.outcome,
+            verdict.error,
+            extra=self._ids(progress),
+        )
+        if self.subscribers:
+            self._tell(
+                "retried", {**self._ids(progress), "outcome": verdict.outcome.value, "error": str(verdict.error)}
+            )
+
+    def finished(self, request: RolloutRequest, progress: Progress, verdict: Verdict) -> None:
+        """A rollout has its verdict."""
+        self.counts[verdict.outcome.value] += 1
+        if verdict.outcome is not Outcome.OK:
+            logger.info(
+                "rollout ended as %s: %s",
+                verdict.outcome,
+                verdict.error,
+                extra={**self._ids(progress), "stage": progress.stage.value},
+            )
+        if self.subscribers:
+            self._tell(
+                "finished",
+                {
+                    **self._ids(progress),
+                    "index": request.index,
+                    "outcome": verdict.outcome.value,
+                    "error": None if verdict.error is None else str(verdict.error),
+                    "stages": progress.stages(),
+                },
+            )
+
+    def stopped(self, session_id: str, gone: bool) -> None:
+        """A session's stop is over: `gone`, or given up."""
+        self.counts["stopped" if gone else "stop_failed"] += 1
+        if self.subscribers:
+            self._tell("stopped", {"session_id": session_id, "exp_id": self.exp_id, "gone": gone})
+
+    async def flush_async(self) -> None:
+        """Wait until everything told so far is on record."""

@@ -1,0 +1,272 @@
+"""The handle on one rollout, and what it resolves to."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..contract import Outcome, Stage
+from ..errors import RolloutCancelledError, RolloutTimeoutError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """How a rollout ended: an outcome, with the record if there is one and the error if it did not end `ok`."""
+
+    outcome: Outcome
+    record: dict[str, Any] | None = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a rollout is. Written by the engine's loop only; read from anywhere.
+
+    ``entered_s``: monotonic time at which each stage began. ``finished_s``: when the rollout was resolved.
+    """
+
+    session_id: str
+    input_id: str
+    attempt: int = 1
+    bucket: str = ""
+    key: str = ""
+    root: str = ""  # prefix of the experiment in the store
+    stage: Stage = Stage.QUEUE
+    entered_s: dict[Stage, float] = field(default_factory=dict)
+    finished_s: float | None = None
+    agent_reply: dict[str, Any] | None = None
+
+    def enter(self, stage: Stage) -> None:
+        """Note that a stage begins now."""
+        self.stage = stage
+        self.entered_s[stage] = time.monotonic()
+
+    def stages(self) -> dict[str, float]:
+        """Seconds spent in each stage of the last attempt, by name, the current one up to now."""
+        marks = sorted(self.entered_s.items(), key=lambda item: item[1])
+        end_s = self.finished_s if self.finished_s is not None else time.monotonic()
+        ends = [at for _, at in marks[1:]] + [end_s]
+        return {stage.value: end - at for (stage, at), end in zip(marks, ends, strict=True)}
+
+
+class RolloutOwner(Protocol):
+    """What a future asks of the engine that runs it."""
+
+    def expire(self, future: RolloutFuture, timeout_s: float) -> None: ...
+    def abort(self, future: RolloutFuture) -> None: ...
+    def refuse_own_thread(self) -> None: ...
+
+
+class RolloutFuture:
+    """The result of one rollout, now or later. Thread-safe; sync and async use may be mixed.
+
+    ``result()`` returns the record that the agent stored, also when the agent failed (``status_code`` is not 200),
+    unless the rollout was made with ``on_failure="raise"``. Where there is no record to return (lost, timeout,
+    throttled, cancelled, unreadable) a `RolloutError` says why. Session and future end together: the session is stopped
+    in the background as soon as the record is read.
+    """
+
+    def __init__(self, owner: RolloutOwner, progress: Progress, *, raise_failures: bool) -> None:
+        self._owner = owner
+        self._progress = progress
+        self._raise_failures = raise_failures
+        self._created_s = time.monotonic()
+        self._done: concurrent.futures.Future[Verdict] = concurrent.futures.Future()
+        self._accepted: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._cancel_lock = threading.Lock()
+        self._cancel_asked = False
+
+    # ---- identity and state
+
+    @property
+    def session_id(self) -> str:
+        """The session of the current attempt."""
+        return self._progress.session_id
+
+    @property
+    def input_id(self) -> str:
+        return self._progress.input_id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first session, one more for each retry."""
+        return self._progress.attempt
+
+    @property
+    def s3_bucket(self) -> str:
+        return self._progress.bucket
+
+    @property
+    def result_key(self) -> str:
+        """Key of the record in the store."""
+        return self._progress.key
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that the rollout is in, or ended in."""
+        return self._progress.stage
+
+    @property
+    def stages(self) -> Mapping[str, float]:
+        """Seconds spent in each stage so far."""
+        return self._progress.stages()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the rollout ended; None while it runs."""
+        return self._done.result().outcome if self._done.done() else None
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """The stored record, whatever it says; None while running or when there is none."""
+        return self._done.result().record if self._done.done() else None
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancel_asked or self.outcome is Outcome.CANCELLED
+
+    def elapsed(self) -> float:
+        """Seconds from the call that made this future to its end, or to now."""
+        end_s = self._progress.finished_s
+        return (end_s if end_s is not None else time.monotonic()) - self._created_s
+
+    def done(self) -> bool:
+        """True once `result` would answer at once. No request is made."""
+        return self._done.done()
+
+    async def done_async(self) -> bool:
+        return self._done.done()
+
+    def ready_to_poll(self) -> bool:
+        """Always True: results are watched in the background and asking costs nothing."""
+        return True
+
+    def time_until_next_poll(self) -> float:
+        """Always 0.0; see `ready_to_poll`."""
+        return 0.0
+
+    # ---- results
+
+    def result(self, timeout: float | None = None) -> dict[str, Any]:
+        """The record. Blocks.
+
+        Args:
+            timeout: seconds; None waits to the end (each stage has its own deadline), 0 only looks and leaves the
+                rollout alone. When a positive timeout passes, the rollout ends there: its session is stopped and its
+                outcome is `timeout`.
+        Raises: RolloutTimeoutError (a TimeoutError), RolloutLostError, RolloutThrottledError, RolloutCancelledError,
+            InvalidResultError; AgentError with ``on_failure="raise"``.
+        """
+        self._wait(timeout)
+        return self._open(self._done.result())
+
+    async def result_async(self, timeout: float | None = None) -> dict[str, Any]:
+        """Async `result`. Cancelling the awaiting task does not cancel the rollout."""
+        await self._wait_async(timeout)
+        return self._open(self._done.result())
+
+    def __await__(self) -> Generator[Any, None, dict[str, Any]]:
+        return self.result_async().__await__()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What ended the rollout other than `ok`, as an exception; None when it ended `ok`. Never raises for the rollout itself.
+
+        Raises: RolloutTimeoutError when it is not over within `timeout`; the rollout is left alone then.
+        """
+        if not self._done.done():
+            self._owner.refuse_own_thread()
+        try:
+            return self._done.result(timeout).error
+        except concurrent.futures.TimeoutError:
+            raise self._still_running(timeout) from None
+
+    def add_done_callback(self, callback: Callable[[RolloutFuture], object]) -> None:
+        """Call `callback(future)` when the rollout ends, on the client's thread (at once if it is over). Keep it short."""
+        self._done.add_done_callback(lambda _: callback(self))
+
+    # ---- ending it
+
+    def cancel(self) -> bool:
+        """End the rollout and stop its session in the background. True for the call that ended it, False afterwards."""
+        with self._cancel_lock:
+            if self._cancel_asked or self._done.done():
+                return False
+            self._cancel_asked = True
+        self._owner.abort(self)
+        return True
+
+    async def cancel_async(self) -> bool:
+        """Async `cancel`; returns when the rollout is over."""
+        cancelled = self.cancel()
+        await asyncio.wrap_future(_follow(self._done))
+        return cancelled
+
+    # ---- inside
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._done.done():
+            return
+        self._owner.refuse_own_thread()
+        if timeout is not None and timeout <= 0:
+            raise self._still_running(timeout)
+        try:
+            self._done.result(timeout)
+        except concurrent.futures.TimeoutError:
+            self._owner.expire(self, timeout or 0.0)
+            self._done.result()  # ends within a turn of the loop, as a timeout or as what came just before it
+
+    async def _wait_async(self, timeout: float | None) -> None:
+        if self._done.done():
+            return
+        if timeout is not None and timeout <= 0:
+            raise self._still_running(timeout)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(_follow(self._done)), timeout)
+        except TimeoutError:
+            self._owner.expire(self, timeout or 0.0)
+            await asyncio.wrap_future(_follow(self._done))
+
+    def _still_running(self, timeout: float | None) -> RolloutTimeoutError:
+        return RolloutTimeoutError(
+            f"the rollout is not over after {timeout} s (stage: {self.stage.value})",
+            stage=self.stage.value,
+            session_id=self.session_id,
+            input_id=self.input_id,
+        )
+
+    def _open(self, verdict: Verdict) -> dict[str, Any]:
+        if verdict.record is not None and (verdict.error is None or not self._raise_failures):
+            return verdict.record
+        if verdict.error is None:
+            raise RolloutCancelledError(
+                f"the rollout ended as {verdict.outcome} without a record", session_id=self.session_id
+            )
+        raise verdict.error
+
+    def _resolve(self, verdict: Verdict) -> None:
+        self._progress.finished_s = time.monotonic()
+        if not self._accepted.done():
+            self._accepted.set_result(None)
+        if not self._done.done():
+            self._done.set_result(verdict)
+
+    def __repr__(self) -> str:
+        state = self.outcome.value if self.outcome else self.stage.value
+        return f"<RolloutFuture {state} input_id={self.input_id!r} session_id={self.session_id!r}>"
+
+
+def _follow(future: concurrent.futures.Future[Verdict]) -> concurrent.futures.Future[None]:
+    """A future that ends with `future` but can be cancelled without touching it."""
+    follower: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def copy(_: object) -> None:
+        if follower.set_running_or_notify_cancel():
+            follower.set_result(None)
+
+    future.add_done_callback(copy)
+    return follower

@@ -1,0 +1,106 @@
+"""Reading records: from bytes in the store to a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ..contract import Outcome, extract_reward, parse_record, record_outcome
+from ..errors import (
+    AgentError,
+    ContractError,
+    InvalidResultError,
+    ObjectNotFoundError,
+    RolloutCancelledError,
+    RolloutError,
+    RolloutLostError,
+    RolloutThrottledError,
+    RolloutTimeoutError,
+    StoreError,
+    StorePermissionError,
+)
+from ..store import ObjectStore
+from .future import Verdict
+from .pacing import backoff_s
+
+
+def judge(body: bytes, key: str | None = None) -> Verdict:
+    """The verdict that a stored record stands for. Never raises: a record that cannot be used is the outcome `invalid`."""
+    try:
+        record = parse_record(body)
+    except ContractError as e:
+        return Verdict(outcome=Outcome.INVALID, error=InvalidResultError(str(e), key=key))
+    outcome = record_outcome(record)
+    if outcome is Outcome.OK:
+        try:
+            extract_reward(record)
+        except ContractError as e:
+            error = InvalidResultError(str(e), key=key)
+            return Verdict(outcome=Outcome.INVALID, record=record, error=error)
+        return Verdict(outcome=outcome, record=record)
+    return Verdict(outcome=outcome, record=record, error=record_error(outcome, record, key))
+
+
+def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -> RolloutError:
+    """The exception that describes a record with an outcome other than `ok`."""
+    reason = str(record.get("stop_reason") or "")
+    if outcome is Outcome.AGENT_ERROR:
+        kind = record.get("error_type")
+        trace = record.get("traceback")
+        return AgentError(
+            f"the agent failed: {reason or kind or 'no reason given'}",
+            error_type=None if kind is None else str(kind),
+            agent_traceback=None if trace is None else str(trace),
+            key=key,
+        )
+    if outcome is Outcome.TIMEOUT:
+        stage = record.get("stage")
+        return RolloutTimeoutError(
+            f"the agent ran out of time: {reason}", stage=None if stage is None else str(stage), key=key
+        )
+    if outcome is Outcome.LOST:
+        return RolloutLostError(f"the session ended before the agent was done: {reason}", key=key)
+    if outcome is Outcome.THROTTLED:
+        return RolloutThrottledError(reason, key=key)
+    if outcome is Outcome.CANCELLED:
+        return RolloutCancelledError(reason or "the agent was cancelled", key=key)
+    return InvalidResultError(f"the record cannot be used: {reason or record.get('outcome')}", key=key)
+
+
+class ResultReader:
+    """Reads records of one store, a bounded number at a time."""
+
+    def __init__(self, store: ObjectStore, concurrency: int) -> None:
+        self._store = store
+        self._gate = asyncio.Semaphore(concurrency)
+        self.requests = 0
+
+    async def read(self, key: str, within_s: float) -> Verdict | None:
+        """The verdict of a record; None when there is no such object.
+
+        Faults of the store are waited out for `within_s` seconds. A refusal (403) ends this rollout alone.
+        """
+        deadline_s = time.monotonic() + within_s
+        failures = 0
+        async with self._gate:
+            while True:
+                self.requests += 1
+                try:
+                    body = await self._store.get_async(key, timeout_s=max(0.0, deadline_s - time.monotonic()))
+                    return judge(body, key)
+                except ObjectNotFoundError:
+                    return None
+                except StorePermissionError as e:
+                    return Verdict(outcome=Outcome.INVALID, error=e)
+                except StoreError as e:
+                    failures += 1
+                    pause_s = backoff_s(failures, cap_s=5.0)
+                    if time.monotonic() + pause_s >= deadline_s:
+                        error = RolloutTimeoutError(
+                            f"the record could not be read within {within_s:g} s: {e}", stage="result", key=key
+                        )
+                        error.__cause__ = e
+                        return Verdict(outcome=Outcome.TIMEOUT, error=error)
+                    await asyncio.sleep(pause_s)

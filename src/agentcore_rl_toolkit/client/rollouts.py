@@ -1,0 +1,524 @@
+"""`RolloutClient`: starts rollouts of one agent and collects their results."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from ..contract import Outcome, check_id, new_session_id
+from ..errors import ConfigError
+from ..store import ObjectStore, open_store
+from .batch import AsyncBatchResult, BatchItem, BatchResult, BatchRun, ProgressHook, print_progress
+from .engine import Engine
+from .events import Events
+from .future import RolloutFuture
+from .pacing import PaceLimits, shared_pacer
+from .portal import Portal
+from .settings import (
+    PUBLISHED_POOL_CONNECTIONS,
+    RETRYABLE,
+    Deadlines,
+    OnFailure,
+    Prepare,
+    RolloutRequest,
+    WatchSettings,
+)
+from .transport import AgentTransport, Boto3Transport
+
+ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
+COLD_START_S = 15.0  # a slow cold start; invokes of that length, at the full pace, are what the pool must hold
+POOL_LIMIT = 512
+
+
+class RolloutClient:
+    """Starts rollouts of one agent and collects their results. Thread-safe; sync and async calls may be mixed.
+
+    Args:
+        agent_runtime_arn: ARN of the agent at AgentCore Runtime (or at a local one).
+        s3_bucket: where agents store results: a bucket name or a store URL (``s3://bucket/prefix``, ``file:///dir``).
+            It is sent to the agent as it is.
+        exp_id: experiment; first part of every key.
+        max_retry_attempts: how often an invoke that did not reach the runtime is sent. Refusals (429, 402) are waited
+            out instead.
+        tps_limit: requests per second (invokes; stops have the same limit of their own).
+        max_pool_connections: connections and threads for invokes. Left at 10, it follows `tps_limit`.
+        base_url, model_id: passed to the agent, like every other keyword in `extra_config`.
+        sessions_per_minute: new sessions per minute. AgentCore allows container agents 400.
+        endpoint_url: another AgentCore data plane, such as a local runtime. Default: the environment, then AWS.
+        store: the opened store to read results from, if not the one `s3_bucket` names.
+        qualifier: endpoint name of the agent.
+        on_failure: "return" hands out the record of a failed agent, "raise" raises, "retry" runs another session first
+            (see `retries`).
+        retries: additional sessions after lost, timed out or throttled ones; default 1 with "retry", else 0.
+        deadlines: of the stages.
+        watch: how results are noticed.
+        push: True runs a listener on loopback that agents on the same machine notify; "auto" does so when the endpoint
+            is on loopback; False never.
+        notify_url: where agents report instead, such as a gateway; whoever receives it calls `notify`.
+        transport: another way to the agent than boto3.
+        boto3_session: for credentials other than the default ones.
+
+    Raises: ConfigError (a ValueError) on unusable arguments.
+    """
+
+    def __init__(
+        self,
+        agent_runtime_arn: str,
+        s3_bucket: str,
+        exp_id: str,
+        max_retry_attempts: int = 5,
+        tps_limit: float = 25,
+        max_pool_connections: int = PUBLISHED_POOL_CONNECTIONS,
+        base_url: str | None = None,
+        model_id: str | None = None,
+        *,
+        sessions_per_minute: float | None = None,
+        stop_tps_limit: float | None = None,
+        endpoint_url: str | None = None,
+        store: ObjectStore | None = None,
+        qualifier: str | None = None,
+        on_failure: OnFailure = "return",
+        retries: int | None = None,
+        deadlines: Deadlines | None = None,
+        watch: WatchSettings | None = None,
+        push: bool | Literal["auto"] = "auto",
+        notify_url: str | None = None,
+        transport: AgentTransport | None = None,
+        boto3_session: Any = None,
+        **extra_config: Any,
+    ) -> None:
+        if on_failure not in ("return", "raise", "retry"):
+            raise ConfigError(f"on_failure must be 'return', 'raise' or 'retry', got {on_failure!r}")
+        for name, value in (
+            ("tps_limit", tps_limit),
+            ("sessions_per_minute", sessions_per_minute),
+            ("stop_tps_limit", stop_tps_limit),
+        ):
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be > 0, got {value!r}")
+        if max_retry_attempts < 1:
+            raise ConfigError(f"max_retry_attempts must be >= 1, got {max_retry_attempts!r}")
+        self.agent_runtime_arn = agent_runtime_arn
+        self.region = self._parse_region_from_arn(agent_runtime_arn)
+        self.s3_bucket = s3_bucket
+        self.exp_id = check_id(exp_id, "exp_id")
+        self.base_url = base_url
+        self.model_id = model_id
+        self.extra_config = extra_config
+        self.tps_limit = tps_limit
+        self.deadlines = deadlines or Deadlines()
+        self.watch = watch or WatchSettings()
+        self.on_failure: OnFailure = on_failure
+        self.retries = retries if retries is not None else int(on_failure == "retry")
+        self.endpoint_url = endpoint_url or next(
+            (os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), None
+        )
+        self.store = store if store is not None else open_store(s3_bucket)
+
+        pool = max_pool_connections
+        if pool == PUBLISHED_POOL_CONNECTIONS:
+            pool = int(min(POOL_LIMIT, max(64, tps_limit * COLD_START_S)))
+        self._boto3 = Boto3Transport(
+            agent_runtime_arn,
+            region=self.region,
+            endpoint_url=endpoint_url,
+            qualifier=qualifier,
+            pool_connections=pool,
+            read_timeout_s=self.deadlines.start_s,
+            session=boto3_session,
+        )
+        self._pacer = shared_pacer(agent_runtime_arn, self.endpoint_url)
+        self._limits = PaceLimits(tps_limit, stop_tps_limit or tps_limit, sessions_per_minute)
+        self._pacer.join(self._limits)
+        self._stores: dict[str, ObjectStore] = {s3_bucket: self.store}
+        self._portal = Portal("agentcore-rl-client")
+        self._closed = False
+        self._close_lock = threading.Lock()
+        self._engine = Engine(
+            portal=self._portal,
+            transport=transport or self._boto3,
+            pacer=self._pacer,
+            store_for=self._store_for,
+            compose=self._compose,
+            watch=self.watch,
+            events=Events(exp_id),
+            max_attempts=max_retry_attempts,
+            pool_size=pool,
+            stop_s=self.deadlines.stop_s,
+        )
+        if notify_url is not None:
+            self._engine.notify_url_for = lambda session_id: notify_url
+        _open_clients.add(self)
+
+    # ---- single rollouts
+
+    def submit(
+        self,
+        payload: Mapping[str, Any],
+        session_id: str | None = None,
+        input_id: str | None = None,
+        *,
+        timeout: float | None = None,
+        on_failure: OnFailure | None = None,
+        retries: int | None = None,
+        prepare: Prepare | None = None,
+        **rollout_overrides: Any,
+    ) -> RolloutFuture:
+        """Start a rollout without waiting for the runtime to accept it. Failures, also those of the start, are in the future.
+
+        Args:
+            timeout: seconds from the moment the invoke is sent to the record.
+            prepare: ``prepare(session_id, attempt)`` gives the `_rollout` overrides of each attempt (a dict, or an
+                awaitable of one, run on the client's loop): where every session needs an address and a key of its own.
+        """
+        return self._engine.submit(
+            self._request(
+                payload,
+                session_id=session_id,
+                input_id=input_id,
+                overrides=rollout_overrides,
+                timeout=timeout,
+                on_failure=on_failure,
+                retries=retries,
+                prepare=prepare,
+            )
+        )
+
+    def invoke(
+        self,
+        payload: Mapping[str, Any],
+        session_id: str | None = None,
+        input_id: str | None = None,
+        **rollout_overrides: Any,
+    ) -> RolloutFuture:
+        """Start a rollout and wait until the runtime accepted it.
+
+        Raises: what prevented the start (RolloutThrottledError, AgentError, ConfigError, ...).
+        """
+        future = self.submit(payload, session_id, input_id, **rollout_overrides)
+        self._engine.refuse_own_thread()
+        try:
+            future._accepted.result()
+        except BaseException:
+            future.cancel()
+            raise
+        self._raise_start_error(future)
+        return future
+
+    async def invoke_async(
+        self,
+        payload: Mapping[str, Any],
+        session_id: str | None = None,
+        input_id: str | None = None,
+        **rollout_overrides: Any,
+    ) -> RolloutFuture:
+        """Async `invoke`. Cancelling it ends the rollout."""
+        future = self.submit(payload, session_id, input_id, **rollout_overrides)
+        try:
+            await asyncio.wrap_future(future._accepted)
+        except BaseException:
+            future.cancel()
+            raise
+        self._raise_start_error(future)
+        return future
+
+    @staticmethod
+    def _raise_start_error(future: RolloutFuture) -> None:
+        if future.done() and future._progress.agent_reply is None and future.record is None:
+            error = future.exception(0)
+            if error is not None:
+                raise error
+
+    # ---- batches
+
+    def run_batch(
+        self,
+        payloads: Iterable[Mapping[str, Any]],
+        max_concurrent_sessions: int | None = None,
+        timeout: float | None = 900.0,
+        initial_interval: float = 0.5,
+        max_interval: float = 30.0,
+        backoff_factor: float = 1.5,
+        log_interval: float = 30.0,
+        *,
+        input_ids: Sequence[str] | None = None,
+        session_ids: Sequence[str] | None = None,
+        overrides: Sequence[Mapping[str, Any] | None] | None = None,
+        progress: bool | ProgressHook = False,
+        retries: int | None = None,
+        on_failure: OnFailure | None = None,
+        prepare: Prepare | None = None,
+    ) -> BatchResult:
+        """Run many rollouts; iterate the result for `BatchItem`s in the order they finish.
+
+        Args:
+            max_concurrent_sessions: rollouts in flight at a time; None: all.
+            timeout: seconds each rollout may take from its invoke to its record.
+            initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout; here one
+                watcher sees all results, and these have no effect.
+            log_interval: seconds between two log lines; 0: none.
+            input_ids, session_ids: one per payload; default: made up.
+            overrides: `_rollout` entries per payload.
+            progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's
+                thread).
+            retries: further attempts of rollouts that were lost, timed out or throttled.
+        """
+        start, size = self._batch(
+            payloads,
+            max_concurrent_sessions,
+            timeout,
+            log_interval,
+            input_ids,
+            session_ids,
+            overrides,
+            progress,
+            retries,
+            on_failure,
+            prepare,
+        )
+        return BatchResult(start, size)
+
+    def run_batch_async(
+        self,
+        payloads: Iterable[Mapping[str, Any]],
+        max_concurrent_sessions: int | None = None,
+        timeout: float | None = 900.0,
+        initial_interval: float = 0.5,
+        max_interval: float = 30.0,
+        backoff_factor: float = 1.5,
+        log_interval: float = 30.0,
+        *,
+        input_ids: Sequence[str] | None = None,
+        session_ids: Sequence[str] | None = None,
+        overrides: Sequence[Mapping[str, Any] | None] | None = None,
+        progress: bool | ProgressHook = False,
+        retries: int | None = None,
+        on_failure: OnFailure | None = None,
+        prepare: Prepare | None = None,
+    ) -> AsyncBatchResult:
+        """`run_batch` for `async for`."""
+        start, size = self._batch(
+            payloads,
+            max_concurrent_sessions,
+            timeout,
+            log_interval,
+            input_ids,
+            session_ids,
+            overrides,
+            progress,
+            retries,
+            on_failure,
+            prepare,
+        )
+        return AsyncBatchResult(start, size)
+
+    def map(
+        self, payloads: Iterable[Mapping[str, Any]], max_concurrent_sessions: int | None = None, **options: Any
+    ) -> list[BatchItem]:
+        """`run_batch` to the end; items in the order of the payloads."""
+        return sorted(self.run_batch(payloads, max_concurrent_sessions, **options), key=lambda item: item.index or 0)
+
+    async def map_async(
+        self, payloads: Iterable[Mapping[str, Any]], max_concurrent_sessions: int | None = None, **options: Any
+    ) -> list[BatchItem]:
+        """Async `map`."""
+        items = [item async for item in self.run_batch_async(payloads, max_concurrent_sessions, **options)]
+        return sorted(items, key=lambda item: item.index or 0)
+
+    def _batch(
+        self,
+        payloads: Iterable[Mapping[str, Any]],
+        max_concurrent: int | None,
+        timeout: float | None,
+        log_interval: float,
+        input_ids: Sequence[str] | None,
+        session_ids: Sequence[str] | None,
+        overrides: Sequence[Mapping[str, Any] | None] | None,
+        progress: bool | ProgressHook,
+        retries: int | None,
+        on_failure: OnFailure | None,
+        prepare: Prepare | None,
+    ) -> tuple[Any, int]:
+        rows = list(payloads)
+        for name, values in (("input_ids", input_ids), ("session_ids", session_ids), ("overrides", overrides)):
+            if values is not None and len(values) != len(rows):
+                raise ConfigError(f"{name} has {len(values)} entries for {len(rows)} payloads")
+        if max_concurrent is not None and max_concurrent < 1:
+            raise ConfigError(f"max_concurrent_sessions must be >= 1, got {max_concurrent}")
+        hook: ProgressHook | None = print_progress if progress is True else (progress or None)
+
+        def start() -> BatchRun:
+            requests = [
+                self._request(
+                    row,
+                    session_id=session_ids[i] if session_ids is not None else None,
+                    input_id=input_ids[i] if input_ids is not None else None,
+                    overrides=(overrides[i] if overrides is not None else None) or {},
+                    timeout=timeout,
+                    on_failure=on_failure,
+                    retries=retries,
+                    prepare=prepare,
+                    index=i,
+                )
+                for i, row in enumerate(rows)
+            ]
+            return BatchRun(
+                self._portal,
+                self._engine,
+                requests,
+                max_concurrent=max_concurrent or max(1, len(rows)),
+                progress=hook,
+                log_interval=log_interval,
+            )
+
+        return start, len(rows)
+
+    # ---- state and end
+
+    def notify(self, session_id: str) -> None:
+        """Tell the client that a session has finished, so that it reads the record now instead of at its next look."""
+        self._engine.notify(session_id)
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts without an outcome."""
+        return self._engine.in_flight
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counts since the start: submitted, refused, retried, each outcome, stopped, stop_failed, store_requests."""
+        return {**self._engine.events.counts, "store_requests": self._engine.store_requests}
+
+    @property
+    def agentcore_client(self) -> Any:
+        """The boto3 ``bedrock-agentcore`` client."""
+        return self._boto3.client
+
+    @property
+    def s3_client(self) -> Any:
+        """A boto3 S3 client, for your own code."""
+        return self._boto3.make_s3_client()
+
+    def flush(self) -> None:
+        """Wait until every session that is due to be stopped is stopped (at most ``deadlines.stop_s``)."""
+        if self._portal.started:
+            self._portal.call(self._engine.close_async(cancel=False))
+
+    async def flush_async(self) -> None:
+        """Async `flush`."""
+        if self._portal.started:
+            await self._portal.run(self._engine.close_async(cancel=False))
+
+    def close(self) -> None:
+        """Cancel what runs, stop its sessions, and end the background thread. A second call does nothing."""
+        if not self._begin_close():
+            return
+        try:
+            if self._portal.started:
+                self._portal.call(self._engine.close_async(cancel=True))
+        finally:
+            self._end_close()
+
+    async def aclose(self) -> None:
+        """Async `close`."""
+        if not self._begin_close():
+            return
+        try:
+            if self._portal.started:
+                await self._portal.run(self._engine.close_async(cancel=True))
+        finally:
+            self._end_close()
+
+    def _begin_close(self) -> bool:
+        with self._close_lock:
+            first, self._closed = not self._closed, True
+            return first
+
+    def _end_close(self) -> None:
+        self._pacer.leave(self._limits)
+        self._portal.close()
+        self._boto3.close()
+
+    def __enter__(self) -> RolloutClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> RolloutClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # ---- inside
+
+    @staticmethod
+    def _parse_region_from_arn(arn: str) -> str:
+        parts = arn.split(":")
+        if len(parts) < 6 or parts[0] != "arn" or not parts[3]:
+            raise ConfigError(f"Invalid ARN format, cannot extract region: {arn}")
+        return parts[3]
+
+    def _store_for(self, bucket: str) -> ObjectStore:
+        if bucket not in self._stores:
+            self._stores[bucket] = open_store(bucket)
+        return self._stores[bucket]
+
+    def _compose(self, request: RolloutRequest, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """The `_rollout` block; later entries win: ids, `extra_config`, base_url and model_id, overrides."""
+        config = {"exp_id": self.exp_id, "input_id": request.input_id, "s3_bucket": self.s3_bucket, **self.extra_config}
+        if self.base_url:
+            config["base_url"] = self.base_url
+        if self.model_id:
+            config["model_id"] = self.model_id
+        config.update(overrides)
+        return config
+
+    def _request(
+        self,
+        payload: Mapping[str, Any],
+        *,
+        session_id: str | None,
+        input_id: str | None,
+        overrides: Mapping[str, Any],
+        timeout: float | None,
+        on_failure: OnFailure | None,
+        retries: int | None,
+        prepare: Prepare | None,
+        index: int | None = None,
+        retry_on: frozenset[Outcome] = RETRYABLE,
+    ) -> RolloutRequest:
+        policy = on_failure or self.on_failure
+        if retries is None:
+            retries = self.retries if on_failure is None else int(policy == "retry")
+        return RolloutRequest(
+            payload=payload,
+            input_id=check_id(input_id, "input_id") if input_id is not None else str(uuid.uuid4()),
+            session_id=session_id if session_id is not None else new_session_id(),
+            overrides=overrides,
+            index=index,
+            on_failure=policy,
+            retries=retries,
+            retry_on=retry_on,
+            prepare=prepare,
+            deadlines=self.deadlines,
+            timeout_s=timeout,
+        )
+
+
+_open_clients: weakref.WeakSet[RolloutClient] = weakref.WeakSet()
+
+
+@atexit.register
+def _flush_at_exit() -> None:
+    """Send the stops that are still open. Rollouts in flight are left running: their results will be in the store."""
+    for client in list(_open_clients):
+        if not client._closed:
+            client.flush()

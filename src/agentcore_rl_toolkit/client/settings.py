@@ -1,0 +1,99 @@
+"""What can be set on a client: deadlines of the stages, reaction to failures, watching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..contract import Outcome
+from ..errors import ConfigError
+
+OnFailure = Literal["return", "raise", "retry"]
+Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rollout` overrides, or an awaitable of one
+
+# Failures of the infrastructure, which another session may not meet. An agent that raised would most likely raise again.
+RETRYABLE = frozenset({Outcome.LOST, Outcome.TIMEOUT, Outcome.THROTTLED})
+
+AGENTCORE_MAX_LIFETIME_S = 28_800.0  # a session is ended by the service after 8 h, whatever it does
+PUBLISHED_POOL_CONNECTIONS = 10  # the published default; left as it is, the pool follows the work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """How long each stage of a rollout may take. Units: seconds; None: no limit.
+
+    Attributes:
+        queue_s: waiting in the process for a free slot and for the pace. It depends on how much the caller queued, so
+            it has no limit unless one is set; every wait ahead in the queue has its own.
+        throttle_s: how long refusals (429, 402) of one rollout are waited out.
+        start_s: one invoke request, cold start included.
+        confirm_s: after an invoke whose answer was lost, how long to look for signs that the agent runs.
+        run_s: from the accepted invoke to the record. The default is the service's own limit on a session, plus a
+            little.
+        result_s: reading a record that is known to exist.
+        stop_s: stopping a session, retries included; also the wait for outstanding stops at exit.
+    """
+
+    queue_s: float | None = None
+    throttle_s: float | None = 600.0
+    start_s: float = 300.0
+    confirm_s: float = 60.0
+    run_s: float | None = AGENTCORE_MAX_LIFETIME_S + 120.0
+    result_s: float = 120.0
+    stop_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ConfigError(f"{name} must be a number of seconds >= 0, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """How results are noticed. Units: seconds.
+
+    Attributes:
+        min_interval_s, max_interval_s: bounds of the time between two looks at the store; None takes what fits the
+            store (0.5 to 1 s for a remote one, 0.02 to 0.25 s for a local one).
+        push_interval_s: time between two looks once pushes are seen to work.
+        heartbeat_s: how often the agent is asked to renew its sign of life.
+        lost_after_s: a session whose sign of life has not changed for this long, and that left no record, is lost.
+            None: three heartbeats and five seconds.
+        read_concurrency: records read at the same time.
+    """
+
+    min_interval_s: float | None = None
+    max_interval_s: float | None = None
+    push_interval_s: float = 2.0
+    heartbeat_s: float = 10.0
+    lost_after_s: float | None = None
+    read_concurrency: int = 64
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_s <= 0 or self.read_concurrency < 1:
+            raise ConfigError("heartbeat_s must be > 0 and read_concurrency >= 1")
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds without a new sign of life after which a session counts as lost."""
+        return self.lost_after_s if self.lost_after_s is not None else 3 * self.heartbeat_s + 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRequest:
+    """One rollout to run: the payload, its ids, and what goes into its `_rollout` block."""
+
+    payload: Mapping[str, Any]
+    input_id: str
+    session_id: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    index: int | None = None
+    first_attempt: int = 1
+    on_failure: OnFailure = "return"
+    retries: int = 0
+    retry_on: frozenset[Outcome] = RETRYABLE
+    prepare: Prepare | None = None
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    timeout_s: float | None = None

@@ -1,0 +1,113 @@
+"""Stopping sessions in the background: paced, retried, counted, and drained before the client closes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from .pacing import Pacer, backoff_s
+from .transport import AgentTransport, DaemonPool, InvokeFailedError, InvokeRefusedError, InvokeUncertainError
+
+logger = logging.getLogger(__name__)
+
+STOPS_AT_ONCE = 16
+BACKLOG_LIMIT = 1000  # sessions that wait for their stop still count against the account's quota of live sessions
+
+
+async def take_turn(ask: Callable[[float], float]) -> None:
+    """Wait until ``ask(now)`` of a pacer grants a slot. Asks at least once a second: other clients may change the pace."""
+    while True:
+        delay_s = ask(time.monotonic())
+        if delay_s <= 0:
+            return
+        await asyncio.sleep(min(delay_s, 1.0))
+
+
+class StopQueue:
+    """Sessions to stop. Lives on the engine's loop.
+
+    ``on_stopped(session_id, stopped)`` is told the end of each: True when the session is known to be gone.
+    """
+
+    def __init__(
+        self, transport: AgentTransport, pacer: Pacer, stop_s: float, on_stopped: Callable[[str, bool], None]
+    ) -> None:
+        self._transport = transport
+        self._pacer = pacer
+        self._stop_s = stop_s
+        self._on_stopped = on_stopped
+        self._pool = DaemonPool(STOPS_AT_ONCE, "agentcore-rl-stop")
+        self._gate = asyncio.Semaphore(STOPS_AT_ONCE)
+        self._pace = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Event()
+        self._room.set()
+        self.stopped = 0
+        self.failed = 0
+
+    @property
+    def backlog(self) -> int:
+        """Sessions not stopped yet."""
+        return len(self._tasks)
+
+    def put(self, session_id: str, after: asyncio.Future[bytes] | None = None) -> asyncio.Task[None]:
+        """Stop a session soon; not before `after` (its invoke, still on the wire) is over, or it might start after its stop."""
+        task = asyncio.create_task(self._stop(session_id, after))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        if len(self._tasks) >= BACKLOG_LIMIT:
+            self._room.clear()
+        return task
+
+    async def room(self) -> None:
+        """Wait until the backlog is below its limit."""
+        await self._room.wait()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for all stops; False if some were still open after `timeout_s`."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+        return not self._tasks
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if len(self._tasks) < BACKLOG_LIMIT:
+            self._room.set()
+
+    async def _stop(self, session_id: str, after: asyncio.Future[bytes] | None) -> None:
+        if after is not None and not after.done():
+            await asyncio.wait([after])
+        deadline_s = time.monotonic() + self._stop_s
+        failures = 0
+        async with self._gate:
+            while True:
+                async with self._pace:
+                    await take_turn(self._pacer.try_stop)
+                try:
+                    await self._pool.run(self._transport.stop, session_id)
+                    self.stopped += 1
+                    self._on_stopped(session_id, True)
+                    return
+                except (InvokeRefusedError, InvokeUncertainError) as e:
+                    # Stopping twice does no harm, so an unclear answer is simply asked again.
+                    if isinstance(e, InvokeRefusedError) and e.kind == "throttled":
+                        self._pacer.stop_refused(time.monotonic())
+                    failures += 1
+                    pause_s = backoff_s(failures, jitter=random.random())
+                    problem: Exception = e
+                except InvokeFailedError as e:
+                    pause_s, problem = self._stop_s, e
+                if time.monotonic() + pause_s > deadline_s:
+                    self.failed += 1
+                    self._on_stopped(session_id, False)
+                    logger.warning(
+                        "session %s could not be stopped and runs until its idle timeout: %s",
+                        session_id,
+                        problem,
+                        extra={"session_id": session_id},
+                    )
+                    return
+                await asyncio.sleep(pause_s)

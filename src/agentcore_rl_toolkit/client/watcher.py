@@ -1,0 +1,326 @@
+"""Notices finished rollouts by looking at the store in bulk.
+
+Theory of operation. Every rollout in flight leaves two keys under ``{exp_id}/{input_id}/``: a record when it ends, and
+until then a heartbeat object that is rewritten periodically. One watcher serves all rollouts of an experiment. In each
+round it looks at the store in the cheapest of three ways, by an estimate from what earlier rounds saw:
+
+- one LIST of the experiment, when most of what it returns is of interest;
+- one LIST per input with something in flight, when the experiment holds many finished objects;
+- one HEAD per rollout in flight, when even single inputs hold thousands (and always when listing is not permitted).
+
+A record seen resolves its waiter. A heartbeat whose modification time changes is a sign of life; only *changes* count,
+timed by our own clock, so the clocks of store and client need not agree. A rollout that once showed a sign of life, or
+whose agent promised some, and then shows none for `silence_s` is declared lost after one last direct look for its
+record.
+
+Errors of the store delay rounds and fail nobody. A pushed notification leads to a direct look at one key; the store
+stays the only source of truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from ..contract import ALIVE_SUFFIX, RECORD_SUFFIX
+from ..errors import ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError
+from .pacing import backoff_s
+
+logger = logging.getLogger(__name__)
+
+CPU_SHARE = 0.05  # looking may use this share of the time
+IDLE_SHARE = 0.05  # after t seconds without news, look every 5 % of t: news is late by at most that share of a rollout
+REQUESTS_AT_ONCE = 32
+LOOK_TIMEOUT_S = 15.0  # one look; a store that is down longer shows in the log and is asked again
+
+
+class Listed(Protocol):
+    """One line of a listing."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def last_modified(self) -> datetime: ...
+
+
+class WatchedStore(Protocol):
+    """What watching needs of a store."""
+
+    async def list_async(
+        self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = ...
+    ) -> Sequence[Listed]: ...
+    async def head_async(self, key: str, *, timeout_s: float | None = ...) -> Listed: ...
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One rollout in flight. ``found`` ends with True when the record exists, or with RolloutLostError."""
+
+    key: str
+    prefix: str  # of its input, with the final slash
+    found: asyncio.Future[bool]
+    expects_life: bool  # the agent promised heartbeats
+    seen_life: asyncio.Event = field(default_factory=asyncio.Event)
+    stamp: object = None  # modification time of the heartbeat when last seen
+    stamp_changed_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """Relative cost of looking: one per request, plus `per_object` for each line of a listing. Pages hold 1,000."""
+
+    per_object: float
+
+    def listing(self, objects: int) -> float:
+        return max(1, math.ceil(objects / 1000)) + objects * self.per_object
+
+
+REMOTE_COST = CostModel(per_object=0.0005)
+LOCAL_COST = CostModel(per_object=0.02)  # a stat of each file against a call of about 0.2 ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one round does: LIST these prefixes, or (None) HEAD each key."""
+
+    prefixes: tuple[str, ...] | None
+
+
+def choose_plan(
+    root: str, in_flight: dict[str, int], known_objects: dict[str, int], cost: CostModel, *, may_list: bool
+) -> Plan:
+    """Pick the cheapest way to look.
+
+    Args:
+        root: prefix of the experiment.
+        in_flight: input prefix -> rollouts in flight under it.
+        known_objects: prefix -> objects that its last listing returned; prefixes not listed yet are absent.
+    """
+    if not may_list:
+        return Plan(prefixes=None)
+    flying = sum(in_flight.values())
+    by_input = sum(cost.listing(known_objects.get(prefix, 2 * n)) for prefix, n in in_flight.items())
+    at_least = sum(known_objects.get(prefix, n) for prefix, n in in_flight.items())
+    whole = cost.listing(max(known_objects.get(root, 0), at_least))
+    # A HEAD shows no heartbeat, so it must look twice per rollout; listings win ties.
+    each = 2.0 * flying
+    best = min(whole, by_input, each)
+    if by_input == best:
+        return Plan(prefixes=tuple(in_flight))
+    return Plan(prefixes=(root,)) if whole == best else Plan(prefixes=None)
+
+
+def round_interval_s(*, idle_s: float, round_cost_s: float, min_s: float, max_s: float) -> float:
+    """Seconds until the next look: soon after news, later when nothing happens, never more than `CPU_SHARE` of the time."""
+    return min(max_s, max(min_s, idle_s * IDLE_SHARE, round_cost_s / CPU_SHARE))
+
+
+class Watcher:
+    """Watches the rollouts of one experiment in one store. Lives on the engine's loop."""
+
+    def __init__(
+        self,
+        store: WatchedStore,
+        root: str,
+        *,
+        local: bool,
+        min_s: float,
+        max_s: float,
+        push_s: float,
+        silence_s: float,
+    ) -> None:
+        self._store = store
+        self._root = root
+        self._cost = LOCAL_COST if local else REMOTE_COST
+        self._min_s, self._max_s, self._push_s, self._silence_s = min_s, max_s, push_s, silence_s
+        self._waiters: dict[str, Waiter] = {}
+        self._by_alive: dict[str, Waiter] = {}
+        self._known: dict[str, int] = {}
+        self._may_list = True
+        self._push_works = False
+        self._news_at_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._outage = False
+        self.requests = 0
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def add(self, key: str, *, expects_life: bool) -> Waiter:
+        """Start looking for a record."""
+        waiter = Waiter(key, key.rpartition("/")[0] + "/", asyncio.get_running_loop().create_future(), expects_life)
+        waiter.stamp_changed_s = self._news_at_s = time.monotonic()
+        self._waiters[key] = waiter
+        self._by_alive[key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX] = waiter
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        return waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        """Stop looking for a record."""
+        if self._waiters.get(waiter.key) is waiter:
+            del self._waiters[waiter.key]
+            self._by_alive.pop(waiter.key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX, None)
+
+    def pushed(self, waiter: Waiter) -> None:
+        """A notification says that the record is there. The read that follows finds out."""
+        self._push_works = True
+        self._settle(waiter)
+
+    def missing(self, waiter: Waiter) -> Waiter:
+        """A read found no record after all: look on."""
+        return self.add(waiter.key, expects_life=waiter.expects_life)
+
+    def _settle(self, waiter: Waiter) -> None:
+        self.remove(waiter)
+        self._news_at_s = time.monotonic()
+        if not waiter.found.done():
+            waiter.found.set_result(True)
+
+    async def _run(self) -> None:
+        failures = 0
+        while self._waiters:
+            began_s = time.monotonic()
+            try:
+                await self._round()
+                failures = 0
+            except StoreError as e:
+                failures += 1
+                self._outage = True
+                level = logging.WARNING if failures in (1, 10, 100) else logging.DEBUG
+                logger.log(level, "looking for results under %s failed (%d in a row): %s", self._root, failures, e)
+            now = time.monotonic()
+            if failures:
+                await asyncio.sleep(backoff_s(failures, base_s=max(0.1, self._min_s), cap_s=5.0))
+                continue
+            interval_s = round_interval_s(
+                idle_s=now - self._news_at_s,
+                round_cost_s=now - began_s if self._cost is LOCAL_COST else 0.0,
+                min_s=self._push_s if self._push_works else self._min_s,
+                max_s=max(self._max_s, self._push_s) if self._push_works else self._max_s,
+            )
+            await asyncio.sleep(min(interval_s, self._silence_s / 3))
+
+    async def _round(self) -> None:
+        in_flight: dict[str, int] = {}
+        for waiter in self._waiters.values():
+            in_flight[waiter.prefix] = in_flight.get(waiter.prefix, 0) + 1
+        for prefix in [p for p in self._known if p != self._root and p not in in_flight]:
+            del self._known[prefix]
+        plan = choose_plan(self._root, in_flight, self._known, self._cost, may_list=self._may_list)
+        if plan.prefixes is not None:
+            try:
+                await self._list_all(plan.prefixes)
+            except StorePermissionError as e:
+                logger.warning("listing %s is not permitted (%s); looking at single keys instead", self._root, e)
+                self._may_list = False
+        else:
+            await self._look_at_each()
+        if self._outage:
+            # Nothing could be seen, and agents could not renew their signs of life either: silence counts from now.
+            self._outage = False
+            for waiter in self._waiters.values():
+                waiter.stamp_changed_s = time.monotonic()
+        await self._declare_lost()
+
+    async def _list_all(self, prefixes: Sequence[str]) -> None:
+        if self._cost is LOCAL_COST or len(prefixes) == 1:  # a local listing takes less time than a task
+            for prefix in prefixes:
+                await self._list(prefix)
+            return
+        gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
+
+        async def one(prefix: str) -> None:
+            async with gate:
+                await self._list(prefix)
+
+        async with asyncio.TaskGroup() as group:
+            for prefix in prefixes:
+                group.create_task(one(prefix))
+
+    async def _list(self, prefix: str) -> None:
+        listed = await self._store.list_async(prefix, timeout_s=LOOK_TIMEOUT_S)
+        for item in listed:
+            self._note(item)
+        self._known[prefix] = len(listed)
+        self.requests += max(1, math.ceil(len(listed) / 1000))
+
+    def _note(self, item: Listed) -> None:
+        key = item.key
+        if key.endswith(RECORD_SUFFIX):
+            waiter = self._waiters.get(key)
+            if waiter is not None:
+                self._settle(waiter)
+        elif key.endswith(ALIVE_SUFFIX):
+            waiter = self._by_alive.get(key)
+            if waiter is not None:
+                self._sign_of_life(waiter, item.last_modified)
+
+    def _sign_of_life(self, waiter: Waiter, stamp: object) -> None:
+        if stamp != waiter.stamp:
+            waiter.stamp, waiter.stamp_changed_s = stamp, time.monotonic()
+            waiter.seen_life.set()
+
+    async def _look_at_each(self) -> None:
+        gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
+        problems: list[StoreError] = []
+
+        async def look(waiter: Waiter) -> None:
+            async with gate:
+                try:
+                    if await self._exists(waiter.key):
+                        self._settle(waiter)
+                        return
+                    alive = await self._head(waiter.key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX)
+                    if alive is not None:
+                        self._sign_of_life(waiter, alive.last_modified)
+                except StorePermissionError:
+                    return  # S3 says 403 for a missing key to callers that may not list: not there yet
+                except StoreError as e:
+                    problems.append(e)
+
+        await asyncio.gather(*(look(waiter) for waiter in list(self._waiters.values())))
+        if problems:
+            raise problems[0]
+
+    async def _head(self, key: str) -> Listed | None:
+        self.requests += 1
+        try:
+            return await self._store.head_async(key, timeout_s=LOOK_TIMEOUT_S)
+        except ObjectNotFoundError:
+            return None
+
+    async def _exists(self, key: str) -> bool:
+        return await self._head(key) is not None
+
+    async def _declare_lost(self) -> None:
+        now = time.monotonic()
+        silent = [
+            w
+            for w in self._waiters.values()
+            if (w.seen_life.is_set() or w.expects_life) and now - w.stamp_changed_s > self._silence_s
+        ]
+        for waiter in silent:
+            if await self._exists(waiter.key):
+                self._settle(waiter)
+                continue
+            self.remove(waiter)
+            if not waiter.found.done():
+                waiter.found.set_exception(
+                    RolloutLostError(
+                        f"no sign of life for {now - waiter.stamp_changed_s:.0f} s and no record: the session died, or the agent "
+                        "stopped running. Its log at the runtime says why",
+                        key=waiter.key,
+                    )
+                )
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._task is not None:
+            self._task.cancel()
