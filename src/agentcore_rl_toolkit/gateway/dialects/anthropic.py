@@ -1,0 +1,285 @@
+"""Anthropic messages: requests and whole answers. Source: docs.anthropic.com/en/api/messages"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, new_id
+from .chat import named_tool
+from .errors import RequestError, unsupported
+from .fields import Fields, decode_body
+
+_NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "diagnostics")
+
+_STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "refusal"}
+
+
+def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Request:
+    """Read a messages request; ``counting`` for ``/v1/messages/count_tokens``, where max_tokens is not needed.
+
+    Raises: RequestError that names the field.
+    """
+    fields = Fields(decode_body(body) if isinstance(body, bytes) else body)
+    messages: list[dict[str, Any]] = []
+    system = fields.either("system", str, list)
+    if system:
+        text = system if isinstance(system, str) else "\n".join(_text_blocks(system, "system"))
+        messages.append({"role": "system", "content": text})
+    asked = fields.need("messages", list)
+    if not asked:
+        raise RequestError("messages must not be empty", param="messages")
+    for i, message in enumerate(asked):
+        messages += _message(message, f"messages[{i}]")
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.take("tools", list) or [])]
+    choice, parallel = _tool_choice(fields.take("tool_choice", dict), tools)
+    template_kwargs, effort, output_format = _thinking_and_output(fields)
+    for name, why in (
+        ("container", "there are no server-side containers"),
+        ("mcp_servers", "the gateway does not call MCP servers"),
+        ("context_management", "the gateway does not edit the history; send the messages that are meant"),
+        ("fallbacks", "there is one model"),
+    ):
+        fields.refuse(name, why)
+    sampling = fields.sampling(("max_tokens",), "stop_sequences", max_temperature=1.0)
+    if sampling.max_tokens is None and not counting:
+        raise RequestError("max_tokens is required", param="max_tokens")
+    request = Request(
+        dialect="anthropic",
+        model=fields.take("model", str) or "",
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        stream=fields.take("stream", bool) or False,
+        include_usage=True,
+        sampling=sampling,
+        response_format=output_format,
+        reasoning_effort=effort,
+        template_kwargs=template_kwargs,
+        ignored=fields.ignore(*_NO_EFFECT),
+    )
+    fields.done()
+    return request
+
+
+def _thinking_and_output(fields: Fields) -> tuple[dict[str, Any], str | None, dict[str, Any] | None]:
+    template_kwargs: dict[str, Any] = {}
+    thinking = fields.take("thinking", dict)
+    if thinking is not None:
+        inner = Fields(thinking, "thinking")
+        kind = inner.need("type", str)
+        if kind not in ("enabled", "disabled", "adaptive"):
+            raise unsupported("thinking.type", "it must be enabled, disabled or adaptive")
+        # The budget cannot be held by a template; the switch can, under the name Qwen's and GLM's templates use.
+        inner.ignore("budget_tokens", "display")
+        inner.done()
+        template_kwargs["enable_thinking"] = kind != "disabled"
+    config = Fields(fields.take("output_config", dict) or {}, "output_config")
+    effort = config.take("effort", str)
+    shape = config.take("format", dict) or fields.take("output_format", dict)
+    config.done()
+    if shape is None:
+        return template_kwargs, effort, None
+    if shape.get("type") != "json_schema" or not isinstance(shape.get("schema"), dict):
+        raise unsupported("output_config.format", "it must be a json_schema with a schema")
+    schema = {"name": "output", "schema": shape["schema"], "strict": True}
+    return template_kwargs, effort, {"type": "json_schema", "json_schema": schema}
+
+
+def _text_blocks(blocks: list[Any], path: str) -> list[str]:
+    texts = []
+    for i, block in enumerate(blocks):
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            raise unsupported(f"{path}[{i}]", "only text blocks are taken here")
+        texts.append(block["text"])
+    return texts
+
+
+def _message(message: Any, path: str) -> list[dict[str, Any]]:
+    """One Anthropic message -> canonical ones: tool results become messages of their own, in front of the user's
+    text.
+    """
+    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
+        raise RequestError(f"{path}.role must be user, assistant or system", param=f"{path}.role")
+    role = message["role"]
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise RequestError(f"{path}.content must be a string or a list of blocks", param=f"{path}.content")
+    if role == "assistant":
+        return [_assistant(content, path)]
+    if role == "system":
+        return [{"role": "system", "content": "\n".join(_text_blocks(content, f"{path}.content"))}]
+    results: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    for i, block in enumerate(content):
+        where = f"{path}.content[{i}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_result":
+            results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": str(block.get("tool_use_id") or ""),
+                    "content": _joined(_user_parts(block.get("content"), f"{where}.content")),
+                }
+            )
+        else:
+            parts += _user_parts([block], where)
+    if parts or not results:
+        results.append({"role": role, "content": _joined(parts)})
+    return results
+
+
+def _user_parts(content: Any, path: str) -> list[dict[str, Any]]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    parts: list[dict[str, Any]] = []
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text" and isinstance(block.get("text"), str):
+            parts.append({"type": "text", "text": block["text"]})
+        elif kind == "image":
+            parts.append({"type": "image_url", "image_url": {"url": _image_url(block.get("source") or {}, path)}})
+        else:
+            raise unsupported(path, f"content blocks of type {kind!r} are not taken")
+    return parts
+
+
+def _image_url(source: dict[str, Any], path: str) -> str:
+    kind = source.get("type")
+    if kind == "base64":
+        return f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if kind == "url":
+        return str(source.get("url"))
+    raise unsupported(f"{path}.source", f"image sources of type {kind!r} are not taken")
+
+
+def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _assistant(content: list[Any], path: str) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for i, block in enumerate(content):
+        where = f"{path}.content[{i}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text":
+            texts.append(str(block.get("text") or ""))
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind == "tool_use":
+            arguments = msgspec.json.encode(block.get("input") or {}).decode()
+            function = {"name": str(block.get("name") or ""), "arguments": arguments}
+            calls.append({"id": str(block.get("id") or ""), "type": "function", "function": function})
+        else:
+            raise unsupported(where, f"assistant blocks of type {kind!r} are not taken")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool(tool: Any, path: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type", "custom") not in ("custom", None):
+        raise unsupported(f"{path}.type", "only custom tools are served, not the provider's own")
+    name = tool.get("name")
+    if not isinstance(name, str):
+        raise RequestError(f"{path}.name must be a string", param=f"{path}.name")
+    function: dict[str, Any] = {"name": name}
+    if tool.get("description"):
+        function["description"] = tool["description"]
+    function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: dict[str, Any] | None, tools: list[dict[str, Any]]) -> tuple[str, bool | None]:
+    if choice is None:
+        return "auto", None
+    kind = choice.get("type")
+    parallel = False if choice.get("disable_parallel_tool_use") else None
+    if kind in ("auto", "none"):
+        return kind, parallel
+    if kind == "any":
+        return "required", parallel
+    if kind == "tool":
+        return named_tool(choice.get("name"), tools, "tool_choice.name"), parallel
+    raise RequestError(f"tool_choice.type must be auto, any, tool or none, got {kind!r}", param="tool_choice.type")
+
+
+def stop_reason(choice_finish: str | None, stop_sequence: str | None) -> str:
+    """The provider's word for a canonical finish reason."""
+    if stop_sequence is not None and choice_finish == STOP:
+        return "stop_sequence"
+    return _STOP_REASONS.get(choice_finish or STOP, "end_turn")
+
+
+def usage_dict(usage: Usage | None) -> dict[str, Any]:
+    prompt = (usage.prompt_tokens if usage else None) or 0
+    cached = (usage.cached_tokens if usage else None) or 0
+    return {
+        # This provider counts cached tokens apart from the others.
+        "input_tokens": prompt - cached,
+        "output_tokens": (usage.completion_tokens if usage else None) or 0,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+    }
+
+
+def tool_input(arguments: str) -> Any:
+    """Tool arguments as the object this dialect wants. What is not an object cannot be shown as one: it goes under
+    "_raw".
+    """
+    try:
+        decoded = msgspec.json.decode(arguments) if arguments else {}
+    except msgspec.DecodeError:
+        return {"_raw": arguments}
+    return decoded if isinstance(decoded, dict) else {"_raw": decoded}
+
+
+def _blocks(choice: Choice) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if choice.reasoning:
+        blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
+    text = choice.content or choice.refusal
+    if text:
+        blocks.append({"type": "text", "text": text})
+    for call in choice.tool_calls:
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": tool_input(call.arguments)})
+    return blocks
+
+
+def message_id(reply_id: str) -> str:
+    return reply_id if reply_id.startswith("msg_") else new_id("msg_")
+
+
+def encode_reply(reply: Reply, request: Request) -> bytes:
+    """The JSON body of a whole answer."""
+    choice = reply.choices[0] if reply.choices else Choice()
+    return msgspec.json.encode(
+        {
+            "id": message_id(reply.id),
+            "type": "message",
+            "role": "assistant",
+            "model": reply.model or request.model,
+            "content": _blocks(choice),
+            "stop_reason": stop_reason(choice.finish_reason, choice.stop_sequence),
+            "stop_sequence": choice.stop_sequence,
+            "usage": usage_dict(reply.usage),
+        }
+    )
+
+
+def encode_count(input_tokens: int) -> bytes:
+    """The answer of ``/v1/messages/count_tokens``."""
+    return msgspec.json.encode({"input_tokens": input_tokens})

@@ -1,0 +1,135 @@
+"""Deltas of one streamed answer -> the whole reply."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .canonical import Choice, Delta, Reply, ToolCall, ToolDelta, Usage, new_id
+
+
+class _Open:
+    """A choice that is still growing."""
+
+    __slots__ = ("calls", "choice", "entries", "logprobs", "reasoning", "refusal", "text", "token_ids")
+
+    def __init__(self, index: int) -> None:
+        self.choice = Choice(index=index)
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.refusal: list[str] = []
+        self.calls: dict[int, tuple[list[str], list[str], list[str]]] = {}  # index -> ids, names, argument pieces
+        self.token_ids: list[int] | None = None
+        self.entries: list[dict[str, Any]] | None = None
+        self.logprobs: list[float | None] | None = None
+
+
+class ReplyBuilder:
+    """Collects deltas by choice; pieces of a tool call are joined by its index.
+
+    The reply is complete only if every choice said why it finished.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Open] = {}
+        self.id = ""
+        self.model = ""
+        self.created = 0
+        self.usage: Usage | None = None
+        self.prompt_token_ids: list[int] | None = None
+        self.weight_version_first: int | None = None
+        self.weight_version_last: int | None = None
+        self.error: dict[str, Any] | None = None
+
+    def choice(self, index: int) -> _Open:
+        found = self._open.get(index)
+        if found is None:
+            found = self._open[index] = _Open(index)
+        return found
+
+    def saw_version(self, version: int) -> None:
+        if self.weight_version_first is None:
+            self.weight_version_first = version
+        self.weight_version_last = version
+
+    def add(self, delta: Delta) -> None:
+        if delta.usage is not None:
+            self.usage = delta.usage
+        growing = self.choice(delta.choice)
+        if delta.text:
+            growing.text.append(delta.text)
+        if delta.reasoning:
+            growing.reasoning.append(delta.reasoning)
+        if delta.refusal:
+            growing.refusal.append(delta.refusal)
+        for piece in delta.tool_calls:
+            ids, names, arguments = growing.calls.setdefault(piece.index, ([], [], []))
+            if piece.id and not ids:
+                ids.append(piece.id)
+            if piece.name:
+                names.append(piece.name)
+            if piece.arguments:
+                arguments.append(piece.arguments)
+        if delta.token_ids is not None:
+            growing.token_ids = (growing.token_ids or []) + delta.token_ids
+        if delta.logprob_entries is not None:
+            growing.entries = (growing.entries or []) + delta.logprob_entries
+        if delta.finish_reason is not None:
+            growing.choice.finish_reason = delta.finish_reason
+        if delta.stop_sequence is not None:
+            growing.choice.stop_sequence = delta.stop_sequence
+
+    def reply(self) -> Reply:
+        """The answer as far as it has come; calling it again after more deltas is fine."""
+        choices = [self._close(growing) for _, growing in sorted(self._open.items())]
+        return Reply(
+            id=self.id or new_id("chatcmpl-"),
+            model=self.model,
+            created=self.created,
+            choices=choices,
+            usage=self.usage,
+            prompt_token_ids=self.prompt_token_ids,
+            weight_version_first=self.weight_version_first,
+            weight_version_last=self.weight_version_last,
+            complete=self.error is None and bool(choices) and all(c.finish_reason is not None for c in choices),
+            error=self.error,
+        )
+
+    @staticmethod
+    def _close(growing: _Open) -> Choice:
+        choice = growing.choice
+        choice.content = "".join(growing.text)
+        choice.reasoning = "".join(growing.reasoning)
+        choice.refusal = "".join(growing.refusal) or None
+        choice.tool_calls = [
+            ToolCall(id=ids[0] if ids else new_id("call_"), name="".join(names), arguments="".join(arguments))
+            for _, (ids, names, arguments) in sorted(growing.calls.items())
+        ]
+        if choice.tool_calls and choice.parse_status == "none":
+            choice.parse_status = "parsed"
+        choice.token_ids = growing.token_ids
+        choice.logprob_entries = growing.entries
+        choice.logprobs = growing.logprobs
+        if growing.logprobs is None and growing.entries is not None:
+            choice.logprobs = [entry.get("logprob") for entry in growing.entries]
+        return choice
+
+
+def deltas_of(reply: Reply) -> list[Delta]:
+    """A whole reply as the deltas that a stream of it would have brought: for engines that answer in one piece."""
+    deltas: list[Delta] = []
+    for choice in reply.choices:
+        if choice.reasoning:
+            deltas.append(Delta(choice=choice.index, reasoning=choice.reasoning))
+        if choice.content:
+            deltas.append(Delta(choice=choice.index, text=choice.content, logprob_entries=choice.logprob_entries))
+        if choice.refusal:
+            deltas.append(Delta(choice=choice.index, refusal=choice.refusal))
+        for i, call in enumerate(choice.tool_calls):
+            piece = ToolDelta(index=i, id=call.id, name=call.name, arguments=call.arguments)
+            deltas.append(Delta(choice=choice.index, tool_calls=[piece]))
+        deltas.append(
+            Delta(choice=choice.index, finish_reason=choice.finish_reason, stop_sequence=choice.stop_sequence)
+        )
+    if reply.usage is not None:
+        deltas.append(Delta(usage=reply.usage))
+    return deltas

@@ -1,0 +1,259 @@
+"""What every dialect is translated to and from: one request, one reply, and the deltas of a streamed reply.
+
+Messages and tools keep the shape of OpenAI chat completions, because that is what chat templates and inference
+servers take: ``{"role", "content", "tool_calls": [{"id", "type": "function", "function": {"name", "arguments": "<JSON
+text>"}}], "tool_call_id", "reasoning_content"}`` and ``{"type": "function", "function": {"name", "description",
+"parameters"}}``. ``content`` is a string, or a list of parts (``text``, ``image_url``) when there are images in it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Literal
+
+import msgspec
+
+from .errors import unsupported
+
+DialectName = Literal["chat", "completions", "responses", "anthropic"]
+ParseStatus = Literal["none", "parsed", "unparsed"]
+
+# Canonical finish reasons; engines' other words are passed on as they are.
+STOP, LENGTH, TOOL_CALLS, CONTENT_FILTER = "stop", "length", "tool_calls", "content_filter"
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id like the providers': ``prefix`` and 24 hexadecimal digits."""
+    return prefix + secrets.token_hex(12)
+
+
+class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the agent asked of the sampler; None = not said. ``other`` holds engine parameters that pass through by
+    name.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: list[str] = []
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    other: dict[str, Any] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Only what was said, under the names vLLM uses for its sampling parameters."""
+        said: dict[str, Any] = msgspec.to_builtins(self)
+        said.pop("other", None)
+        return {**said, **self.other}
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One call of an agent, whatever dialect it came in.
+
+    ``tool_choice`` is "auto", "none", "required" or the name of a tool after "tool:". ``response_format`` has the
+    chat shape. ``prompt`` is set for the completions dialect only, then ``messages`` is empty. ``template_kwargs`` go
+    to the chat template. ``ignored`` names fields that were present and have no effect on the answer here (``user``,
+    ``store``, ...)."""
+
+    dialect: DialectName
+    model: str
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool | None = None
+    prompt: str | list[int] | None = None
+    stream: bool = False
+    include_usage: bool = False
+    n: int = 1
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
+    logprobs: bool = False
+    top_logprobs: int = 0
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    template_kwargs: dict[str, Any] = {}
+    ignored: list[str] = []
+    echo_fields: dict[str, Any] = {}  # what the Responses dialect repeats in its answer
+
+    def features(self) -> dict[str, str]:
+        """Abilities an engine needs for this request -> the field, in the dialect's own words, that asks for it."""
+        anthropic, responses = self.dialect == "anthropic", self.dialect == "responses"
+        found: dict[str, str] = {}
+        if self.n > 1:
+            found["n"] = "n"
+        if self.tools and self.tool_choice not in ("auto", "none"):
+            found["tool_choice"] = "tool_choice"
+        if self.tools and self.parallel_tool_calls is False:
+            found["parallel_tool_calls"] = (
+                "tool_choice.disable_parallel_tool_use" if anthropic else "parallel_tool_calls"
+            )
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            found["response_format"] = (
+                "output_config.format" if anthropic else "text.format" if responses else "response_format"
+            )
+        if self.top_logprobs:
+            found["top_logprobs"] = "logprobs" if self.dialect == "completions" else "top_logprobs"
+        for name in (
+            "seed",
+            "min_p",
+            "logit_bias",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "top_k",
+        ):
+            value = getattr(self.sampling, name)
+            if value is not None and value != {}:
+                found[name] = name
+        if self.sampling.stop:
+            found["stop"] = "stop_sequences" if anthropic else "stop"
+        if any(part.get("type") == "image_url" for m in self.messages for part in _parts(m)):
+            found["images"] = "messages"
+        for name in self.sampling.other:
+            found[name] = name
+        return found
+
+    def require(self, supported: frozenset[str] | set[str], *, engine: str) -> None:
+        """Refuse what the engine cannot do. Raises: RequestError that names the first such field."""
+        for feature, field in self.features().items():
+            if feature not in supported:
+                raise unsupported(field, f"the inference engine ({engine}) has no such ability")
+
+    def to_chat_body(self) -> dict[str, Any]:
+        """The same request as an OpenAI chat completion body, for engines that take messages."""
+        body: dict[str, Any] = {"model": self.model, "messages": self.messages, **self.sampling.to_dict()}
+        if self.tools:
+            body["tools"] = self.tools
+            if self.tool_choice.startswith("tool:"):
+                body["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice[5:]}}
+            elif self.tool_choice != "auto":
+                body["tool_choice"] = self.tool_choice
+            if self.parallel_tool_calls is not None:
+                body["parallel_tool_calls"] = self.parallel_tool_calls
+        if self.n != 1:
+            body["n"] = self.n
+        if self.logprobs:
+            body["logprobs"] = True
+            if self.top_logprobs:
+                body["top_logprobs"] = self.top_logprobs
+        if self.response_format is not None:
+            body["response_format"] = self.response_format
+        if self.reasoning_effort is not None:
+            body["reasoning_effort"] = self.reasoning_effort
+        if self.template_kwargs:
+            body["chat_template_kwargs"] = self.template_kwargs
+        if self.stream:
+            body["stream"] = True
+            body["stream_options"] = {"include_usage": True}
+        return body
+
+
+def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A finished tool call. ``arguments`` is JSON text, as the model wrote it where the engine told."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Units: tokens. None = the engine did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """One answer of a reply.
+
+    Shapes: ``token_ids`` and ``logprobs`` (C,), or None when the engine gave none; ``logprob_entries`` are the
+    engine's own ``logprobs.content`` objects, for agents that asked for them."""
+
+    index: int = 0
+    content: str = ""
+    reasoning: str = ""
+    refusal: str | None = None
+    tool_calls: list[ToolCall] = []
+    finish_reason: str | None = None
+    stop_sequence: str | None = None
+    parse_status: ParseStatus = "none"
+    token_ids: list[int] | None = None
+    logprobs: list[float | None] | None = None
+    logprob_entries: list[dict[str, Any]] | None = None
+    routed_experts: Any = None
+
+    def to_message(self) -> dict[str, Any]:
+        """The assistant message that an agent would put into its history."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
+        return message
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """One finished (or broken off) answer.
+
+    ``complete`` is False when the stream ended before it said so. ``error`` is the engine's error object when it sent
+    one inside the stream. ``id`` is the engine's; ``created`` unix seconds."""
+
+    id: str
+    model: str = ""
+    created: int = 0
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    weight_version_first: int | None = None
+    weight_version_last: int | None = None
+    complete: bool = True
+    error: dict[str, Any] | None = None
+
+
+class ToolDelta(msgspec.Struct, kw_only=True):
+    """A piece of a tool call: the first one of an ``index`` carries id and name."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    """A piece of a streamed answer. Only what changed is set; ``usage`` comes at the end, without regard to
+    ``choice``.
+    """
+
+    choice: int = 0
+    text: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    tool_calls: list[ToolDelta] = []
+    finish_reason: str | None = None
+    stop_sequence: str | None = None
+    token_ids: list[int] | None = None
+    logprob_entries: list[dict[str, Any]] | None = None
+    usage: Usage | None = None
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a string, None, or parts, of which the text ones are joined."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    return "".join(part.get("text") or "" for part in content if isinstance(part, dict))

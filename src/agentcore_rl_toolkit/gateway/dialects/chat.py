@@ -1,0 +1,324 @@
+"""OpenAI chat completions. Source: platform.openai.com/docs/api-reference/chat; token fields as in vLLM's server."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from .canonical import (
+    Delta,
+    Reply,
+    Request,
+    ToolDelta,
+    Usage,
+)
+from .errors import RequestError, openai_error, unsupported
+from .fields import Fields, decode_body
+from .sse import encode_event
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# Present in requests of real clients, without effect on the answer of a self-hosted model.
+_NO_EFFECT = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "return_token_ids",
+    "return_prompt_token_ids",
+    "return_tokens_as_token_ids",
+    "return_routed_experts",
+    "return_meta_info",
+    "request_id",
+    "cache_salt",
+    "include_reasoning",
+    "separate_reasoning",
+    "add_special_tokens",
+)
+
+
+def parse_request(body: bytes | dict[str, Any]) -> Request:
+    """Read a chat completion request. Raises: RequestError that names the field."""
+    fields = Fields(decode_body(body) if isinstance(body, bytes) else body)
+    messages = [check_message(m, f"messages[{i}]") for i, m in enumerate(fields.need("messages", list))]
+    if not messages:
+        raise RequestError("messages must not be empty", param="messages")
+    tools, tool_choice, parallel = parse_tools(fields)
+    stream = fields.take("stream", bool) or False
+    stream_options = fields.take("stream_options", dict) or {}
+    template_kwargs = dict(fields.take("chat_template_kwargs", dict) or {})
+    effort = fields.take("reasoning_effort", str)
+    for name, why in (
+        ("audio", "there is no audio output"),
+        ("prediction", "predicted outputs are not served"),
+        ("web_search_options", "there is no web search"),
+        ("functions", "use tools instead"),
+        ("function_call", "use tool_choice instead"),
+        ("echo", "it would repeat the prompt inside the answer"),
+        ("continue_final_message", "an answer always starts a new message"),
+        ("chat_template", "the template of the model is used"),
+        ("prompt_logprobs", "logprobs are given for sampled tokens only"),
+    ):
+        fields.refuse(name, why, unless=(False,))
+    fields.refuse("modalities", "only text is served", unless=(["text"],))
+    fields.refuse("verbosity", "the model has no such setting", unless=("medium",))
+    fields.refuse("add_generation_prompt", "an answer always starts a new message", unless=(True,))
+    fields.refuse("best_of", "every sample is returned", unless=(1,))
+    request = Request(
+        dialect="chat",
+        model=fields.take("model", str) or "",
+        messages=messages,
+        tools=tools,
+        tool_choice=tool_choice,
+        parallel_tool_calls=parallel,
+        stream=stream,
+        include_usage=bool(stream_options.get("include_usage")),
+        n=fields.integer("n", 1, 128) or 1,
+        logprobs=fields.take("logprobs", bool) or False,
+        top_logprobs=fields.integer("top_logprobs", 0, 20) or 0,
+        response_format=check_response_format(fields.take("response_format", dict), "response_format"),
+        reasoning_effort=effort,
+        template_kwargs=template_kwargs,
+        sampling=fields.sampling(("max_completion_tokens", "max_tokens")),
+        ignored=fields.ignore(*_NO_EFFECT),
+    )
+    if request.top_logprobs and not request.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    fields.done()
+    return request
+
+
+def check_message(message: Any, path: str) -> dict[str, Any]:
+    """A message in canonical shape; unknown members are kept, they may mean something to the chat template."""
+    if not isinstance(message, dict):
+        raise RequestError(f"{path} must be an object", param=path)
+    role = message.get("role")
+    if role not in _ROLES:
+        raise RequestError(f"{path}.role must be one of {', '.join(_ROLES)}, got {role!r}", param=f"{path}.role")
+    if role == "function":
+        raise unsupported(f"{path}.role", "send tool results with the role 'tool'")
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        content = [
+            _check_part(part, f"{path}.content[{i}]") for i, part in enumerate(_as_list(content, f"{path}.content"))
+        ]
+        if all(part["type"] == "text" for part in content):
+            content = "".join(part["text"] for part in content)
+        message = {**message, "content": content}
+    calls = message.get("tool_calls")
+    if calls:
+        checked = [
+            _check_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(_as_list(calls, f"{path}.tool_calls"))
+        ]
+        message = {**message, "tool_calls": checked}
+    if message.get("reasoning_content") is None and isinstance(message.get("reasoning"), str):
+        message = {**message, "reasoning_content": message["reasoning"]}
+    checked_message: dict[str, Any] = message
+    return checked_message
+
+
+def _as_list(value: Any, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise RequestError(f"{path} must be a list", param=path)
+    return value
+
+
+def _check_part(part: Any, path: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("text", "refusal"):
+        text = part.get(kind)
+        if not isinstance(text, str):
+            raise RequestError(f"{path}.{kind} must be a string", param=f"{path}.{kind}")
+        return {"type": "text", "text": text}
+    if kind == "image_url":
+        image = part.get("image_url")
+        if isinstance(image, dict) and isinstance(image.get("url"), str):
+            return {"type": "image_url", "image_url": image}
+        raise RequestError(f"{path}.image_url.url must be a string", param=f"{path}.image_url")
+    raise unsupported(path, f"content parts of type {kind!r} are not taken, only text and image_url")
+
+
+def _check_call(call: Any, path: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{path}.function.name must be a string", param=f"{path}.function")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments if arguments is not None else {}).decode()
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def parse_tools(fields: Fields) -> tuple[list[dict[str, Any]], str, bool | None]:
+    """``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a chat request, in canonical form."""
+    tools: list[dict[str, Any]] = []
+    for i, tool in enumerate(fields.take("tools", list) or []):
+        path = f"tools[{i}]"
+        if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+            raise unsupported(f"{path}.type", "only tools of type 'function' are served")
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{path}.function.name must be a string", param=f"{path}.function")
+        tools.append(tool)
+    choice = fields.either("tool_choice", str, dict)
+    return tools, _tool_choice(choice, tools), fields.take("parallel_tool_calls", bool)
+
+
+def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
+    if choice is None:
+        return "auto"
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
+            raise RequestError(f"tool_choice must be auto, none or required, got {choice!r}", param="tool_choice")
+        if choice == "required" and not tools:
+            raise RequestError("tool_choice 'required' needs tools", param="tool_choice")
+        return choice
+    if choice.get("type") != "function":
+        raise unsupported("tool_choice.type", "only 'function' is served")
+    name = (choice.get("function") or {}).get("name")
+    return named_tool(name, tools, "tool_choice.function.name")
+
+
+def named_tool(name: Any, tools: list[dict[str, Any]], path: str) -> str:
+    if not any(tool["function"]["name"] == name for tool in tools):
+        raise RequestError(f"{path}: there is no tool named {name!r}", param="tool_choice")
+    return f"tool:{name}"
+
+
+def check_response_format(value: dict[str, Any] | None, path: str) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    kind = value.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise unsupported(f"{path}.type", "it must be text, json_object or json_schema")
+    if kind == "json_schema":
+        inner = value.get("json_schema")
+        if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+            raise RequestError(f"{path}.json_schema.schema must be an object", param=f"{path}.json_schema")
+    return value
+
+
+def usage_dict(usage: Usage | None) -> dict[str, Any]:
+    prompt = (usage.prompt_tokens if usage else None) or 0
+    completion = (usage.completion_tokens if usage else None) or 0
+    result: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    if usage is not None and usage.cached_tokens is not None:
+        result["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    if usage is not None and usage.reasoning_tokens is not None:
+        result["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return result
+
+
+def encode_reply(reply: Reply, request: Request) -> bytes:
+    """The JSON body of a whole answer."""
+    choices = []
+    for choice in reply.choices:
+        message = choice.to_message()
+        message["refusal"] = choice.refusal
+        shown: dict[str, Any] = {
+            "index": choice.index,
+            "message": message,
+            "finish_reason": choice.finish_reason or "stop",
+            "logprobs": None,
+        }
+        if request.logprobs and choice.logprob_entries is not None:
+            shown["logprobs"] = {"content": choice.logprob_entries, "refusal": None}
+        if choice.stop_sequence is not None:
+            shown["stop_reason"] = choice.stop_sequence
+        choices.append(shown)
+    return msgspec.json.encode(
+        {
+            "id": reply.id,
+            "object": "chat.completion",
+            "created": reply.created or int(time.time()),
+            "model": reply.model or request.model,
+            "choices": choices,
+            "usage": usage_dict(reply.usage),
+        }
+    )
+
+
+class Encoder:
+    """Deltas -> the bytes of a chat completion stream."""
+
+    content_type = "text/event-stream"
+
+    def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
+        self._request = request
+        self._head = {
+            "id": reply_id,
+            "object": "chat.completion.chunk",
+            "created": created or int(time.time()),
+            "model": model or request.model,
+        }
+        self._usage: Usage | None = None
+        self._opened: set[int] = set()
+
+    def start(self) -> bytes:
+        """The first chunk of each choice, which names the role."""
+        return b"".join(self._open(index) for index in range(self._request.n))
+
+    def feed(self, delta: Delta) -> bytes:
+        if delta.usage is not None:
+            self._usage = delta.usage
+        shown: dict[str, Any] = {}
+        if delta.text:
+            shown["content"] = delta.text
+        if delta.reasoning:
+            shown["reasoning_content"] = delta.reasoning
+        if delta.refusal:
+            shown["refusal"] = delta.refusal
+        if delta.tool_calls:
+            shown["tool_calls"] = [_tool_delta(call) for call in delta.tool_calls]
+        entries = delta.logprob_entries if self._request.logprobs else None
+        if not shown and delta.finish_reason is None and not entries:
+            return b""
+        opening = b"" if delta.choice in self._opened else self._open(delta.choice)
+        choice: dict[str, Any] = {"index": delta.choice, "delta": shown, "finish_reason": delta.finish_reason}
+        if entries:
+            choice["logprobs"] = {"content": entries, "refusal": None}
+        if delta.stop_sequence is not None:
+            choice["stop_reason"] = delta.stop_sequence
+        return opening + self._chunk([choice])
+
+    def finish(self) -> bytes:
+        """The usage chunk, if asked for, and the end mark."""
+        tail = b"data: [DONE]\n\n"
+        if self._request.include_usage:
+            body = {**self._head, "choices": [], "usage": usage_dict(self._usage)}
+            return encode_event(msgspec.json.encode(body)) + tail
+        return tail
+
+    def error(self, error: RequestError) -> bytes:
+        """An error after the stream began; clients raise on an event with an ``error`` member."""
+        return encode_event(msgspec.json.encode(openai_error(error)))
+
+    def _open(self, index: int) -> bytes:
+        self._opened.add(index)
+        return self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
+        return encode_event(msgspec.json.encode({**self._head, "choices": choices}))
+
+
+def _tool_delta(call: ToolDelta) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": call.arguments}
+    shown: dict[str, Any] = {"index": call.index, "function": function}
+    if call.id is not None:
+        shown["id"] = call.id
+        shown["type"] = "function"
+    if call.name is not None:
+        function["name"] = call.name
+    return shown

@@ -1,0 +1,174 @@
+"""OpenAI text completions. Source: platform.openai.com/docs/api-reference/completions"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from .canonical import Choice, Delta, Reply, Request, Usage
+from .chat import check_response_format, usage_dict
+from .errors import RequestError, openai_error, unsupported
+from .fields import Fields, decode_body
+from .sse import encode_event
+
+DEFAULT_MAX_TOKENS = 16  # the provider's own default for this endpoint
+
+_NO_EFFECT = (
+    "user",
+    "metadata",
+    "service_tier",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "return_routed_experts",
+    "request_id",
+    "cache_salt",
+    "add_special_tokens",
+)
+
+
+def parse_request(body: bytes | dict[str, Any]) -> Request:
+    """Read a completion request. Raises: RequestError that names the field.
+
+    One prompt per call: a list of prompts has no place in a session, which is one line of calls.
+    """
+    fields = Fields(decode_body(body) if isinstance(body, bytes) else body)
+    prompt = _prompt(fields.need("prompt", str, list))
+    stream_options = fields.take("stream_options", dict) or {}
+    fields.refuse("suffix", "there is no insertion")
+    fields.refuse("echo", "it would repeat the prompt inside the answer", unless=(False,))
+    fields.refuse("prompt_logprobs", "logprobs are given for sampled tokens only")
+    count = fields.integer("n", 1, 128) or 1
+    fields.refuse("best_of", "every sample is returned", unless=(1, count))
+    top = fields.either("logprobs", int, bool)
+    sampling = fields.sampling(("max_tokens",))
+    if sampling.max_tokens is None:
+        sampling.max_tokens = DEFAULT_MAX_TOKENS
+    request = Request(
+        dialect="completions",
+        model=fields.take("model", str) or "",
+        prompt=prompt,
+        stream=fields.take("stream", bool) or False,
+        include_usage=bool(stream_options.get("include_usage")),
+        n=count,
+        logprobs=top is not None and top is not False,
+        top_logprobs=0 if top is None or isinstance(top, bool) else top,
+        response_format=check_response_format(fields.take("response_format", dict), "response_format"),
+        sampling=sampling,
+        ignored=fields.ignore(*_NO_EFFECT),
+    )
+    fields.done()
+    return request
+
+
+def _prompt(prompt: str | list[Any]) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if prompt and all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+        return prompt
+    if len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        return _prompt(prompt[0])
+    if prompt and all(isinstance(item, (str, list)) for item in prompt):
+        raise unsupported("prompt", "one prompt per call, send them one by one")
+    raise RequestError("prompt must be a string or a list of token ids", param="prompt")
+
+
+def to_body(request: Request) -> dict[str, Any]:
+    """The request as a body for an engine's own completions endpoint."""
+    body: dict[str, Any] = {"model": request.model, "prompt": request.prompt, **request.sampling.to_dict()}
+    if request.n != 1:
+        body["n"] = request.n
+    if request.logprobs:
+        body["logprobs"] = request.top_logprobs
+    if request.response_format is not None:
+        body["response_format"] = request.response_format
+    if request.stream:
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True}
+    return body
+
+
+def _logprobs(entries: list[dict[str, Any]], offset: int) -> dict[str, Any]:
+    offsets = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry.get("token") or "")
+    return {
+        "tokens": [entry.get("token") or "" for entry in entries],
+        "token_logprobs": [entry.get("logprob") for entry in entries],
+        "top_logprobs": [{t["token"]: t["logprob"] for t in entry.get("top_logprobs") or ()} for entry in entries],
+        "text_offset": offsets,
+    }
+
+
+def _shown(choice: Choice, request: Request) -> dict[str, Any]:
+    entries = choice.logprob_entries if request.logprobs else None
+    return {
+        "index": choice.index,
+        "text": choice.content,
+        "finish_reason": choice.finish_reason or "stop",
+        "logprobs": _logprobs(entries, 0) if entries is not None else None,
+    }
+
+
+def encode_reply(reply: Reply, request: Request) -> bytes:
+    """The JSON body of a whole answer."""
+    return msgspec.json.encode(
+        {
+            "id": reply.id,
+            "object": "text_completion",
+            "created": reply.created or int(time.time()),
+            "model": reply.model or request.model,
+            "choices": [_shown(choice, request) for choice in reply.choices],
+            "usage": usage_dict(reply.usage),
+        }
+    )
+
+
+class Encoder:
+    """Deltas -> the bytes of a completion stream."""
+
+    content_type = "text/event-stream"
+
+    def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
+        self._request = request
+        self._head = {
+            "id": reply_id,
+            "object": "text_completion",
+            "created": created or int(time.time()),
+            "model": model or request.model,
+        }
+        self._usage: Usage | None = None
+        self._offset: dict[int, int] = {}
+
+    def start(self) -> bytes:
+        """Nothing: this dialect begins with its first text."""
+        return b""
+
+    def feed(self, delta: Delta) -> bytes:
+        if delta.usage is not None:
+            self._usage = delta.usage
+        entries = delta.logprob_entries if self._request.logprobs else None
+        if not delta.text and delta.finish_reason is None and not entries:
+            return b""
+        offset = self._offset.get(delta.choice, 0)
+        self._offset[delta.choice] = offset + len(delta.text)
+        choice = {
+            "index": delta.choice,
+            "text": delta.text,
+            "finish_reason": delta.finish_reason,
+            "logprobs": _logprobs(entries, offset) if entries is not None else None,
+        }
+        return encode_event(msgspec.json.encode({**self._head, "choices": [choice]}))
+
+    def finish(self) -> bytes:
+        """The usage chunk, if asked for, and the end mark."""
+        tail = b"data: [DONE]\n\n"
+        if self._request.include_usage:
+            body = {**self._head, "choices": [], "usage": usage_dict(self._usage)}
+            return encode_event(msgspec.json.encode(body)) + tail
+        return tail
+
+    def error(self, error: RequestError) -> bytes:
+        return encode_event(msgspec.json.encode(openai_error(error)))

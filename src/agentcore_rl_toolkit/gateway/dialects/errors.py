@@ -1,0 +1,101 @@
+"""Errors as the provider whose dialect the agent speaks would word them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agentcore_rl_toolkit.errors import GatewayError
+
+# kind -> (HTTP status, OpenAI type, OpenAI code, Anthropic type)
+# Source: platform.openai.com/docs/guides/error-codes, docs.anthropic.com/en/api/errors
+KINDS: dict[str, tuple[int, str, str | None, str]] = {
+    "invalid_request": (400, "invalid_request_error", None, "invalid_request_error"),
+    "unsupported": (400, "invalid_request_error", "unsupported_parameter", "invalid_request_error"),
+    "context_overflow": (400, "invalid_request_error", "context_length_exceeded", "invalid_request_error"),
+    "authentication": (401, "invalid_request_error", "invalid_api_key", "authentication_error"),
+    "permission": (403, "invalid_request_error", "permission_denied", "permission_error"),
+    "not_found": (404, "invalid_request_error", "not_found", "not_found_error"),
+    "model_not_found": (404, "invalid_request_error", "model_not_found", "not_found_error"),
+    "method_not_allowed": (405, "invalid_request_error", "method_not_allowed", "invalid_request_error"),
+    "too_large": (413, "invalid_request_error", "request_too_large", "request_too_large"),
+    "rate_limit": (429, "requests", "rate_limit_exceeded", "rate_limit_error"),
+    "turn_limit": (429, "insufficient_quota", "insufficient_quota", "rate_limit_error"),
+    "internal": (500, "server_error", None, "api_error"),
+    "upstream": (502, "server_error", "upstream_error", "api_error"),
+    "overloaded": (503, "server_error", "overloaded", "overloaded_error"),
+    "timeout": (504, "server_error", "timeout", "timeout_error"),
+}
+
+
+class RequestError(GatewayError):
+    """A call that is refused or failed, in words for the agent.
+
+    ``kind`` is a key of `KINDS`. ``param`` names the field at fault, as a path: ``messages[2].content[0].image_url``.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        kind: str = "invalid_request",
+        param: str | None = None,
+        code: str | None = None,
+        status: int | None = None,
+        **ids: Any,
+    ) -> None:
+        known = KINDS[kind]
+        super().__init__(message, status=known[0] if status is None else status, **ids)
+        self.kind = kind
+        self.param = param
+        self.code = code if code is not None else known[2]
+
+
+def unsupported(param: str, why: str) -> RequestError:
+    """The error for a field that cannot be honoured."""
+    return RequestError(f"{param!r} is not supported here: {why}", kind="unsupported", param=param)
+
+
+def context_overflow(prompt_tokens: int, limit: int, *, max_tokens: int | None = None) -> RequestError:
+    """The error for a prompt that does not fit; its words are those that agents look for in both dialects. Units:
+    tokens.
+    """
+    asked = f" ({prompt_tokens} in the messages, {max_tokens} in the completion)" if max_tokens else ""
+    total = prompt_tokens + (max_tokens or 0)
+    return RequestError(
+        f"prompt is too long: {prompt_tokens} tokens > {limit} maximum. This model's maximum context length is {limit} tokens. "
+        f"However, you requested {total} tokens{asked}. Please reduce the length of the messages or completion.",
+        kind="context_overflow",
+        param="messages",
+    )
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """The body of an OpenAI error (chat, completions, responses)."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": KINDS[error.kind][1],
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
+    """The body of an Anthropic error. The field at fault is in the message, where that provider puts it."""
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    return {
+        "type": "error",
+        "error": {"type": KINDS[error.kind][3], "message": message},
+        "request_id": request_id,
+    }
+
+
+def error_body(dialect: str, error: RequestError, *, request_id: str | None = None) -> bytes:
+    """The whole JSON body of an error response in the dialect ("chat", "completions", "responses", "anthropic")."""
+    shape = anthropic_error(error, request_id) if dialect == "anthropic" else openai_error(error)
+    return msgspec.json.encode(shape)

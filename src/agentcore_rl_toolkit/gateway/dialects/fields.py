@@ -1,0 +1,162 @@
+"""Reading a request body field by field, so that whatever is wrong can be named."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from .canonical import Sampling
+from .errors import RequestError, unsupported
+
+T = TypeVar("T")
+
+NUMBER = (int, float)
+
+# Sampling parameters that engines take beside OpenAI's; they pass through by name. Source: vLLM's and SGLang's
+# request models.
+ENGINE_PARAMETERS = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "length_penalty",
+        "min_tokens",
+        "no_stop_trim",
+        "priority",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop_token_ids",
+        "structured_outputs",
+        "truncate_prompt_tokens",
+    }
+)
+
+
+def decode_body(body: bytes) -> dict[str, Any]:
+    """Raises: RequestError when the body is not a JSON object."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise RequestError(f"the body is not valid JSON: {e}") from e
+    if not isinstance(decoded, dict):
+        raise RequestError(f"the body must be a JSON object, not {_kind(decoded)}")
+    return decoded
+
+
+class Fields:
+    """A JSON object whose members are taken one by one; what nobody took is reported at the end.
+
+    An explicit null counts as absent, as it does for the providers.
+    """
+
+    def __init__(self, data: Any, path: str = "") -> None:
+        if not isinstance(data, dict):
+            raise RequestError(f"{path or 'the body'} must be an object, not {_kind(data)}", param=path or None)
+        self.path = path
+        self._left = {name: value for name, value in data.items() if value is not None}
+
+    def name(self, field: str) -> str:
+        return f"{self.path}.{field}" if self.path else field
+
+    def either(self, field: str, *kinds: type) -> Any:
+        """The member, or None. Raises: RequestError when it has none of these types (a bool is not a number here)."""
+        value = self._left.pop(field, None)
+        if value is None:
+            return None
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(dict.fromkeys(_NAMES.get(k, k.__name__) for k in kinds))
+            raise RequestError(f"{self.name(field)} must be {wanted}, not {_kind(value)}", param=self.name(field))
+        return value
+
+    def take(self, field: str, kind: type[T]) -> T | None:
+        """The member, or None. Raises: RequestError when it has another type."""
+        found: T | None = self.either(field, kind)
+        return found
+
+    def need(self, field: str, *kinds: type) -> Any:
+        """The member. Raises: RequestError when it is absent or has none of these types."""
+        value = self.either(field, *kinds)
+        if value is None:
+            raise RequestError(f"{self.name(field)} is required", param=self.name(field))
+        return value
+
+    def number(self, field: str, low: float | None = None, high: float | None = None) -> float | None:
+        value: float | None = self.either(field, int, float)
+        if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
+            span = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}" if low is not None else ""
+            raise RequestError(f"{self.name(field)} must be {span}, got {value:g}", param=self.name(field))
+        return value
+
+    def integer(self, field: str, low: int | None = None, high: int | None = None) -> int | None:
+        value = self.number(field, low, high)
+        if value is None or isinstance(value, int):
+            return value
+        if not value.is_integer():
+            raise RequestError(f"{self.name(field)} must be a whole number, got {value:g}", param=self.name(field))
+        return int(value)
+
+    def strings(self, field: str) -> list[str]:
+        """A string or a list of strings, as a list."""
+        value: Any = self.either(field, str, list)
+        if value is None:
+            return []
+        values: list[Any] = [value] if isinstance(value, str) else value
+        for i, item in enumerate(values):
+            if not isinstance(item, str):
+                where = f"{self.name(field)}[{i}]"
+                raise RequestError(f"{where} must be a string, not {_kind(item)}", param=where)
+        return values
+
+    def refuse(self, field: str, why: str, *, unless: tuple[Any, ...] = ()) -> None:
+        """Raises: RequestError when the member is there with a value other than those in ``unless`` (or an empty
+        one).
+        """
+        value = self._left.pop(field, None)
+        if value is not None and value not in unless and value not in ([], {}, ""):
+            raise unsupported(self.name(field), why)
+
+    def ignore(self, *fields: str) -> list[str]:
+        """Take members that have no effect here; returns which of them were present."""
+        return [field for field in fields if self._left.pop(field, None) is not None]
+
+    def done(self) -> None:
+        """Raises: RequestError that names the first member nobody took."""
+        for field in self._left:
+            raise unsupported(self.name(field), "this gateway does not know the field")
+
+    def sampling(self, max_tokens: tuple[str, ...], stop: str = "stop", *, max_temperature: float = 2.0) -> Sampling:
+        """The sampling parameters that all dialects share, and the engines' own."""
+        limits = [limit for name in max_tokens if (limit := self.integer(name, 1)) is not None]
+        bias = self.take("logit_bias", dict)
+        # Engines write "all tokens" as -1 or 0, and the field is theirs, not OpenAI's.
+        top_k = self.integer("top_k", -1)
+        return Sampling(
+            max_tokens=min(limits) if limits else None,
+            temperature=self.number("temperature", 0.0, max_temperature),
+            top_p=self.number("top_p", 0.0, 1.0),
+            top_k=top_k,
+            min_p=self.number("min_p", 0.0, 1.0),
+            seed=self.integer("seed"),
+            stop=self.strings(stop),
+            presence_penalty=self.number("presence_penalty", -2.0, 2.0),
+            frequency_penalty=self.number("frequency_penalty", -2.0, 2.0),
+            repetition_penalty=self.number("repetition_penalty", 0.0),
+            logit_bias={str(k): v for k, v in bias.items()} if bias else None,
+            other={name: self._left.pop(name) for name in sorted(ENGINE_PARAMETERS & self._left.keys())},
+        )
+
+
+_NAMES: dict[type, str] = {
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else _NAMES.get(type(value), type(value).__name__)

@@ -1,0 +1,335 @@
+"""OpenAI responses: requests and whole answers. Source: platform.openai.com/docs/api-reference/responses
+
+Nothing is stored between calls here, so whatever refers to an earlier response by id is refused by name.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from .canonical import CONTENT_FILTER, LENGTH, Choice, Reply, Request, Usage, new_id
+from .chat import named_tool
+from .errors import RequestError, unsupported
+from .fields import Fields, decode_body
+
+_NO_EFFECT = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "stream_options",
+    "max_tool_calls",
+)
+# Extra output that clients ask for as a matter of habit, and that does not exist or is given anyway.
+_INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
+
+
+def parse_request(body: bytes | dict[str, Any]) -> Request:
+    """Read a responses request. Raises: RequestError that names the field."""
+    data = decode_body(body) if isinstance(body, bytes) else body
+    fields = Fields(data)
+    messages: list[dict[str, Any]] = []
+    instructions = fields.take("instructions", str)
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    asked = fields.need("input", str, list)
+    if isinstance(asked, str):
+        messages.append({"role": "user", "content": asked})
+    else:
+        messages += input_messages(asked)
+    if not messages:
+        raise RequestError("input must not be empty", param="input")
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.take("tools", list) or [])]
+    text = Fields(fields.take("text", dict) or {}, "text")
+    response_format = _text_format(text.take("format", dict))
+    text.refuse("verbosity", "the model has no such setting", unless=("medium",))
+    text.done()
+    reasoning = Fields(fields.take("reasoning", dict) or {}, "reasoning")
+    effort = reasoning.take("effort", str)
+    reasoning.ignore("summary", "generate_summary", "context")
+    reasoning.done()
+    for name, why in (
+        ("previous_response_id", "responses are not kept; send the whole input"),
+        ("conversation", "conversations are not kept; send the whole input"),
+        ("prompt", "there are no stored prompts"),
+        ("context_management", "the gateway does not edit the input"),
+    ):
+        fields.refuse(name, why)
+    fields.refuse("background", "answers are given at once", unless=(False,))
+    fields.refuse("truncation", "input is never cut", unless=("disabled",))
+    includes = fields.strings("include")
+    for name in includes:
+        if name not in _INCLUDES:
+            raise unsupported("include", f"{name!r} does not exist here")
+    top = fields.integer("top_logprobs", 0, 20) or 0
+    request = Request(
+        dialect="responses",
+        model=fields.take("model", str) or "",
+        messages=messages,
+        tools=tools,
+        tool_choice=_tool_choice(fields.either("tool_choice", str, dict), tools),
+        parallel_tool_calls=fields.take("parallel_tool_calls", bool),
+        stream=fields.take("stream", bool) or False,
+        include_usage=True,
+        logprobs=bool(top) or "message.output_text.logprobs" in includes,
+        top_logprobs=top,
+        response_format=response_format,
+        reasoning_effort=effort,
+        template_kwargs=dict(fields.take("chat_template_kwargs", dict) or {}),
+        sampling=fields.sampling(("max_output_tokens",)),
+        ignored=fields.ignore(*_NO_EFFECT),
+        echo_fields={name: data.get(name) for name in _ECHOED if data.get(name) is not None},
+    )
+    fields.done()
+    return request
+
+
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "reasoning",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_p",
+    "store",
+    "user",
+)
+
+
+def input_messages(items: list[Any]) -> list[dict[str, Any]]:
+    """Input items -> canonical messages.
+
+    One turn of the model comes back as several items (reasoning, message, function calls); they are joined into one
+    assistant message."""
+    messages: list[dict[str, Any]] = []
+    turn: dict[str, Any] | None = None  # the assistant message that items are being joined into
+
+    def assistant(*, fresh: bool = False) -> dict[str, Any]:
+        nonlocal turn
+        if turn is None or fresh:
+            turn = {"role": "assistant", "content": ""}
+            messages.append(turn)
+        return turn
+
+    for i, item in enumerate(items):
+        path = f"input[{i}]"
+        if not isinstance(item, dict):
+            raise RequestError(f"{path} must be an object", param=path)
+        kind = item.get("type") or "message"
+        if kind == "message" and item.get("role") == "assistant":
+            text = _content(item.get("content"), f"{path}.content")
+            message = assistant(fresh=bool(turn and (turn["content"] or "tool_calls" in turn)))
+            message["content"] = text
+        elif kind == "message":
+            turn = None
+            role = item.get("role")
+            if role not in ("user", "system", "developer"):
+                raise RequestError(f"{path}.role must be user, system, developer or assistant", param=f"{path}.role")
+            messages.append({"role": role, "content": _content(item.get("content"), f"{path}.content")})
+        elif kind == "reasoning":
+            thought = _reasoning_text(item)
+            message = assistant(fresh=bool(turn and (turn["content"] or "tool_calls" in turn)))
+            if thought:
+                message["reasoning_content"] = message.get("reasoning_content", "") + thought
+        elif kind == "function_call":
+            function = {"name": str(item.get("name") or ""), "arguments": str(item.get("arguments") or "{}")}
+            call = {"id": str(item.get("call_id") or ""), "type": "function", "function": function}
+            assistant().setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            turn = None
+            output = item.get("output")
+            content = output if isinstance(output, str) else _content(output, f"{path}.output")
+            messages.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": content})
+        else:
+            raise unsupported(f"{path}.type", f"items of type {kind!r} are not taken")
+    return messages
+
+
+def _reasoning_text(item: dict[str, Any]) -> str:
+    parts = item.get("content") or item.get("summary") or []
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+
+
+def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts: list[dict[str, Any]] = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        where = f"{path}[{i}]"
+        if kind in ("input_text", "output_text", "text"):
+            parts.append({"type": "text", "text": str(part.get("text") or "")})
+        elif kind == "refusal":
+            parts.append({"type": "text", "text": str(part.get("refusal") or "")})
+        elif kind == "input_image" and isinstance(part.get("image_url"), str):
+            image = {"url": part["image_url"]}
+            if part.get("detail"):
+                image["detail"] = part["detail"]
+            parts.append({"type": "image_url", "image_url": image})
+        else:
+            raise unsupported(where, f"content parts of type {kind!r} are not taken")
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _tool(tool: Any, path: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        raise unsupported(f"{path}.type", "only tools of type 'function' are served")
+    if not isinstance(tool.get("name"), str):
+        raise RequestError(f"{path}.name must be a string", param=f"{path}.name")
+    function = {
+        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
+    }
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
+    if choice is None:
+        return "auto"
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
+            raise RequestError(f"tool_choice must be auto, none or required, got {choice!r}", param="tool_choice")
+        return choice
+    if choice.get("type") != "function":
+        raise unsupported("tool_choice.type", "only 'function' is served")
+    return named_tool(choice.get("name"), tools, "tool_choice.name")
+
+
+def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    if value is None or value.get("type") == "text":
+        return None
+    if value.get("type") == "json_object":
+        return {"type": "json_object"}
+    if value.get("type") != "json_schema" or not isinstance(value.get("schema"), dict):
+        raise unsupported("text.format.type", "it must be text, json_object or json_schema with a schema")
+    schema = {k: v for k, v in value.items() if k in ("name", "schema", "strict", "description") and v is not None}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def usage_dict(usage: Usage | None) -> dict[str, Any]:
+    prompt = (usage.prompt_tokens if usage else None) or 0
+    completion = (usage.completion_tokens if usage else None) or 0
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {
+            "cached_tokens": (usage.cached_tokens if usage else None) or 0,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": (usage.reasoning_tokens if usage else None) or 0},
+        "total_tokens": prompt + completion,
+    }
+
+
+def response_head(request: Request, *, response_id: str, model: str, created: int) -> dict[str, Any]:
+    """The members of a response object that do not depend on the answer."""
+    echo = request.echo_fields
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": echo.get("instructions"),
+        "max_output_tokens": echo.get("max_output_tokens"),
+        "metadata": echo.get("metadata") or {},
+        "model": model or request.model,
+        "output": [],
+        "parallel_tool_calls": echo.get("parallel_tool_calls", True),
+        "previous_response_id": None,
+        "reasoning": echo.get("reasoning") or {"effort": None, "summary": None},
+        "store": False,
+        "temperature": echo.get("temperature"),
+        "text": echo.get("text") or {"format": {"type": "text"}},
+        "tool_choice": echo.get("tool_choice", "auto"),
+        "tools": echo.get("tools") or [],
+        "top_p": echo.get("top_p"),
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def response_id(reply_id: str) -> str:
+    return reply_id if reply_id.startswith("resp_") else new_id("resp_")
+
+
+def closing(finish_reason: str | None) -> dict[str, Any]:
+    """``status`` and ``incomplete_details`` for a finish reason."""
+    if finish_reason == LENGTH:
+        return {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    if finish_reason == CONTENT_FILTER:
+        return {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
+    return {"status": "completed", "incomplete_details": None}
+
+
+def reasoning_item(text: str, item_id: str) -> dict[str, Any]:
+    return {
+        "id": item_id,
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        "status": "completed",
+    }
+
+
+def message_item(parts: list[dict[str, Any]], item_id: str, status: str = "completed") -> dict[str, Any]:
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
+
+
+def text_part(text: str, entries: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": entries or []}
+
+
+def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str = "completed") -> dict[str, Any]:
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
+
+
+def output_items(choice: Choice, *, logprobs: bool) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if choice.reasoning:
+        items.append(reasoning_item(choice.reasoning, new_id("rs_")))
+    parts = []
+    if choice.content:
+        parts.append(text_part(choice.content, choice.logprob_entries if logprobs else None))
+    if choice.refusal:
+        parts.append({"type": "refusal", "refusal": choice.refusal})
+    if parts or not choice.tool_calls:
+        items.append(message_item(parts or [text_part("")], new_id("msg_")))
+    items += [call_item(call.id, call.name, call.arguments, new_id("fc_")) for call in choice.tool_calls]
+    return items
+
+
+def encode_reply(reply: Reply, request: Request) -> bytes:
+    """The JSON body of a whole answer."""
+    choice = reply.choices[0] if reply.choices else Choice()
+    head = response_head(
+        request, response_id=response_id(reply.id), model=reply.model, created=reply.created or int(time.time())
+    )
+    body = {
+        **head,
+        **closing(choice.finish_reason),
+        "output": output_items(choice, logprobs=request.logprobs),
+        "usage": usage_dict(reply.usage),
+    }
+    return msgspec.json.encode(body)
