@@ -25,6 +25,7 @@ from typing import Any
 from .errors import ContractError
 
 ROLLOUT_FIELD = "_rollout"
+INFO_FIELD = "_agent"  # the record's block of our own fields: outcome, session_id, attempt, started_s, finished_s
 RECORD_SUFFIX = ".json"
 ALIVE_SUFFIX = ".alive"
 
@@ -68,7 +69,7 @@ def new_session_id() -> str:
 
 def check_session_id(session_id: str) -> str:
     """Return the id unchanged. Raises: ContractError when it is not 33-100 characters of [A-Za-z0-9-_]."""
-    if not isinstance(session_id, str) or not SESSION_ID_PATTERN.fullmatch(session_id):
+    if not _is_text(session_id) or not SESSION_ID_PATTERN.fullmatch(session_id):
         raise ContractError(
             f"session id {session_id!r} must be 33 to 100 characters of [A-Za-z0-9-_], first one alphanumeric; "
             "contract.new_session_id() makes one"
@@ -82,7 +83,7 @@ def check_id(value: str, name: str) -> str:
     Slashes are allowed inside (``team/run-7``); empty parts, ``.`` and ``..`` are not.
     Raises: ContractError.
     """
-    if not isinstance(value, str) or not value:
+    if not _is_text(value) or not value:
         raise ContractError(f"{name} must be a non-empty string, got {value!r}")
     for part in value.split("/"):
         if part in ("", ".", "..") or not _ID_PART.fullmatch(part):
@@ -159,9 +160,23 @@ class RolloutConfig:
                     raise ContractError(f"Missing required rollout config field: {name!r}")
             check_id(block["exp_id"], "exp_id")
             check_id(block["input_id"], "input_id")
+            if not isinstance(block["s3_bucket"], str):
+                raise ContractError(f"s3_bucket must be a bucket name or store URL, got {block['s3_bucket']!r}")
+        attempt, heartbeat_s, notify_url = block.get("attempt"), block.get("heartbeat_s"), block.get("notify_url")
+        if attempt is not None and (not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 1):
+            raise ContractError(f"attempt must be an integer of 1 or more, got {attempt!r}")
+        if heartbeat_s is not None and not _is_finite(heartbeat_s):
+            raise ContractError(f"heartbeat_s must be a number of seconds, got {heartbeat_s!r}")
+        if notify_url is not None and not isinstance(notify_url, str):
+            raise ContractError(f"notify_url must be a string, got {notify_url!r}")
         known = {k: block[k] for k in _KNOWN if block.get(k) is not None}
         extra = {k: v for k, v in block.items() if k not in _KNOWN}
         return cls(**known, extra=extra)
+
+    @classmethod
+    def from_dict(cls, block: Mapping[str, Any]) -> RolloutConfig:
+        """Read a `_rollout` block by itself. Raises: ContractError."""
+        return cls.from_payload({ROLLOUT_FIELD: block}) or cls()
 
     def to_dict(self) -> dict[str, Any]:
         """The block as JSON-ready dict: absent fields are left out, `extra` is merged in."""
@@ -184,8 +199,14 @@ _KNOWN = (
 
 
 def redact(value: Any) -> Any:
-    """A deep copy of JSON-like data with the values of secret-looking keys replaced. Cycles become the string "[cycle]"."""
-    return _redact(value, ())
+    """A deep copy of JSON-like data with the values of secret-looking keys replaced. Cycles become the string "[cycle]".
+
+    Raises: ContractError when the data is nested deeper than the interpreter can follow.
+    """
+    try:
+        return _redact(value, ())
+    except RecursionError:
+        raise ContractError("the payload is nested too deeply to be stored") from None
 
 
 def _redact(value: Any, path: tuple[int, ...]) -> Any:
@@ -208,14 +229,21 @@ def _redact(value: Any, path: tuple[int, ...]) -> Any:
 def record_outcome(record: Mapping[str, Any]) -> Outcome:
     """Outcome that a stored record stands for.
 
-    Records of the published toolkit carry only `status_code`; ours also say `outcome`.
+    Ours say it in their own block, which an agent's result cannot overwrite, and repeat it under `outcome` unless the agent uses
+    that name for itself. Records of the published toolkit carry only `status_code`, which decides when there is no other word:
+    there, `outcome` is just a key of the agent's (``{"outcome": "resolved"}``).
     """
-    named = record.get("outcome")
+    block = record.get(INFO_FIELD)
+    named = block.get("outcome") if isinstance(block, Mapping) else None
     if named is not None:
         try:
             return Outcome(named)
         except ValueError:
             return Outcome.INVALID
+    try:
+        return Outcome(str(record.get("outcome")))
+    except ValueError:
+        pass
     status = record.get("status_code", 200)
     if not isinstance(status, int) or isinstance(status, bool):
         return Outcome.INVALID
@@ -232,7 +260,7 @@ def parse_record(body: bytes) -> dict[str, Any]:
         record = json.loads(body, parse_constant=refuse)
     except ContractError:
         raise
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # bad UTF-8, bad JSON, a number of thousands of digits
         raise ContractError(f"the record is not valid JSON: {e}") from e
     if not isinstance(record, dict):
         raise ContractError(f"the record must be a JSON object, got {type(record).__name__}")
@@ -258,6 +286,27 @@ def extract_reward(record: Mapping[str, Any]) -> float | None:
         return None
     if isinstance(value, bool):
         return float(value)
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ContractError(f"reward must be a finite number, got {value!r}")
+    if not _is_finite(value):
+        raise ContractError(f"reward must be a finite number, got {_short(value)}")
     return float(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)  # ids arrive from outside, whatever the annotations say
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the range of floats
+        return False
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # integers of more than 4300 digits have no repr
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= 200 else text[:200] + "..."

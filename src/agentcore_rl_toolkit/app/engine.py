@@ -28,12 +28,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..contract import Outcome, RolloutConfig, alive_key, parse_record, redact, result_key
+from ..contract import INFO_FIELD, Outcome, RolloutConfig, alive_key, parse_record, redact, result_key
 from ..errors import AgentCoreRLError, ContractError, InvalidResultError, ObjectExistsError, StoreError
 from ..logs import log_context
 from ..store import ObjectStore, open_store, url_matches
 from .notify import notify
-from .record import INFO_FIELD, RolloutInfo, describe, error_body, find_secrets, success_body
+from .record import RolloutInfo, describe, error_body, find_secrets, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
 

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..contract import REDACTED, SECRET_KEYS, Outcome, RolloutConfig, redact
+from ..contract import INFO_FIELD, REDACTED, SECRET_KEYS, Outcome, RolloutConfig, redact
 from ..errors import AgentError, InvalidResultError
 from .encode import Encoder
 
 RESERVED = ("input_id", "s3_bucket", "result_key", "payload")
-INFO_FIELD = "_agent"
 MAX_TRACEBACK_CHARS = 100_000
 _MIN_SECRET_CHARS = 8  # shorter ones ("EMPTY") are placeholders, and replacing them everywhere would mangle text
 

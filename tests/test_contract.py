@@ -1,0 +1,232 @@
+"""Ids, keys, the `_rollout` block and the record: what agents and clients of any version must agree on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit import contract
+from agentcore_rl_toolkit.contract import Outcome, RolloutConfig
+from agentcore_rl_toolkit.errors import ContractError
+
+IDS = {"exp_id": "e", "input_id": "i", "s3_bucket": "bucket"}
+
+
+def test_new_session_ids_are_valid_and_all_different() -> None:
+    ids = {contract.new_session_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(contract.check_session_id(i) == i for i in ids)
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "short", "_" + "a" * 40, "a" * 32, "a" * 101, "a" * 40 + "\n", "a" * 40 + "/", None, 5]
+)
+def test_a_session_id_outside_the_narrow_range_is_refused(bad: object) -> None:
+    with pytest.raises(ContractError):
+        contract.check_session_id(bad)  # type: ignore[arg-type]  # the caller may send anything
+
+
+@pytest.mark.parametrize("good", ["e", "team/run-7", "a b", "x=+,:@.-_y", "..a", "a..b"])
+def test_ordinary_ids_pass(good: str) -> None:
+    assert contract.check_id(good, "exp_id") == good
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        "..",
+        "../a",
+        "a/../b",
+        "a/.",
+        "a\\b",
+        "a\nb",
+        "a\n",
+        "é",
+        "a*",
+        "a" * 201,
+        None,
+        7,
+        ["a"],
+    ],
+)
+def test_ids_that_could_leave_their_place_are_refused(bad: object) -> None:
+    with pytest.raises(ContractError):
+        contract.check_id(bad, "exp_id")  # type: ignore[arg-type]  # the caller may send anything
+
+
+@given(st.text(), st.text(), st.text())
+def test_a_key_is_refused_or_stays_below_its_experiment(exp_id: str, input_id: str, session_id: str) -> None:
+    try:
+        key = contract.result_key(exp_id, input_id, session_id)
+    except ContractError:
+        return
+    assert key == f"{exp_id}/{input_id}/{session_id}.json"
+    assert not {"", ".", ".."} & set(key.split("/"))
+    assert len(key.encode()) <= contract.MAX_KEY_BYTES
+    assert contract.alive_key(key) == f"{exp_id}/{input_id}/{session_id}.alive"
+
+
+def test_a_key_longer_than_s3_allows_is_refused() -> None:
+    with pytest.raises(ContractError, match="longer than 1024"):
+        contract.result_key("/".join(["e" * 200] * 5), "i" * 30, "s" * 40)
+
+
+def test_a_session_id_with_a_slash_makes_no_key() -> None:
+    with pytest.raises(ContractError, match="must not contain"):
+        contract.result_key("e", "i", "s" * 20 + "/" + "s" * 20)
+
+
+def test_a_payload_without_the_block_has_no_config() -> None:
+    assert RolloutConfig.from_payload({"prompt": "x"}) is None
+
+
+@pytest.mark.parametrize("block", [{}, {"base_url": "http://g/v1", "model_id": "m"}])
+def test_a_block_without_ids_runs_but_stores_nothing(block: dict[str, str]) -> None:
+    config = RolloutConfig.from_payload({"_rollout": block})
+    assert config is not None
+    assert not config.stores_result
+
+
+@pytest.mark.parametrize("missing", sorted(IDS))
+def test_ids_come_together_or_not_at_all(missing: str) -> None:
+    block = {k: v for k, v in IDS.items() if k != missing}
+    with pytest.raises(ContractError, match=f"Missing required rollout config field: '{missing}'"):
+        RolloutConfig.from_payload({"_rollout": block})
+
+
+def test_unknown_fields_reach_the_agent_and_come_back_out() -> None:
+    block = {**IDS, "temperature": 0.5, "api_key": "k" * 10, "attempt": 3}
+    config = RolloutConfig.from_payload({"_rollout": block})
+    assert config is not None
+    assert config.extra == {"temperature": 0.5}
+    assert config.attempt == 3
+    assert config.to_dict() == block
+    assert RolloutConfig.from_dict(block) == config
+    assert "kkkk" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"attempt": 0},
+        {"attempt": "1"},
+        {"attempt": True},
+        {"heartbeat_s": "often"},
+        {"heartbeat_s": float("nan")},
+        {"notify_url": 5},
+        {"s3_bucket": ["b"]},
+        {"exp_id": "../x"},
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_refused(field: dict[str, object]) -> None:
+    with pytest.raises(ContractError):
+        RolloutConfig.from_payload({"_rollout": {**IDS, **field}})
+
+
+@pytest.mark.parametrize("block", [[], "x", 5])
+def test_a_block_that_is_no_object_is_refused(block: object) -> None:
+    with pytest.raises(ContractError, match="must be an object"):
+        RolloutConfig.from_payload({"_rollout": block})
+
+
+def test_redaction_copies_and_leaves_the_original_alone() -> None:
+    payload = {"a": [{"api_key": "s", "Authorization": "b", "password": None, "n": 1}], "_rollout": {"api_key": "s"}}
+    before = json.dumps(payload)
+    assert contract.redact(payload) == {
+        "a": [{"api_key": "[redacted]", "Authorization": "[redacted]", "password": None, "n": 1}],
+        "_rollout": {"api_key": "[redacted]"},
+    }
+    assert json.dumps(payload) == before
+
+
+def test_redaction_survives_cycles_and_keeps_repeated_values() -> None:
+    shared = {"x": 1}
+    cyclic: dict[str, object] = {"one": shared, "two": shared, "list": [shared]}
+    cyclic["self"] = cyclic
+    assert contract.redact(cyclic) == {"one": shared, "two": shared, "list": [shared], "self": "[cycle]"}
+
+
+def test_redaction_of_absurd_depth_is_a_contract_error() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ContractError, match="nested too deeply"):
+        contract.redact(deep)
+    while deep:  # taking it apart link by link: the interpreter's own destructor recurses
+        deep = deep[0]  # type: ignore[assignment]  # each link holds the next
+
+
+@pytest.mark.parametrize(
+    ("record", "outcome"),
+    [
+        ({"status_code": 200}, Outcome.OK),
+        ({}, Outcome.OK),
+        ({"status_code": 500}, Outcome.AGENT_ERROR),
+        ({"status_code": "200"}, Outcome.INVALID),
+        ({"status_code": True}, Outcome.INVALID),
+        ({"status_code": 500, "outcome": "lost"}, Outcome.LOST),
+        ({"status_code": 200, "outcome": "resolved"}, Outcome.OK),
+        ({"status_code": 500, "outcome": "resolved"}, Outcome.AGENT_ERROR),
+        ({"status_code": 200, "outcome": {"a": 1}}, Outcome.OK),
+        ({"status_code": 200, "outcome": "lost", "_agent": {"outcome": "ok"}}, Outcome.OK),
+        ({"status_code": 200, "_agent": {"outcome": "of the future"}}, Outcome.INVALID),
+    ],
+)
+def test_the_outcome_of_a_record(record: dict[str, object], outcome: Outcome) -> None:
+    assert contract.record_outcome(record) is outcome
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'"x"',
+        b'{"r": NaN}',
+        b'{"r": -Infinity}',
+        b"\xff{}",
+        b'{"n": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000,
+    ],
+    ids=["empty", "cut", "list", "string", "nan", "infinity", "not-utf8", "long-number", "deep"],
+)
+def test_a_body_that_is_no_strict_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(ContractError):
+        contract.parse_record(body)
+
+
+@pytest.mark.parametrize(
+    ("record", "reward"),
+    [
+        ({"rewards": 0.5}, 0.5),
+        ({"rewards": 0}, 0.0),
+        ({"rewards": True}, 1.0),
+        ({"rewards": [0.1, 0.9]}, 0.9),
+        ({"rewards": []}, None),
+        ({"rewards": None}, None),
+        ({}, None),
+        ({"reward": 2}, 2.0),
+        ({"rewards": {"reward": 0.25, "format": 1}}, 0.25),
+        ({"rewards": {"format": 1}}, None),
+    ],
+)
+def test_the_reward_of_a_record(record: dict[str, object], reward: float | None) -> None:
+    assert contract.extract_reward(record) == reward
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1.0", float("nan"), float("inf"), [[1.0]], ["x"], 10**400, 10**5000, {"reward": "a"}],
+    ids=["text", "nan", "inf", "nested", "list-of-text", "beyond-floats", "beyond-repr", "dict-of-text"],
+)
+def test_a_reward_that_is_no_finite_number_is_an_error_and_never_zero(value: object) -> None:
+    with pytest.raises(ContractError, match="finite number"):
+        contract.extract_reward({"rewards": value})

@@ -1,0 +1,75 @@
+"""The error tree: everything pickles, carries its ids, and answers to the standard classes callers already catch."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from agentcore_rl_toolkit import errors
+
+
+def tree(cls: type[errors.AgentCoreRLError]) -> Iterator[type[errors.AgentCoreRLError]]:
+    yield cls
+    for child in cls.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from tree(child)
+
+
+CLASSES = sorted(tree(errors.AgentCoreRLError), key=lambda c: c.__name__)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_error_survives_pickling_with_its_ids(cls: type[errors.AgentCoreRLError]) -> None:
+    error = cls("what to do next", session_id="s", input_id="i", key="k")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert str(copy) == "what to do next"
+    assert copy.__dict__ == error.__dict__
+    assert (copy.session_id, copy.input_id, copy.key) == ("s", "i", "k")
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_error_needs_no_arguments(cls: type[errors.AgentCoreRLError]) -> None:
+    assert str(cls()) == ""
+    assert cls().session_id is None
+
+
+def test_extra_fields_survive_pickling() -> None:
+    error = errors.AgentError("m", error_type="ValueError", agent_traceback="tb", session_id="s")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.error_type, copy.agent_traceback, copy.session_id) == ("ValueError", "tb", "s")
+    assert pickle.loads(pickle.dumps(errors.RolloutTimeoutError("m", stage="run"))).stage == "run"
+    assert pickle.loads(pickle.dumps(errors.GatewayError("m", status=503))).status == 503
+
+
+@pytest.mark.parametrize(
+    ("cls", "base"),
+    [
+        (errors.ConfigError, ValueError),
+        (errors.ContractError, ValueError),
+        (errors.MissingExtraError, ImportError),
+        (errors.ObjectNotFoundError, KeyError),
+        (errors.ObjectExistsError, FileExistsError),
+        (errors.StorePermissionError, PermissionError),
+        (errors.RolloutTimeoutError, TimeoutError),
+        (errors.RolloutCancelledError, concurrent.futures.CancelledError),
+        (errors.InvalidResultError, ValueError),
+    ],
+)
+def test_callers_can_catch_the_standard_class(cls: type[Exception], base: type[Exception]) -> None:
+    with pytest.raises(base, match="why"):
+        raise cls("why")
+
+
+def test_every_rollout_error_names_an_outcome_of_the_contract() -> None:
+    from agentcore_rl_toolkit.contract import Outcome
+
+    assert all(cls.outcome in set(Outcome) for cls in tree(errors.RolloutError) if issubclass(cls, errors.RolloutError))
+
+
+def test_the_tree_in_the_docstring_lists_every_class() -> None:
+    assert errors.__doc__ is not None
+    assert [c.__name__ for c in CLASSES if c.__name__ not in errors.__doc__] == []
