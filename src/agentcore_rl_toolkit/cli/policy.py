@@ -1,0 +1,110 @@
+"""`agentcore-rl policy`: run and measure the built-in policy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
+
+
+@click.group(name="policy")
+def group() -> None:
+    """The built-in policy: a small language model that runs and trains on a CPU."""
+
+
+def _need_policy_extra() -> None:
+    # Waiting threads of OpenMP spin by default, which steals the cores of everything else on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        import safetensors
+        import starlette
+        import tokenizers
+        import torch
+        import uvicorn  # noqa: F401  (all of these are only tried here)
+    except ImportError as e:
+        raise MissingExtraError(
+            f"{e.name} is not installed. The policy needs: pip install 'agentcore-rl-toolkit[policy]'"
+        ) from e
+
+
+@group.command()
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    help="Policy directory (default: the one that ships with the package).",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
+@click.option(
+    "--ready-file", type=click.Path(path_type=Path), help="Write URL and process id here, as JSON, once listening."
+)
+@click.option("--parent-pid", type=int, help="Exit when this process is gone.")
+@click.option("--served-model", default="policy", show_default=True, help="Model name that requests use.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
+@click.option(
+    "--max-batch", default=64, show_default=True, type=click.IntRange(1), help="Completions that run at once."
+)
+@click.option(
+    "--max-queue", default=1024, show_default=True, type=click.IntRange(1), help="Completions that wait before 429."
+)
+@click.option(
+    "--request-timeout",
+    default=120.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds per request.",
+)
+@click.option(
+    "--stream-interval", default=8, show_default=True, type=click.IntRange(1), help="Tokens per streamed chunk."
+)
+@click.option("--seed", type=int, help="Seed of requests that bring none of their own.")
+@click.option("--weight-version", default=0, show_default=True, type=int, help="Version number of the weights loaded.")
+def serve(
+    weights: Path | None,
+    host: str,
+    port: int,
+    ready_file: Path | None,
+    parent_pid: int | None,
+    served_model: str,
+    threads: int,
+    max_batch: int,
+    max_queue: int,
+    request_timeout: float,
+    stream_interval: int,
+    seed: int | None,
+    weight_version: int,
+) -> None:
+    """Serve the policy over an OpenAI-compatible API that also returns exact tokens.
+
+    Endpoints: /v1/chat/completions, /v1/completions, /inference/v1/generate, /update_weights, /pause, /resume, /health, /v1/models,
+    /metrics. Stop it with Ctrl-C or SIGTERM.
+    """
+    try:
+        _need_policy_extra()
+        from ..policy.serve import ServeConfig
+        from ..policy.serve import serve as run
+
+        run(
+            ServeConfig(
+                weights=weights,
+                host=host,
+                port=port,
+                ready_file=ready_file,
+                parent_pid=parent_pid,
+                served_model=served_model,
+                threads=threads,
+                max_batch=max_batch,
+                max_queue=max_queue,
+                request_timeout_s=request_timeout,
+                stream_interval=stream_interval,
+                seed=seed,
+                version=weight_version,
+            )
+        )
+    except AgentCoreRLError as e:
+        click.echo(f"Error: {e}", err=True)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)

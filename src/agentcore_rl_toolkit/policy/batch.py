@@ -1,0 +1,262 @@
+"""Generation of many completions at once, one token of each per step; sequences come and go between steps.
+
+Theory of operation. Running sequences hold rows 0..n-1 of the decoder's cache. `add` gives a sequence the next row, fills it from the
+prefix cache and marks it as new; the next `step` first reads the prompts of all new sequences together (which gives each its first
+token), then takes one decoding step for the others. A sequence that ends gives its row to the last running one, so rows stay
+contiguous and no step ever gathers. Weights change only between steps; a sequence in flight keeps its cache, as in vLLM and SGLang,
+and says which weight versions its first and last token came from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from .decoder import Decoder
+from .prefix_cache import PrefixCache
+from .sampling import Sampler, SamplingParams, seeded_generator
+from .tokens import ChatTokenizer
+
+FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
+
+
+@dataclass(eq=False)
+class Generation:
+    """One completion in the making. Written by the computing thread; others read.
+
+    ``token_ids`` hold every sampled token, also the one that ended it. ``weight_version_first`` and ``_last`` are None until the
+    first token. Times are seconds of ``time.monotonic()``.
+    """
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    listener: Callable[[Generation], None] | None = None
+    notify_every: int = 0  # tokens between calls of the listener; 0: only at the end
+    deadline: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    stop_at: int | None = None  # characters of text before a stop string
+    weight_version_first: int | None = None
+    weight_version_last: int | None = None
+    cached_tokens: int = 0
+    submitted: float = field(default_factory=time.monotonic)
+    started: float | None = None
+    finished: float | None = None
+    cancelled: bool = False
+    error: str | None = None
+    generator: torch.Generator | None = None
+
+    def finish(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        self.finished = time.monotonic()
+
+
+@dataclass
+class Counters:
+    """Totals since the start, for /metrics."""
+
+    prompts: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+
+
+class Batch:
+    """The running sequences. Not thread-safe."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: ChatTokenizer,
+        *,
+        version: int = 0,
+        seed: int | None = None,
+        cache_blocks: int = 2048,
+    ) -> None:
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.version = version
+        self.prefixes = PrefixCache(decoder, capacity=cache_blocks)
+        self.running: list[Generation] = []
+        self.counters = Counters()
+        self._generator = torch.Generator()
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+        self._new = 0  # of the running ones, how many at the end have not read their prompt
+        self._sampler: Sampler | None = None
+        self._lengths_N = torch.empty(0, dtype=torch.long)  # tokens in the cache
+        self._next_N = torch.empty(0, dtype=torch.long)  # sampled, not yet in the cache
+
+    @property
+    def free_rows(self) -> int:
+        return self.decoder.rows - len(self.running)
+
+    def add(self, generation: Generation) -> None:
+        """Take a sequence in; there must be a free row."""
+        row = len(self.running)
+        generation.started = time.monotonic()
+        generation.generator = seeded_generator(generation.params.seed)
+        self.decoder.reserve(min(len(generation.prompt_ids) + 64, self.decoder.shape.context))
+        generation.cached_tokens = self.prefixes.fill(generation.prompt_ids, row)
+        self.running.append(generation)
+        self._new += 1
+        self._sampler = None
+        self.counters.prompts += 1
+        self.counters.prompt_tokens += len(generation.prompt_ids)
+
+    def load(self, state: dict[str, torch.Tensor], version: int) -> None:
+        """Change weights between two steps. Raises: PolicyError and changes nothing when they do not fit."""
+        self.decoder.load(state)
+        self.version = version
+        self.prefixes.clear()
+        if self._new:  # filled from the cache of the old weights, not yet read: read them whole with the new ones
+            for generation in self.running[-self._new :]:
+                generation.cached_tokens = 0
+
+    @torch.inference_mode()
+    def step(self) -> list[Generation]:
+        """One more token for everybody; returns the sequences that ended. Cancelled and late ones end here too."""
+        ended = self.drop_stopped()
+        if self._new:
+            self._read_prompts()
+        elif self.running:
+            logits_NV = self.decoder.forward(
+                self._next_N[:, None], self._lengths_N, first_row=0, width=int(self._lengths_N.max()) + 1
+            )
+            self._lengths_N += 1
+            self._take(logits_NV, 0)
+        ended += self._drop_ended()
+        return ended
+
+    @torch.inference_mode()
+    def drop_stopped(self) -> list[Generation]:
+        """Take out, and return, sequences that were cancelled or are past their deadline."""
+        now = time.monotonic()
+        for g in self.running:
+            if g.cancelled:
+                g.finish("cancelled")
+            elif g.deadline is not None and now > g.deadline:
+                g.finish("timeout")
+        return self._drop_ended()
+
+    @torch.inference_mode()
+    def fail_all(self, error: str) -> list[Generation]:
+        """End everything after a failed step, and forget what was cached; returns what was running."""
+        gone = self.running
+        for g in gone:
+            g.error = error
+            g.finish("error")
+        self.running = []
+        self._new = 0
+        self._sampler = None
+        self._lengths_N = self._lengths_N[:0]
+        self._next_N = self._next_N[:0]
+        self.prefixes.clear()
+        return gone
+
+    def _read_prompts(self) -> None:
+        first = len(self.running) - self._new
+        fresh = self.running[first:]
+        tails = [g.prompt_ids[g.cached_tokens :] for g in fresh]
+        starts_N = torch.tensor([g.cached_tokens for g in fresh])
+        last_N = torch.tensor([len(tail) - 1 for tail in tails])
+        longest = max(map(len, tails))
+        ids_NQ = torch.tensor([tail + [0] * (longest - len(tail)) for tail in tails])
+        width = min(int(starts_N.max()) + longest, self.decoder.shape.context)
+        logits_NV = self.decoder.forward(ids_NQ, starts_N, first_row=first, width=width, last_N=last_N)
+        self._lengths_N = torch.cat([self._lengths_N, starts_N + last_N + 1])
+        self._new = 0
+        for k, generation in enumerate(fresh):
+            self.prefixes.keep(generation.prompt_ids, first + k)
+        self._take(logits_NV, first)
+
+    def _take(self, logits_NV: torch.Tensor, first: int) -> None:
+        """Sample for the rows from ``first`` on and note the tokens."""
+        rows = self.running[first:]
+        if first or self._sampler is None:
+            sampler = Sampler([g.params for g in rows], [g.generator for g in rows])
+            self._sampler = None if first else sampler
+        else:
+            sampler = self._sampler
+        sampled = sampler.sample(logits_NV, self._generator)
+        self._next_N = torch.cat([self._next_N[:first], sampled.tensor_N]) if first else sampled.tensor_N
+        version, end_id, context = self.version, self.tokenizer.end_id, self.decoder.shape.context
+        for k, (g, token, logprob) in enumerate(zip(rows, sampled.ids_N, sampled.logprobs_N, strict=True)):
+            g.token_ids.append(token)
+            g.logprobs.append(logprob)
+            if g.params.top_logprobs and sampled.tops_N is not None:
+                g.top_logprobs.append(sampled.tops_N[k])
+            if g.weight_version_first is None:
+                g.weight_version_first = version
+            g.weight_version_last = version
+            if token == end_id and not g.params.ignore_eos:
+                g.finish("stop")
+            elif token in g.params.stop_token_ids:
+                g.stop_reason = token
+                g.finish("stop")
+            elif g.params.stop and self._at_stop(g):
+                g.finish("stop")
+            elif len(g.token_ids) >= g.params.max_tokens or len(g.prompt_ids) + len(g.token_ids) >= context:
+                g.finish("length")
+        self.counters.steps += 1
+        self.counters.generated_tokens += len(rows)
+
+    def _at_stop(self, generation: Generation) -> bool:
+        # A stop string can only end in the newest token; its beginning is at most its length in bytes (tokens) back.
+        text = self.tokenizer.decode(generation.token_ids)
+        for stop in generation.params.stop:
+            at = text.find(stop)
+            if at >= 0:
+                generation.stop_reason = stop
+                generation.stop_at = at + len(stop) if generation.params.include_stop else at
+                return True
+        return False
+
+    def _drop_ended(self) -> list[Generation]:
+        """Take ended sequences out, the last row filling each hole."""
+        ended = [row for row, g in enumerate(self.running) if g.finish_reason is not None]
+        if not ended:
+            return []
+        gone = [self.running[row] for row in ended]
+        for row in reversed(ended):
+            g = self.running[row]
+            self.counters.finished[str(g.finish_reason)] = self.counters.finished.get(str(g.finish_reason), 0) + 1
+            waiting = row >= len(self.running) - self._new
+            if not waiting and g.weight_version_first == self.version and g.finish_reason in ("stop", "length"):
+                self.prefixes.keep([*g.prompt_ids, *g.token_ids[:-1]], row)
+            self._remove(row, waiting)
+        self._sampler = None
+        return gone
+
+    def _remove(self, row: int, waiting: bool) -> None:
+        """Close the hole at ``row``. New sequences stay behind the others: a hole among the others takes the last of those first."""
+        if waiting:
+            self._new -= 1
+        else:
+            last_read = len(self.running) - self._new - 1
+            if row != last_read:
+                self._move(last_read, row)
+            self._lengths_N[row] = self._lengths_N[last_read]
+            self._next_N[row] = self._next_N[last_read]
+            self._lengths_N = self._lengths_N[:last_read]
+            self._next_N = self._next_N[:last_read]
+            row = last_read
+        last = len(self.running) - 1
+        if row != last:
+            self._move(last, row)
+        self.running.pop()
+
+    def _move(self, source: int, target: int) -> None:
+        g = self.running[source]
+        self.decoder.move_row(source, target, min(len(g.prompt_ids) + len(g.token_ids), self.decoder.shape.context))
+        self.running[target] = g

@@ -1,0 +1,105 @@
+"""The network: an ordinary Qwen3 causal language model of about 0.3 million parameters, loadable by every engine that knows Qwen3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from .tokens import END, END_OF_TEXT, START, TEMPLATE_FILE, TOKENIZER_FILE, ChatTokenizer
+
+WEIGHTS_DIR = Path(__file__).parent / "weights"
+WEIGHTS_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyShape:
+    """Size of a policy. ``head_size`` 32 is the smallest that vLLM's CPU build has attention kernels for."""
+
+    hidden: int = 96
+    layers: int = 2
+    heads: int = 4
+    head_size: int = 32
+    feed_forward: int = 288
+    context: int = 1024
+
+
+def new_model(tokenizer: ChatTokenizer, shape: PolicyShape, *, seed: int) -> Any:
+    """A randomly initialised ``Qwen3ForCausalLM``. The vocabulary has no padding rows: every id it can sample can be decoded."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=tokenizer.vocabulary_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=shape.head_size,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.end_id,
+        pad_token_id=tokenizer.pad_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = tokenizer.end_id
+    model.generation_config.pad_token_id = tokenizer.pad_id
+    return model
+
+
+def load_policy(directory: str | Path | None = None) -> tuple[Any, Any]:
+    """``(model, tokenizer)`` as transformers objects, fp32, in evaluation mode: what a trainer starts from.
+
+    Without a directory: the warm-started policy that ships with the package.
+    Raises: ConfigError when the directory does not hold a policy.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = check_directory(directory)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return model.eval(), tokenizer
+
+
+def check_directory(directory: str | Path | None) -> Path:
+    """The directory as a path if it holds a policy; None stands for the shipped one. Raises: ConfigError."""
+    folder = WEIGHTS_DIR if directory is None else Path(directory)
+    missing = [name for name in ("config.json", WEIGHTS_FILE, TOKENIZER_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(f"{folder} does not hold a policy: {', '.join(missing)} not found")
+    return folder
+
+
+def save_policy(model: Any, directory: str | Path, *, tokenizer_from: str | Path | None = None) -> Path:
+    """Write model and tokenizer so that `load_policy`, `policy serve`, vLLM and SGLang can load the directory.
+
+    The tokenizer files are copied from ``tokenizer_from``, by default the shipped ones.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    source = WEIGHTS_DIR if tokenizer_from is None else Path(tokenizer_from)
+    if source.resolve() != folder.resolve():
+        for name in (TOKENIZER_FILE, "tokenizer_config.json", TEMPLATE_FILE):
+            (folder / name).write_bytes((source / name).read_bytes())
+    return folder
+
+
+def save_tokenizer(tokenizer: ChatTokenizer, directory: str | Path) -> None:
+    """Write the files that ``AutoTokenizer`` reads."""
+    from transformers import PreTrainedTokenizerFast
+
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.tokenizer, eos_token=END, pad_token=END_OF_TEXT, extra_special_tokens=[START]
+    )
+    fast.chat_template = tokenizer.template
+    fast.padding_side = "left"
+    fast.model_max_length = PolicyShape.context
+    fast.save_pretrained(folder)
