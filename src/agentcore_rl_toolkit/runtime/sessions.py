@@ -56,6 +56,7 @@ class Session:
     idle_connections: list[Connection] = field(default_factory=list)
     check_at_s: float = 0.0
     commands: set[int] = field(default_factory=set)
+    ending: dict[str, Any] | None = None
 
     @property
     def id(self) -> str:
@@ -273,6 +274,12 @@ class SessionTable:
         if not session.over and session.state == "ready":
             self._end(session, "crashed", 0.0)
         self._stopping.discard(session)
+        if session.ending is not None:  # what is known only now that its process is gone
+            session.ending |= {
+                "exit_status": session.exit_status,
+                "cpu_s": session.process.cpu_s,
+                "max_rss_bytes": session.process.max_rss_bytes,
+            }
         await asyncio.get_running_loop().run_in_executor(None, _remove, session)
 
     # -- watching
@@ -341,7 +348,8 @@ class SessionTable:
             self._stopping.add(session)
             session.process.stop(grace_s)
         self.ended_total[reason] = self.ended_total.get(reason, 0) + 1
-        self.ended.append(session.describe(time.monotonic()))
+        session.ending = session.describe(time.monotonic())
+        self.ended.append(session.ending)
         self.on_end(session)
 
     def _spawn_task(self, work: Any) -> None:

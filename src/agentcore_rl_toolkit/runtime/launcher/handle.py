@@ -45,6 +45,8 @@ class SessionProcess:
         self.pid: int | None = None
         self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.cpu_s: float | None = None
+        self.max_rss_bytes: int | None = None
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL of the whole process group after the grace; at once when the grace is 0."""
@@ -166,6 +168,7 @@ class TemplateProcess:
                 process.started.set_result(event["pid"])
         elif event["ev"] == "exit":
             del self.sessions[process.id]
+            process.cpu_s, process.max_rss_bytes = event["cpu_s"], event["max_rss"]
             _end(process, event["status"], f"the session's process ended with status {event['status']}")
         elif event["ev"] == "failed":
             del self.sessions[process.id]

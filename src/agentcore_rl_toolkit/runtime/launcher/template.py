@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import linux
+from . import linux, warm
 from .child import Session, become_session
 from .script import run_script
 from .serve import make_config
@@ -161,7 +161,7 @@ class Template:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
@@ -175,7 +175,13 @@ class Template:
             for stray in linux.children():
                 if stray not in self.sessions:
                     _signal(stray, signal.SIGKILL)
-            self.report(ev="exit", id=session.id, status=os.waitstatus_to_exitcode(status))
+            self.report(
+                ev="exit",
+                id=session.id,
+                status=os.waitstatus_to_exitcode(status),
+                cpu_s=round(usage.ru_utime + usage.ru_stime, 6),
+                max_rss=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+            )
 
     def _end_everything(self) -> None:
         for pid in self.sessions:
@@ -205,6 +211,7 @@ def main(control_fd: int) -> None:
     template = Template(socket.socket(fileno=control_fd))
     options = template.read_options()
     script, argv = options["script"], options.get("argv", [])
+    warm.defer_certificates()
     if options["mode"] == "exec":
         template.report(ev="ready", mode="exec", reason=options.get("reason", "asked for"))
         template.loop(lambda session: session.run_cold(script, argv))
@@ -214,6 +221,7 @@ def main(control_fd: int) -> None:
         if reason is not None and options["mode"] != "fork":
             raise CannotForkError(reason)
         config = make_config(app, uvicorn_options)
+        warm.import_quietly(warm.late_imports())
         if options.get("strict_snapshot"):
             Session.keep_random_state()
         gc.collect()

@@ -1,0 +1,108 @@
+"""Do once in the template what every session would do again: late imports, and reading certificate bundles.
+
+Some libraries import most of themselves at first use, that is after the fork, in every session. Two things help. A short table
+names such modules of common libraries; those of a library that the agent has loaded are imported with it. And the first sessions
+report which modules they had to import, which the template then imports too (tried in a throw-away fork first: a module that
+starts threads, prints or fails stays out).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import ssl
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import linux
+
+# Loaded library -> modules it imports on first use.
+LATE_IMPORTS = {
+    "anyio": ("anyio._backends._asyncio",),
+    "anthropic": ("anthropic.resources.messages",),
+    "httpx": ("httpcore", "h11"),
+    "openai": ("openai.resources", "openai.resources.chat.completions", "openai.lib.streaming.chat"),
+    "uvicorn": ("uvicorn.loops.auto", "uvloop"),
+    "agentcore_rl_toolkit.app": ("agentcore_rl_toolkit.store.local",),
+}
+_PROBE_TIMEOUT_S = 30
+_CERTIFICATE_USES = ("wrap_socket", "wrap_bio", "get_ca_certs", "cert_store_stats")
+
+
+def late_imports() -> list[str]:
+    """Modules of the table whose library is loaded and that are not."""
+    return [
+        m for library, names in LATE_IMPORTS.items() if library in sys.modules for m in names if m not in sys.modules
+    ]
+
+
+def import_quietly(names: Iterable[str]) -> list[str]:
+    """Import what can be imported; returns those that did not import."""
+    failed = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:  # another version of the library, or one without this part
+            failed.append(name)
+    return failed
+
+
+def safe_to_import(names: list[str]) -> list[str]:
+    """The names that import in a fork of this process without starting threads. Costs one fork."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        good = []
+        try:
+            os.close(read)
+            signal.alarm(_PROBE_TIMEOUT_S)
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            for name in names:
+                if not import_quietly([name]) and linux.thread_count() in (1, None):
+                    good.append(name)
+                elif linux.thread_count() not in (1, None):
+                    break
+            os.write(write, json.dumps(good).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    names_ok: list[str] = json.loads(text) if text else []
+    return names_ok
+
+
+def defer_certificates() -> None:
+    """Let TLS contexts read their certificate bundle at first use.
+
+    HTTP clients make a TLS context whether they need one or not, and reading the usual bundle takes 20 ms of CPU, twice or more
+    per session, also for agents that only talk to plain http:// endpoints. A missing file still fails at once.
+    """
+    load: Callable[..., None] = ssl.SSLContext.load_verify_locations
+
+    def load_verify_locations(self: ssl.SSLContext, cafile: Any = None, capath: Any = None, cadata: Any = None) -> None:
+        if cafile is None or cadata is not None or not os.path.isfile(cafile):
+            load(self, cafile, capath, cadata)
+        else:
+            self.__dict__.setdefault("_deferred_certificates", []).append((cafile, capath))
+
+    def wrapped(name: str) -> Callable[..., Any]:
+        use = getattr(ssl.SSLContext, name)
+
+        def use_with_certificates(self: ssl.SSLContext, *args: Any, **kwargs: Any) -> Any:
+            for cafile, capath in self.__dict__.pop("_deferred_certificates", ()):
+                load(self, cafile, capath)
+            return use(self, *args, **kwargs)
+
+        use_with_certificates.__name__ = name
+        return use_with_certificates
+
+    ssl.SSLContext.load_verify_locations = load_verify_locations  # type: ignore[method-assign]
+    for name in _CERTIFICATE_USES:
+        setattr(ssl.SSLContext, name, wrapped(name))
