@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from ..contract import RolloutConfig
 from .app import AgentCoreRLApp
 from .settings import AgentSettings
 
-__all__ = ["AgentCoreRLApp", "AgentSettings"]
+__all__ = ["AgentCoreRLApp", "AgentSettings", "RolloutConfig"]

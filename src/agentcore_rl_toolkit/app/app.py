@@ -5,29 +5,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
 
+from ..contract import RolloutConfig, redact
 from ..errors import ConfigError
 from ..logs import configure_logging
+from ..store import ObjectStore, parse_url
 from .engine import Engine
+from .record import RolloutInfo, find_secrets, success_body
+from .s3_client import S3ClientStore
 from .settings import AgentSettings
-
-logger = logging.getLogger(__name__)
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base class is untyped
     """A `BedrockAgentCoreApp` whose entrypoint runs a rollout in the background and stores its result.
 
-    Takes the base class's arguments. Constructing it opens nothing: no socket, no thread, no client, so it may be snapshotted or
-    forked afterwards. Settings come from the environment at the first request, or from `settings`.
+    Takes the base class's arguments. Constructing it opens nothing: no socket, no thread, no client, so the process may be
+    snapshotted or forked afterwards. Settings come from the environment at the first request, or from `settings`.
 
     Example::
 
@@ -52,18 +52,21 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     ) -> None:
         configure_logging()
         super().__init__(debug=debug, lifespan=self._with_shutdown(lifespan), middleware=middleware, **base)
+        self._s3_client: Any = None
+        self._s3_client_is_own = False
         self._engine = Engine(
             settings=lambda: settings or AgentSettings.from_env(),
             on_start=self.add_async_task,
             on_end=self.complete_async_task,
+            own_store=self._own_store,
         )
 
-    def rollout_entrypoint(self, func: F) -> Callable[..., Any]:
+    def rollout_entrypoint(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Register the rollout function: sync or async, ``(payload)`` or ``(payload, context)``.
 
-        With ``exp_id``, ``input_id`` and ``s3_bucket`` in ``payload["_rollout"]`` its dict is stored under
+        With ``exp_id``, ``input_id`` and ``s3_bucket`` in ``payload["_rollout"]`` the dict it returns is stored under
         ``{exp_id}/{input_id}/{session_id}.json``; without them it runs and stores nothing. Either way the call is answered at
-        once and `/ping` says ``HealthyBusy`` until the record is stored.
+        once, and `/ping` says ``HealthyBusy`` until the record is stored.
 
         Raises: ConfigError for generator functions, which have no single result.
         """
@@ -72,13 +75,68 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         takes_context = _takes_context(func)
         name = getattr(func, "__name__", None) or type(func).__name__
 
-        @functools.wraps(func)
+        @functools.wraps(func, assigned=("__module__", "__doc__"), updated=())
         async def rollout(payload: Any, context: Any) -> Any:
             return await self._engine.accept(func, name, takes_context, payload, context)
 
-        # the SDK looks at the signature, and must see (payload, context) here
-        del rollout.__wrapped__
+        rollout.__name__ = name
+        del rollout.__wrapped__  # the SDK reads the signature, and must find (payload, context)
         return self.entrypoint(rollout)  # type: ignore[no-any-return]  # the base class is untyped
+
+    def save_result(
+        self,
+        result: Mapping[str, Any],
+        rollout_config: RolloutConfig | Mapping[str, Any],
+        result_key: str,
+        payload: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Store a result under a key by hand, in the form that `rollout_entrypoint` stores it; `result` stays as it is.
+
+        Raises: ContractError, InvalidResultError, StoreError; ConfigError when the config names no store.
+        """
+        config = (
+            rollout_config if isinstance(rollout_config, RolloutConfig) else RolloutConfig.from_dict(rollout_config)
+        )
+        if config.s3_bucket is None:
+            raise ConfigError("save_result needs a config with exp_id, input_id and s3_bucket")
+        session_id = result_key.rpartition("/")[2].removesuffix(".json")
+        now = time.time()
+        info = RolloutInfo(
+            config=config,
+            session_id=session_id,
+            result_key=result_key,
+            payload=None if payload is None else redact(payload),
+            secrets=find_secrets(config, result_key, session_id),
+            started_s=now,
+        )
+        body, _ = success_body(info, result, finished_s=now, max_bytes=self._engine.settings.max_record_bytes)
+        self._engine.store_for(config.s3_bucket)[0].put(result_key, body)
+
+    @property
+    def s3_client(self) -> Any:
+        """The S3 client that records go through once it is replaced; until then records go through `agentcore_rl_toolkit.store`.
+
+        Reading it makes an ordinary boto3 client on first use. Assign a client of your own to use other credentials or another
+        endpoint for plain bucket names; then no heartbeats are written.
+        """
+        if self._s3_client is None:
+            import boto3
+
+            self._s3_client = boto3.client("s3")
+        return self._s3_client
+
+    @s3_client.setter
+    def s3_client(self, client: Any) -> None:
+        self._s3_client = client
+        self._s3_client_is_own = client is not None
+
+    def _own_store(self, url: str) -> ObjectStore | None:
+        if not self._s3_client_is_own:
+            return None
+        parts = parse_url(url)
+        if parts.scheme != "s3" or parts.prefix:
+            return None
+        return S3ClientStore(self._s3_client, parts.bucket)
 
     def _with_shutdown(self, lifespan: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
         @contextlib.asynccontextmanager
@@ -91,8 +149,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
                     async with lifespan(app) as state:
                         yield state
             finally:
-                self._engine.interrupt("the server shut down before the agent had finished")
-                await self._engine.drain(self._engine.settings.grace_s)
+                await self._engine.close("the server shut down before the agent had finished")
                 restore()
 
         return with_shutdown

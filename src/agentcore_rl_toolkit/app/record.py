@@ -24,7 +24,7 @@ class RolloutInfo:
     config: RolloutConfig
     session_id: str
     result_key: str
-    payload: Mapping[str, Any] = field(repr=False)  # already redacted
+    payload: Mapping[str, Any] | None = field(repr=False)  # already redacted; None leaves the field out
     secrets: tuple[str, ...] = field(default=(), repr=False)
     started_s: float
 
@@ -105,12 +105,12 @@ def error_body(
 
 
 def _reserved(info: RolloutInfo) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "input_id": info.config.input_id,
         "s3_bucket": info.config.s3_bucket,
         "result_key": info.result_key,
-        "payload": info.payload,
     }
+    return fields if info.payload is None else {**fields, "payload": info.payload}
 
 
 def _info(info: RolloutInfo, outcome: Outcome, *, finished_s: float, notes: Mapping[str, str]) -> dict[str, Any]:

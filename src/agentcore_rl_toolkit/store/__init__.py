@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import ObjectInfo, ObjectStore
+from .retry import RetryPolicy, jitter
 from .urls import StoreURL, open_store, parse_url, url_matches
 
-__all__ = ["ObjectInfo", "ObjectStore", "StoreURL", "open_store", "parse_url", "url_matches"]
+__all__ = ["ObjectInfo", "ObjectStore", "RetryPolicy", "StoreURL", "jitter", "open_store", "parse_url", "url_matches"]

@@ -1,0 +1,249 @@
+"""One rollout from its start to its stored record.
+
+Theory of operation. The supervisor is a task on the SDK's worker loop, where invocations are handled; agent code never runs
+there, so an agent that blocks delays nothing. It waits for whichever comes first, the agent's end or an interruption (SIGTERM,
+server shutdown), and then writes exactly one record, create-only. A second task renews the heartbeat object until the record is
+stored.
+
+    running --agent returned or raised--> encoding -> storing -> heartbeat deleted -> push
+       +------interrupted-------------------^
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..contract import INFO_FIELD, Outcome, RolloutConfig, alive_key, parse_record
+from ..errors import AgentCoreRLError, ContractError, InvalidResultError, ObjectExistsError, StoreError
+from ..logs import log_context
+from ..store import ObjectStore, jitter
+from .notify import notify
+from .record import RolloutInfo, describe, error_body, success_body
+from .runner import AgentRunner
+from .settings import AgentSettings
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED = "Interrupted"  # error_type of such a record; its outcome is `lost`, so that clients may try again
+_LAST_BEAT_S = 2.0  # how long a heartbeat already under way may delay the end
+
+
+class Rollout:
+    """One run of the agent and its record; without `info` and `store` nothing is stored.
+
+    ``done`` ends when the record is stored or given up.
+    """
+
+    def __init__(
+        self,
+        *,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        settings: AgentSettings,
+        session_id: str,
+        info: RolloutInfo | None = None,
+        store: ObjectStore | None = None,
+        heartbeat_s: float | None = None,
+    ) -> None:
+        self.name = name
+        self._func, self._args, self._settings = func, args, settings
+        self._session_id, self._info, self._store, self._heartbeat_s = session_id, info, store, heartbeat_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._stored = asyncio.Event()
+        self._stop_reason = ""
+        self._task: asyncio.Task[None] | None = None
+        self.done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.done.set_running_or_notify_cancel()  # waiting for it with a deadline must not cancel it
+
+    @property
+    def label(self) -> str:
+        """What to call it in a log."""
+        return self._info.result_key if self._info else self._session_id
+
+    def start(self, runner: AgentRunner) -> asyncio.Task[None]:
+        """Start the agent and its supervisor, on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        config = self._info.config if self._info else RolloutConfig()
+        with log_context(session_id=self._session_id, input_id=config.input_id, exp_id=config.exp_id):
+            agent = runner.start(self._func, self._args, contextvars.copy_context(), f"rollout-{self.name}")
+            self._task = self._loop.create_task(self._supervise(agent), name=f"supervise-{self.name}")
+        return self._task
+
+    def interrupt(self, reason: str) -> None:
+        """End with an `interrupted` record unless the agent has ended already. Callable from any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            self._stop_reason = self._stop_reason or reason
+            loop.call_soon_threadsafe(self._stop.set)
+
+    async def _supervise(self, agent: concurrent.futures.Future[Any]) -> None:
+        ended = asyncio.ensure_future(asyncio.wrap_future(agent))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        heart: asyncio.Task[None] | None = None
+        try:
+            if self._info is not None and self._store is not None and self._heartbeat_s is not None:
+                heart = asyncio.create_task(self._beat(self._info, self._store, self._heartbeat_s))
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if self._info is not None and self._store is not None:
+                await self._finish(self._info, self._store, ended, heart)
+            elif ended.done() and ended.exception() is not None:
+                logger.error("rollout failed", exc_info=ended.exception())
+        except Exception:  # the last line of defence: a supervisor that dies is a record that is never written
+            logger.exception("rollout %s could not be finished", self.label)
+        finally:
+            for task in (heart, stopped, ended):
+                if task is not None:
+                    task.cancel()
+
+    async def _beat(self, info: RolloutInfo, store: ObjectStore, period_s: float) -> None:
+        """Renew the sign of life until the record is stored, which may itself take a while."""
+        stored = asyncio.create_task(self._stored.wait())
+        try:
+            await self._beat_until(stored, info, store, period_s)
+        finally:
+            stored.cancel()
+
+    async def _beat_until(
+        self, stored: asyncio.Task[bool], info: RolloutInfo, store: ObjectStore, period_s: float
+    ) -> None:
+        while not stored.done():
+            sign = {
+                "session_id": info.session_id,
+                "attempt": info.config.attempt,
+                "started_s": round(info.started_s, 3),
+                "beat_s": round(time.time(), 3),
+                "period_s": period_s,
+            }
+            body = json.dumps(sign).encode()
+            try:
+                await store.put_async(alive_key(info.result_key), body, durable=False, timeout_s=max(period_s, 5.0))
+            except AgentCoreRLError as e:
+                logger.warning("heartbeat not written: %s", e)
+            # up to 30 % early: a thousand sessions started together must not beat together
+            await asyncio.wait({stored}, timeout=period_s * (1.0 - 0.3 * jitter()))
+
+    async def _finish(
+        self, info: RolloutInfo, store: ObjectStore, ended: asyncio.Future[Any], heart: asyncio.Task[None] | None
+    ) -> None:
+        body, outcome = await self._encode(info, ended)
+        if not await self._store_record(info, store, body):
+            return
+        if heart is not None:
+            # The object must not reappear after its deletion, so a beat under way comes to its end first.
+            self._stored.set()
+            await asyncio.wait({heart}, timeout=_LAST_BEAT_S)
+            try:
+                await store.delete_async(alive_key(info.result_key), timeout_s=10.0)
+            except AgentCoreRLError as e:
+                logger.warning("heartbeat object left behind: %s", e)
+        await self._push(info, outcome)
+
+    async def _encode(self, info: RolloutInfo, ended: asyncio.Future[Any]) -> tuple[bytes, Outcome]:
+        now = time.time()
+        if not ended.done():
+            stop_reason = f"interrupted: {self._stop_reason}"
+            logger.error("%s", stop_reason)
+            body = error_body(
+                info,
+                stop_reason=stop_reason,
+                error_type=INTERRUPTED,
+                traceback="",
+                outcome=Outcome.LOST,
+                finished_s=now,
+            )
+            return body, Outcome.LOST
+        error = ended.exception()
+        outcome = Outcome.AGENT_ERROR
+        if error is None:
+            try:
+                return await asyncio.to_thread(
+                    success_body, info, ended.result(), finished_s=now, max_bytes=self._settings.max_record_bytes
+                )
+            except Exception as e:  # also what a result's own conversion methods raise
+                error = e
+                outcome = Outcome.INVALID if isinstance(e, InvalidResultError) else outcome
+        stop_reason, error_type = describe(error)
+        logger.error("rollout failed: %s: %s", error_type, stop_reason, exc_info=error)
+        text = "".join(traceback.format_exception(error))
+        body = await asyncio.to_thread(
+            error_body,
+            info,
+            stop_reason=stop_reason,
+            error_type=error_type,
+            traceback=text,
+            outcome=outcome,
+            finished_s=now,
+        )
+        return body, outcome
+
+    async def _store_record(self, info: RolloutInfo, store: ObjectStore, body: bytes) -> bool:
+        timeout_s = self._settings.grace_s if self._stop.is_set() else self._settings.put_timeout_s
+        try:
+            await store.put_async(info.result_key, body, create_only=True, timeout_s=timeout_s)
+        except ObjectExistsError:
+            return await self._settle(info, store, body, timeout_s)
+        except StoreError as e:
+            logger.critical("the record of %s is lost: %s", info.result_key, e)
+            return False
+        logger.info("record stored: %s (%d bytes)", info.result_key, len(body))
+        return True
+
+    async def _settle(self, info: RolloutInfo, store: ObjectStore, body: bytes, timeout_s: float) -> bool:
+        """The key is taken: the first record of an attempt stays, one of an earlier attempt is replaced."""
+        try:
+            there = parse_record(await store.get_async(info.result_key, timeout_s=timeout_s))
+            block = there.get(INFO_FIELD)
+            attempt = block.get("attempt") if isinstance(block, Mapping) else None
+            if isinstance(attempt, int) and attempt < info.config.attempt:
+                await store.put_async(info.result_key, body, timeout_s=timeout_s)
+                return True
+        except (StoreError, ContractError) as e:
+            logger.error("%s is taken and could not be settled: %s", info.result_key, e)
+        logger.warning("%s holds a record already, which stays", info.result_key)
+        return True
+
+    async def _push(self, info: RolloutInfo, outcome: Outcome) -> None:
+        config = info.config
+        if not config.notify_url:
+            return
+        allowed = self._settings.allowed_notify_urls
+        if allowed and not any(_below(config.notify_url, prefix) for prefix in allowed):
+            logger.warning("no push to %s: AGENTCORE_RL_ALLOWED_NOTIFY_URLS does not list it", config.notify_url)
+            return
+        message = {
+            "session_id": info.session_id,
+            "exp_id": config.exp_id,
+            "input_id": config.input_id,
+            "s3_bucket": config.s3_bucket,
+            "result_key": info.result_key,
+            "outcome": str(outcome),
+            "attempt": config.attempt,
+        }
+        # the session's key is for the gateway that issued it, and for nobody else
+        to_gateway = config.base_url is not None and _origin(config.base_url) == _origin(config.notify_url)
+        await notify(
+            config.notify_url,
+            message,
+            timeout_s=self._settings.notify_timeout_s,
+            api_key=config.api_key if to_gateway else None,
+        )
+
+
+def _origin(url: str) -> tuple[str, str]:
+    scheme, _, rest = url.partition("://")
+    return scheme.lower(), rest.partition("/")[0].lower()
+
+
+def _below(url: str, prefix: str) -> bool:
+    prefix = prefix.rstrip("/")
+    return url == prefix or url.startswith((prefix + "/", prefix + "?"))
