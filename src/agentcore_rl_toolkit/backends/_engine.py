@@ -46,7 +46,14 @@ class Client(Protocol):
 class Gateway(Protocol):
     """The part of `GatewayClient` that is used here."""
 
-    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> Any: ...
+    async def create_sessions_async(
+        self,
+        session_ids: Sequence[str],
+        *,
+        sampling_params: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        max_turns: int | None = None,
+    ) -> Any: ...
     async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> Any: ...
     async def delete_async(self, session_ids: Sequence[str]) -> int: ...
 

@@ -58,16 +58,18 @@ class ReplayCapture:
 
 
 class Replay:
-    """Episodes to replay, grouped by input id; each submission of an input takes its next episode.
+    """Episodes to replay. Each submission of an input takes its next episode, or with ``by_input=False`` simply the next one.
 
     After a collection `invoked` holds the full payloads, `stopped` the session ids that were cancelled,
     `open_sessions` the gateway sessions nobody deleted, `peak_running` the most rollouts alive at once.
     """
 
-    def __init__(self, episodes: Sequence[Episode]) -> None:
+    def __init__(self, episodes: Sequence[Episode], *, by_input: bool = True) -> None:
+        self.by_input = by_input
         self.waiting: dict[str, deque[Episode]] = {}
         for episode in episodes:
-            self.waiting.setdefault(episode.input_id, deque()).append(episode)
+            self.waiting.setdefault(episode.input_id if by_input else "", deque()).append(episode)
+        self.weight_version: int | None = None
         self.by_session: dict[str, Episode] = {}
         self.invoked: list[dict[str, Any]] = []
         self.stopped: list[str] = []
@@ -91,7 +93,7 @@ class ReplayClient:
         if session_id is None or input_id is None:
             raise ValueError("a replayed rollout needs session_id and input_id")
         replay = self.replay
-        episode = replay.waiting[input_id].popleft()
+        episode = replay.waiting[input_id if replay.by_input else ""].popleft()
         replay.by_session[session_id] = episode
         replay.invoked.append({**payload, "_rollout": {"input_id": input_id, **overrides}})
         replay.running += 1
@@ -146,7 +148,15 @@ class ReplayGateway:
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
 
-    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
+    async def create_sessions_async(
+        self,
+        session_ids: Sequence[str],
+        *,
+        sampling_params: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        max_turns: int | None = None,
+    ) -> list[ReplayAddress]:
+        options = {"sampling_params": sampling_params, "model_id": model_id, "max_turns": max_turns}
         self.replay.open_sessions.update(dict.fromkeys(session_ids, options))
         return [
             ReplayAddress(session_id=s, base_url=f"http://replay/sessions/{s}/v1", api_key=f"key-{s}")
@@ -167,3 +177,9 @@ class ReplayGateway:
 
     async def delete_async(self, session_ids: Sequence[str]) -> int:
         return sum(self.replay.open_sessions.pop(s, None) is not None for s in session_ids)
+
+    def set_weight_version(self, version: int) -> None:
+        self.replay.weight_version = version
+
+    async def set_weight_version_async(self, version: int) -> None:
+        self.replay.weight_version = version

@@ -1,0 +1,306 @@
+"""Run TRL's GRPOTrainer on rollouts of a remote agent.
+
+TRL asks `AgentCoreRollouts` for the rollouts of a batch of prompts; it puts the current weights in place, collects
+the groups and returns the recorded tokens. A prompt, for TRL, is the payload as one line of JSON: TRL hands prompts
+over without their rows, and this form needs no lookup, whatever process or resumed run asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...errors import ConfigError, MissingExtraError, RolloutError
+from ..collect import Client, CollectedRollout, Gateway, Group, GroupRequest, collect, summarize
+from ..data import encode_payload, payload_id, read_rows
+from .config import TrlConfig
+from .convert import REWARD_KEY, ConvertStats, to_trl
+from .weights import export_weights, publish_weights
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is marked experimental; the version is pinned
+
+try:
+    import torch
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+except ModuleNotFoundError as e:
+    raise MissingExtraError(f'the TRL backend needs {e.name!r}:\n    pip install "agentcore-rl-toolkit[trl]"') from e
+
+
+class WeightGateway(Gateway, Protocol):
+    """A gateway that is told which weights the engine serves from now on."""
+
+    def set_weight_version(self, version: int) -> Any: ...
+
+
+class AgentCoreRollouts:
+    """TRL's `rollout_func`: prompts in, recorded tokens and rewards out.
+
+    `groups` and `stats` hold the last batch; `on_batch` is called with them after every collection.
+    """
+
+    def __init__(
+        self,
+        config: TrlConfig,
+        *,
+        client: Client,
+        gateway: WeightGateway,
+        on_rollout: Callable[[CollectedRollout], None] | None = None,
+        on_batch: Callable[[Sequence[Group], ConvertStats], None] | None = None,
+    ) -> None:
+        self.config, self.client, self.gateway = config, client, gateway
+        self.on_rollout, self.on_batch = on_rollout, on_batch
+        self.groups: list[Group] = []
+        self.stats: ConvertStats | None = None
+        self._version: int | None = None
+        self._batches = 0
+        self._empty = 0
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        """Raises: RolloutError after `max_empty_batches` batches in a row without a usable rollout."""
+        self.sync_weights(trainer)
+        n = self.config.num_generations if trainer.model.training else trainer.num_generations_eval
+        filler_id = trainer.processing_class.eos_token_id
+        self.groups = collect(
+            self._requests(prompts, n, trainer),
+            client=self.client,
+            gateway=self.gateway,
+            config=self.config.collect,
+            weight_version=self._version,
+            on_rollout=self.on_rollout,
+        )
+        output, stats = to_trl(
+            self.groups,
+            num_generations=n,
+            filler_id=filler_id,
+            fork_policy=self.config.fork_policy,
+            max_tokens=self.config.max_tokens,
+        )
+        self.stats = stats
+        if self.on_batch is not None:
+            self.on_batch(self.groups, stats)
+        self._check_not_empty(stats)
+        return output
+
+    def sync_weights(self, trainer: Any) -> None:
+        """Put the trainer's weights in place if it has stepped since they were; versions are optimizer steps.
+
+        Before a batch of rollouts rather than after every optimizer step: several steps may share one batch, and
+        nothing samples in between.
+        """
+        version = int(trainer.state.global_step)
+        if version == self._version:
+            return
+        if self.config.policy_url is not None and trainer.accelerator.is_main_process:
+            path = self.config.output_dir / "weights" / f"{version:06d}.safetensors"
+            export_weights(trainer.accelerator.unwrap_model(trainer.model), path)
+            publish_weights(self.config.policy_url, path, version)
+            for old in path.parent.glob("*.safetensors"):
+                if old != path:
+                    old.unlink()
+        trainer.accelerator.wait_for_everyone()
+        if trainer.accelerator.is_main_process:
+            self.gateway.set_weight_version(version)
+        self._version = version
+
+    def _requests(self, prompts: Sequence[str], n: int, trainer: Any) -> list[GroupRequest]:
+        if len(prompts) % n:
+            raise ConfigError(
+                f"a process got {len(prompts)} prompts, which is no multiple of {n} rollouts per group: make "
+                "per_device_train_batch_size * steps_per_generation divisible by num_generations"
+            )
+        self._batches += 1
+        rank = trainer.accelerator.process_index
+        requests = []
+        for start in range(0, len(prompts), n):
+            if len(set(prompts[start : start + n])) != 1:
+                raise ConfigError("TRL did not repeat each prompt num_generations times; is a custom sampler in use?")
+            payload = _decode(prompts[start])
+            place = f"{self._batches:05d}-{rank}-{start // n:04d}"
+            requests.append(GroupRequest(input_id=f"{place}-{payload_id(payload)}", payload=payload, n=n))
+        return requests
+
+    def _check_not_empty(self, stats: ConvertStats) -> None:
+        self._empty = 0 if stats.usable else self._empty + 1
+        if self._empty < self.config.max_empty_batches:
+            return
+        first = next((r.error for g in self.groups for r in g.rollouts if r.error is not None), None)
+        counts = ", ".join(f"{n} {name}" for name, n in sorted(summarize(self.groups).outcomes.items()))
+        raise RolloutError(f"{self._empty} batches in a row without a usable rollout ({counts}); first error: {first}")
+
+
+class AgentCoreGRPOTrainer(GRPOTrainer):
+    """GRPOTrainer whose importance ratio is taken against the logprobs recorded at sampling time.
+
+    Without vLLM, TRL 1.16 carries `logprobs` along but compares the new policy with logprobs it recomputes itself, so a
+    difference between sampler and trainer, or weights that moved during the rollouts, would go unseen.
+    """
+
+    def __init__(self, *args: Any, rollouts: AgentCoreRollouts, **kwargs: Any) -> None:
+        self.rollouts = rollouts
+        super().__init__(*args, rollout_func=rollouts, **kwargs)
+        if not hasattr(GRPOTrainer, "_generate_and_score_completions"):
+            raise ConfigError("this TRL version has no _generate_and_score_completions; use trl>=1.16,<2")
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        sampled_BT = output.get("sampling_per_token_logps")
+        if self.rollouts.config.importance == "sampled" and sampled_BT is not None and not self.use_vllm:
+            # None became NaN on tokens that were not sampled; those are masked out of the loss, but 0 * NaN is NaN.
+            output["old_per_token_logps"] = torch.nan_to_num(sampled_BT, nan=0.0)
+        return output
+
+
+class _LastWeights(TrainerCallback):
+    """Leaves the server with the final weights, so that an evaluation after training measures them."""
+
+    def __init__(self, rollouts: AgentCoreRollouts) -> None:
+        self.rollouts = rollouts
+        self.trainer: Any = None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.rollouts.sync_weights(self.trainer)
+
+
+def agent_reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """TRL's reward function: what the agent returned; None for masked rollouts, which TRL then leaves out."""
+    rewards: list[float | None] = columns[REWARD_KEY]
+    return rewards
+
+
+def make_trainer(
+    config: TrlConfig,
+    *,
+    client: Client,
+    gateway: WeightGateway,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    callbacks: Sequence[Any] = (),
+    on_rollout: Callable[[CollectedRollout], None] | None = None,
+    on_batch: Callable[[Sequence[Group], ConvertStats], None] | None = None,
+) -> AgentCoreGRPOTrainer:
+    """A ready GRPOTrainer. `rows` are payloads (default: `config.data_path`); `model` and `tokenizer` default to
+    `config.model`.
+
+    Raises: ConfigError.
+    """
+    if rows is None:
+        if config.data_path is None:
+            raise ConfigError("no training rows: set data_path or pass rows")
+        rows = read_rows(config.data_path)
+    rollouts = AgentCoreRollouts(config, client=client, gateway=gateway, on_rollout=on_rollout)
+    last_weights = _LastWeights(rollouts)
+    trainer = AgentCoreGRPOTrainer(
+        model=model if model is not None else config.model,
+        reward_funcs=agent_reward,
+        args=grpo_config(config),
+        train_dataset=Dataset.from_list([{"prompt": encode_payload(row)} for row in rows]),
+        processing_class=tokenizer if tokenizer is not None else _tokenizer(config.model),
+        peft_config=_lora(config.lora),
+        callbacks=[last_weights, *callbacks],
+        rollouts=rollouts,
+    )
+    last_weights.trainer = trainer
+
+    def log_batch(groups: Sequence[Group], stats: ConvertStats) -> None:
+        for name, value in batch_metrics(groups, stats).items():
+            trainer._log_metric(f"agentcore/{name}", value)
+        if on_batch is not None:
+            on_batch(groups, stats)
+
+    rollouts.on_batch = log_batch
+    return trainer
+
+
+def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, float]:
+    """What TRL logs with every step under ``agentcore/``: how much of the rollouts reached the loss, and what did not."""
+    summary = summarize(groups)
+    metrics = {
+        "usable": stats.usable,
+        "masked": stats.masked,
+        "failed": summary.lost_rollouts,
+        "forked": stats.forked,
+        "dropped_sequences": stats.dropped_sequences,
+        "dropped_tokens": stats.dropped_tokens,
+        "too_long": stats.too_long,
+    }
+    found = {name: float(value) for name, value in metrics.items()}
+    found.update({f"outcome/{name}": float(n) for name, n in summary.outcomes.items()})
+    if stats.trained_token_share is not None:
+        found["trained_token_share"] = stats.trained_token_share
+    if summary.usable:
+        found["turns_mean"] = summary.turns / summary.usable
+    return found
+
+
+def grpo_config(config: TrlConfig) -> Any:
+    """TRL's own configuration. Our defaults: no KL term, mean over all tokens, every step logged."""
+    training: dict[str, Any] = {
+        "num_generations": config.num_generations,
+        "beta": 0.0,
+        "loss_type": "dapo",
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "bf16": torch.cuda.is_available(),
+        "use_cpu": not torch.cuda.is_available(),
+        "gradient_checkpointing": torch.cuda.is_available(),
+        **config.training,
+    }
+    try:
+        return GRPOConfig(output_dir=str(config.output_dir / "trl"), **training)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"`training` does not fit TRL's GRPOConfig: {e}") from e
+
+
+def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
+    """Open the clients, train, save the model under ``output_dir/policy`` and return the trainer."""
+    from ...client import RolloutClient
+    from ...gateway import GatewayClient
+
+    with ExitStack() as stack:
+        client = stack.enter_context(
+            RolloutClient(
+                config.agent_runtime_arn,
+                config.s3_bucket,
+                config.exp_id,
+                tps_limit=config.tps_limit,
+                max_pool_connections=config.collect.max_concurrent,
+                model_id=config.model_id,
+                endpoint_url=config.endpoint_url,
+            )
+        )
+        gateway = stack.enter_context(GatewayClient(config.gateway_url, admin_key=config.gateway_admin_key))
+        trainer = make_trainer(config, client=client, gateway=gateway, **arguments)
+        trainer.train()
+        trainer.save_model(str(Path(config.output_dir) / "policy"))
+        return trainer
+
+
+def _tokenizer(model: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model)
+
+
+def _lora(arguments: Mapping[str, Any] | None) -> Any:
+    if arguments is None:
+        return None
+    try:
+        from peft import LoraConfig
+    except ModuleNotFoundError as e:
+        raise MissingExtraError("LoRA needs peft:\n    pip install peft") from e
+    return LoraConfig(task_type="CAUSAL_LM", **arguments)
+
+
+def _decode(prompt: object) -> dict[str, Any]:
+    payload = json.loads(prompt) if isinstance(prompt, str) else None
+    if not isinstance(payload, dict):
+        raise ConfigError("a prompt must be the payload as one line of JSON; build the data set with encode_payload")
+    return payload

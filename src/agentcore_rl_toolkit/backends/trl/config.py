@@ -1,0 +1,117 @@
+"""Settings of a TRL run, and the plan it stands for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import ConfigError
+from ..data import read_rows
+from ..groups import CollectConfig
+from ..settings import Plan, from_mapping, read_settings, with_environment
+
+ForkPolicy = Literal["longest", "mask"]
+Importance = Literal["sampled", "trainer"]
+
+# Keys of TRL's GRPOConfig that we set ourselves; a value in `training` would contradict them.
+_OURS = frozenset({"output_dir", "remove_unused_columns"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrlConfig:
+    """Everything a TRL run needs. Read from YAML, TOML or JSON with `from_file`.
+
+    Where things are: `agent_runtime_arn` and `s3_bucket` (a bucket or store URL) as for `RolloutClient`;
+    `endpoint_url` of a local runtime; `gateway_url` (and its `gateway_admin_key`), the address agents can reach;
+    `policy_url`, the built-in policy server whose weights are replaced as training goes, or None when TRL itself
+    syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server, vllm_server_base_url: ...}`).
+
+    What is trained: `model` is a local folder or hub id, `model_id` the name the agent asks for; `lora` are arguments
+    of peft's LoraConfig, None trains all weights. `training` goes to TRL's GRPOConfig unchanged.
+
+    `fork_policy` decides over rollouts with several training sequences (TRL takes one row per rollout): "longest"
+    trains the one with the most sampled tokens and counts the rest as dropped, "mask" leaves the whole rollout out.
+    `max_tokens` masks rollouts whose row would be longer, counted too. `importance` "sampled" takes the ratio against
+    the logprobs recorded when the token was sampled; "trainer" is TRL's own way without vLLM, which recomputes them
+    from the current weights and so sees no difference between sampler and trainer. `max_empty_batches` batches in a
+    row without any usable rollout end the run.
+    Raises: ConfigError.
+    """
+
+    agent_runtime_arn: str
+    s3_bucket: str
+    exp_id: str
+    model: str
+    gateway_url: str
+    data_path: Path | None = None
+    gateway_admin_key: str | None = field(default=None, repr=False)
+    endpoint_url: str | None = None
+    policy_url: str | None = None
+    model_id: str = "policy"
+    output_dir: Path = Path("runs/trl")
+    tps_limit: int = 25
+    num_generations: int = 8
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    fork_policy: ForkPolicy = "longest"
+    max_tokens: int | None = None
+    importance: Importance = "sampled"
+    max_empty_batches: int = 3
+    lora: Mapping[str, Any] | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.num_generations < 2:
+            raise ConfigError(
+                f"a group needs at least 2 rollouts to compare, got num_generations={self.num_generations}"
+            )
+        if self.max_empty_batches < 1:
+            raise ConfigError(f"max_empty_batches must be at least 1, got {self.max_empty_batches}")
+        clash = sorted(_OURS & set(self.training))
+        if clash:
+            raise ConfigError(f"`training` may not set {', '.join(clash)}: use the keys of this file instead")
+        named = self.training.get("num_generations", self.num_generations)
+        if named != self.num_generations:
+            raise ConfigError(f"num_generations is {self.num_generations} here and {named} under `training`")
+        if self.policy_url is None and not self.training.get("use_vllm"):
+            raise ConfigError(
+                "nobody would put new weights in place: set policy_url (built-in policy server), or training.use_vllm with "
+                "vllm_mode: server"
+            )
+        if self.training.get("use_vllm") and self.training.get("vllm_mode", "server") != "server":
+            raise ConfigError("agents reach the model over HTTP: training.vllm_mode must be `server`")
+        if self.training.get("use_vllm") and self.policy_url is not None:
+            raise ConfigError("policy_url and training.use_vllm are two servers for one policy; keep one of them")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> TrlConfig:
+        """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
+        return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
+
+    def plan(self) -> Plan:
+        """What the run would do. Raises: ConfigError when the data cannot be read."""
+        rows = f"{len(read_rows(self.data_path))} in {self.data_path}" if self.data_path else "given by the caller"
+        if self.policy_url:
+            weights = f"saved and posted to {self.policy_url}/update_weights before each batch of rollouts"
+        else:
+            weights = f"synced by TRL to {self.training.get('vllm_server_base_url', 'its vLLM server')}"
+        facts = [
+            ("agent", self.agent_runtime_arn),
+            ("records", f"{self.s3_bucket}  (experiment {self.exp_id})"),
+            ("model", f"{self.model}, asked for as {self.model_id!r}" + (", LoRA" if self.lora else "")),
+            ("gateway", self.gateway_url),
+            ("weights", weights),
+            ("rows", rows),
+            ("group", f"{self.num_generations} rollouts, {self.collect.extra_rollouts} extra started"),
+            ("deadlines", f"submit {self.collect.submit_timeout_s:g} s, rollout {self.collect.rollout_timeout_s:g} s"),
+            ("forked rollouts", self.fork_policy),
+            ("importance ratio", self.importance),
+            ("output", str(self.output_dir)),
+            *((f"training.{k}", str(v)) for k, v in sorted(self.training.items())),
+        ]
+        needs = [f"pip install {name}" for name in ("torch", "trl", "datasets") if not importlib.util.find_spec(name)]
+        if self.lora and not importlib.util.find_spec("peft"):
+            needs.append("pip install peft")
+        return Plan(backend="trl", facts=facts, needs=needs)

@@ -1,0 +1,184 @@
+"""Run by test_real_trl.py in an environment that has TRL: one real GRPO step over the recorded episodes.
+
+Writes what TRL was given and made of it to the JSON file named on the command line; the assertions are in the test.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from agentcore_rl_toolkit.backends.recorded import recorded_episodes
+from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, make_trainer
+from agentcore_rl_toolkit.backends.trl.config import TrlConfig
+
+VOCABULARY = 512
+
+
+class WeightServer(ThreadingHTTPServer):
+    """Takes POST /update_weights as the policy server does and remembers what it was told to load."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), WeightHandler)
+        self.posts: list[dict[str, Any]] = []
+        self.tensors: list[dict[str, torch.Tensor]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class WeightHandler(BaseHTTPRequestHandler):
+    server: WeightServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path != "/update_weights":
+            self.send_error(404)
+            return
+        self.server.posts.append(body)
+        self.server.tensors.append(load_file(body["path"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+def tiny_model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{i}": i for i in range(VOCABULARY - 1)} | {"<end>": VOCABULARY - 1}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>", unk_token="w0")
+
+
+def settings(server: WeightServer, out: Path, **more: Any) -> TrlConfig:
+    training = {
+        "per_device_train_batch_size": 64,
+        "learning_rate": 1e-2,
+        "max_steps": 1,
+        "disable_tqdm": True,
+        **more.pop("training", {}),
+    }
+    return TrlConfig(
+        agent_runtime_arn="arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/replayed",
+        s3_bucket="memory://records",
+        exp_id="trl",
+        model="tiny",
+        gateway_url="http://replay",
+        policy_url=server.url,
+        output_dir=out,
+        training=training,
+        **more,
+    )
+
+
+def trainer_for(config: TrlConfig, replay: Replay, seen: list[dict[str, Any]]) -> AgentCoreGRPOTrainer:
+    trainer = make_trainer(
+        config,
+        client=replay.client,
+        gateway=replay.gateway,
+        rows=[{"prompt": f"task {i}", "answer": str(i)} for i in range(8)],
+        model=tiny_model(),
+        tokenizer=tiny_tokenizer(),
+    )
+    inner = trainer._generate_and_score_completions
+
+    def record(inputs: Any) -> Any:
+        output = inner(inputs)
+        seen.append({k: v.tolist() for k, v in output.items() if isinstance(v, torch.Tensor)})
+        return output
+
+    trainer._generate_and_score_completions = record
+    return trainer
+
+
+def plain_step(server: WeightServer, out: Path) -> dict[str, Any]:
+    replay, seen = Replay(recorded_episodes(), by_input=False), []
+    trainer = trainer_for(settings(server, out), replay, seen)
+    trainer.train()
+    rows, stats = trainer.rollouts.groups, trainer.rollouts.stats
+    return {
+        "output": seen[0],
+        "pad": trainer.processing_class.pad_token_id,
+        "sessions": [[r.session_id for r in g.rollouts] for g in rows],
+        "payloads": [p["prompt"] for p in replay.invoked],
+        "open_sessions": len(replay.open_sessions),
+        "stats": {name: getattr(stats, name) for name in type(stats).__dataclass_fields__},
+        "log": [entry for entry in trainer.state.log_history if "loss" in entry or "reward" in entry],
+        "versions": [post["version"] for post in server.posts],
+        "names": [sorted(tensors) for tensors in server.tensors],
+        "moved": max(
+            float((after - server.tensors[0][name]).abs().max()) for name, after in server.tensors[-1].items()
+        ),
+        "in_sync": max(
+            float((server.tensors[-1][name] - p.detach()).abs().max()) for name, p in trainer.model.named_parameters()
+        ),
+        "gateway_version": replay.weight_version,
+    }
+
+
+def lora_step(server: WeightServer, out: Path) -> dict[str, Any]:
+    replay, seen = Replay(recorded_episodes(), by_input=False), []
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    trainer = trainer_for(settings(server, out, lora=lora), replay, seen)
+    trainer.train()
+    base = {name for name, _ in tiny_model().named_parameters()}
+    first, last = server.tensors[0], server.tensors[-1]
+    return {
+        "names_are_the_models_own": set(last) == base,
+        "changed": sorted({n.split(".")[-2] for n in last if not torch.equal(last[n], first[n])}),
+    }
+
+
+def all_failed(server: WeightServer, out: Path) -> dict[str, Any]:
+    episodes = [e for e in recorded_episodes(640) if e.kind in ("lost", "agent_error", "no_tokens")]
+    replay = Replay(episodes, by_input=False)
+    config = settings(server, out, training={"max_steps": 5, "per_device_train_batch_size": 16}, max_empty_batches=2)
+    try:
+        trainer_for(config, replay, []).train()
+    except Exception as e:
+        return {"error": f"{type(e).__name__}: {e}"}
+    return {"error": None}
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    found = {}
+    for name, case in (("plain", plain_step), ("lora", lora_step), ("all_failed", all_failed)):
+        server = WeightServer()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found[name] = case(server, out.parent / name)
+        server.shutdown()
+        server.server_close()
+    out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

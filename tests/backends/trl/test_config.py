@@ -1,0 +1,87 @@
+"""TRL settings: what is refused, what the plan says. No TRL needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.trl import TrlConfig
+from agentcore_rl_toolkit.errors import ConfigError
+
+GOOD = {
+    "agent_runtime_arn": "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math",
+    "s3_bucket": "file:///data/records",
+    "exp_id": "e1",
+    "model": "some/model",
+    "gateway_url": "http://127.0.0.1:9090",
+    "policy_url": "http://127.0.0.1:8000",
+}
+
+
+def written(tmp_path: Path, **more: Any) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in {**GOOD, **more}.items() if v is not None}))
+    return path
+
+
+def test_a_file_is_read_with_nested_sections(tmp_path: Path) -> None:
+    path = written(tmp_path, collect={"max_concurrent": 4, "rollout_timeout_s": 60}, training={"learning_rate": 1e-4})
+    config = TrlConfig.from_file(path)
+    assert config.collect.max_concurrent == 4
+    assert config.collect.rollout_timeout_s == 60.0
+    assert config.training == {"learning_rate": 1e-4}
+
+
+def test_yaml_numbers_written_as_text_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    lines = [f"{k}: {v}" for k, v in GOOD.items()] + ["collect:", "  rollout_timeout_s: 1e2"]
+    path.write_text("\n".join(lines))
+    assert TrlConfig.from_file(path).collect.rollout_timeout_s == 100.0
+
+
+def test_the_environment_fills_arn_and_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTCORE_AGENT_ARN", "arn:from-env")
+    monkeypatch.setenv("AGENTCORE_S3_BUCKET", "bucket-from-env")
+    config = TrlConfig.from_file(written(tmp_path, agent_runtime_arn=None))
+    assert (config.agent_runtime_arn, config.s3_bucket) == ("arn:from-env", "file:///data/records")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"polcy_url": "x"}, "did you mean `policy_url`"),
+        ({"collect": {"max_concurent": 3}}, "did you mean `max_concurrent`"),
+        ({"num_generations": 1}, "at least 2"),
+        ({"num_generations": "eight"}, "`num_generations` must be int"),
+        ({"training": {"num_generations": 4}}, "under `training`"),
+        ({"training": {"output_dir": "x"}}, "output_dir"),
+        ({"fork_policy": "split"}, "'longest', 'mask'"),
+        ({"policy_url": None}, "nobody would put new weights"),
+        ({"training": {"use_vllm": True}}, "two servers"),
+        ({"training": {"use_vllm": True, "vllm_mode": "colocate"}, "policy_url": None}, "must be `server`"),
+        ({"exp_id": None}, "missing `exp_id`"),
+        ({"collect": 3}, "section"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        TrlConfig.from_file(written(tmp_path, **change))
+
+
+def test_the_plan_shows_what_would_run_without_a_secret(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": "2+2", "answer": "4"}\n')
+    config = TrlConfig.from_file(written(tmp_path, data_path=str(data), gateway_admin_key="hush"))
+    text = config.plan().render()
+    assert f"2 in {data}" in text
+    assert GOOD["agent_runtime_arn"] in text
+    assert "hush" not in text
+    assert "hush" not in repr(config)
+
+
+def test_a_plan_over_missing_data_fails(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no data file"):
+        TrlConfig.from_file(written(tmp_path, data_path=str(tmp_path / "none.jsonl"))).plan()

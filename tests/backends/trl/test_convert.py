@@ -1,0 +1,78 @@
+"""Groups -> TRL rows: one row per rollout, whatever happened to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, collect
+from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
+from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    episodes = recorded_episodes()
+    replay = Replay(episodes)
+    return collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
+
+
+def test_every_group_gives_exactly_its_rows(groups: list[Group]) -> None:
+    output, stats = to_trl(groups, num_generations=8, filler_id=7)
+    assert stats.rows == 64
+    for i in range(64):
+        length = len(output["completion_ids"][i])
+        assert len(output["logprobs"][i]) == len(output["env_mask"][i]) == length > 0
+        assert [lp is None for lp in output["logprobs"][i]] == [m == 0 for m in output["env_mask"][i]]
+
+
+def test_masked_rollouts_are_fillers_without_reward(groups: list[Group]) -> None:
+    output, stats = to_trl(groups, num_generations=8, filler_id=7)
+    rollouts = [r for g in groups for r in g.rollouts]
+    fillers = [i for i, reward in enumerate(output[REWARD_KEY]) if reward is None]
+    assert [rollouts[i].usable for i in fillers] == [False] * stats.masked
+    assert all(output["prompt_ids"][i] == output["completion_ids"][i] == [7] for i in fillers)
+    assert all(output["env_mask"][i] == [0] for i in fillers)
+
+
+def test_fork_policy_mask_leaves_forked_rollouts_out(groups: list[Group]) -> None:
+    _, longest = to_trl(groups, num_generations=8, filler_id=7)
+    _, mask = to_trl(groups, num_generations=8, filler_id=7, fork_policy="mask")
+    assert mask.forked == longest.forked == 12
+    assert mask.usable == longest.usable - 12
+    assert mask.dropped_tokens > longest.dropped_tokens > 0
+    assert longest.trained_tokens + longest.dropped_tokens == longest.sampled_tokens
+    assert mask.trained_tokens + mask.dropped_tokens == mask.sampled_tokens
+
+
+def test_rows_that_are_too_long_are_masked_and_counted(groups: list[Group]) -> None:
+    output, stats = to_trl(groups, num_generations=8, filler_id=7, max_tokens=30)
+    assert stats.too_long > 0
+    lengths = zip(output["prompt_ids"], output["completion_ids"], strict=True)
+    assert max(len(p) + len(c) for p, c in lengths) <= 30
+    assert stats.trained_tokens + stats.dropped_tokens == stats.sampled_tokens
+
+
+def test_over_sampled_groups_give_their_usable_rollouts_first() -> None:
+    episodes = recorded_episodes(12, per_group=12)
+    (request,) = requests_for(episodes)
+    wanted: Any = {"input_id": request.input_id, "payload": {}, "n": 8}
+    replay = Replay(episodes)
+    groups = collect(
+        [type(request)(**wanted)],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(extra_rollouts=4),
+    )
+    output, stats = to_trl(groups, num_generations=8, filler_id=7)
+    assert stats.rows == 8
+    assert stats.usable == len(groups[0].usable) == 8
+    assert None not in output[REWARD_KEY]
+
+
+def test_a_group_with_too_few_rollouts_is_filled_up(groups: list[Group]) -> None:
+    output, stats = to_trl(groups[:1], num_generations=10, filler_id=7)
+    assert stats.rows == 10
+    assert output[REWARD_KEY][8:] == [None, None]

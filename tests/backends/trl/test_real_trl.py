@@ -1,0 +1,121 @@
+"""A real TRL GRPOTrainer on CPU over the recorded episodes: what it was given, what it leaves out, what it publishes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.advantages import grpo
+from agentcore_rl_toolkit.backends.collect import collect
+from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
+from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.samples import rollout_samples
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def result(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("trl") / "result.json"
+    script = Path(__file__).parent / "replay_run.py"
+    done = subprocess.run(
+        [trl_python, "-W", "ignore", str(script), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    loaded: dict[str, Any] = json.loads(out.read_text())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def plain(result: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = result["plain"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def rollouts() -> list[Any]:
+    """The same 64 episodes as the run saw, in the same order."""
+    episodes = recorded_episodes()
+    replay = Replay(episodes)
+    groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
+    return [r for g in groups for r in g.rollouts]
+
+
+def test_trl_trains_exactly_the_tokens_that_were_sampled(plain: dict[str, Any], rollouts: list[Any]) -> None:
+    out = plain["output"]
+    assert len(out["completion_ids"]) == 64
+    for i, rollout in enumerate(rollouts):
+        samples = rollout_samples(rollout, 0.0)
+        mask = [m * t for m, t in zip(out["completion_mask"][i], out["tool_mask"][i], strict=True)]
+        if not samples:
+            assert sum(mask) == 0
+            continue
+        best = max(samples, key=lambda s: s.trained_tokens)
+        prompt = [t for t, m in zip(out["prompt_ids"][i], out["prompt_mask"][i], strict=True) if m]
+        length = len(best.response_ids)
+        assert prompt == best.prompt_ids
+        assert out["completion_ids"][i][:length] == best.response_ids
+        assert mask[:length] == best.response_mask
+        assert sum(mask[length:]) == 0
+        used = [lp for lp, m in zip(out["old_per_token_logps"][i], mask, strict=True) if m]
+        assert used == pytest.approx([lp for lp in best.response_logprobs if lp is not None], abs=1e-6)
+
+
+def test_group_statistics_ignore_masked_rollouts(plain: dict[str, Any], rollouts: list[Any]) -> None:
+    for start in range(0, 64, 8):
+        rewards_G = [r.reward if r.usable else None for r in rollouts[start : start + 8]]
+        expected = [0.0 if a is None else a for a in grpo(rewards_G, epsilon=1e-4)]  # TRL's own epsilon
+        assert plain["output"]["advantages"][start : start + 8] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_token_mean_counts_only_trained_tokens(plain: dict[str, Any]) -> None:
+    out = plain["output"]
+    assert out["num_items_in_batch"] == plain["stats"]["trained_tokens"]
+
+
+def test_what_a_forked_rollout_loses_is_counted_and_logged(plain: dict[str, Any], rollouts: list[Any]) -> None:
+    forked = [r for r in rollouts if r.usable and r.trajectory.report.sequences > 1]
+    lost = sum(sum(s.trained_tokens for s in r.trajectory.sequences) for r in forked) - sum(
+        max(s.trained_tokens for s in r.trajectory.sequences) for r in forked
+    )
+    stats = plain["stats"]
+    assert (stats["forked"], stats["dropped_tokens"], stats["masked"]) == (len(forked), lost, 20)
+    log = next(entry for entry in plain["log"] if "agentcore/forked" in entry)
+    assert log["agentcore/dropped_tokens"] == lost
+    assert log["agentcore/trained_token_share"] == pytest.approx(stats["trained_tokens"] / stats["sampled_tokens"])
+    assert log["agentcore/outcome/lost"] == 5
+
+
+def test_every_payload_was_rolled_out_as_one_group(plain: dict[str, Any]) -> None:
+    payloads = plain["payloads"]
+    assert sorted(set(payloads)) == [f"task {i}" for i in range(8)]
+    assert all(payloads.count(p) == 8 for p in set(payloads))
+    assert plain["open_sessions"] == 0
+
+
+def test_weights_are_published_before_the_first_batch_and_after_the_last_step(plain: dict[str, Any]) -> None:
+    assert plain["versions"] == [0, 1]
+    assert plain["gateway_version"] == 1
+    assert plain["moved"] > 0
+    assert plain["in_sync"] == 0.0
+    assert "lm_head.weight" not in plain["names"][0]  # tied to the embedding, stored once
+
+
+def test_lora_weights_are_published_merged_under_the_models_own_names(result: dict[str, Any]) -> None:
+    assert result["lora"]["names_are_the_models_own"]
+    assert result["lora"]["changed"] == ["q_proj", "v_proj"]
+
+
+def test_a_run_without_any_usable_rollout_ends_with_the_reason(result: dict[str, Any]) -> None:
+    error = result["all_failed"]["error"]
+    assert error.startswith("RolloutError: 2 batches in a row without a usable rollout")
+    assert "lost" in error
