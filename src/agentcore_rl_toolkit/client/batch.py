@@ -10,13 +10,13 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract import Outcome
 from ..errors import AgentError, RolloutTimeoutError
-from .engine import Engine
+from .engine import Adoption, Engine
 from .future import RolloutFuture
 from .portal import Portal
 from .settings import RolloutRequest
@@ -119,6 +119,15 @@ class _Mailbox:
             return False, None, self._waiter
 
 
+@dataclass(kw_only=True)
+class BatchPlan:
+    """What a batch has to do: items known already, rollouts to run or to adopt, sessions left over to stop."""
+
+    run: Sequence[tuple[RolloutRequest, Adoption | None]]
+    ready: Sequence[BatchItem] = ()
+    stop: Sequence[str] = ()
+
+
 ProgressHook = Callable[[BatchProgress], object]
 
 
@@ -133,37 +142,20 @@ class BatchRun:
         self,
         portal: Portal,
         engine: Engine,
-        requests: Sequence[RolloutRequest],
+        size: int,
+        plan: Callable[[], Awaitable[BatchPlan]],
         *,
         max_concurrent: int,
         progress: ProgressHook | None,
         log_interval: float,
-        ready: Sequence[BatchItem] = (),
-        adopt: frozenset[int] = frozenset(),
     ) -> None:
         self._portal, self._engine = portal, engine
         self._mailbox = _Mailbox()
-        self._left = len(requests) + len(ready)
-        self._live: set[RolloutFuture] = set()
+        self._left = size
         self._over = False
         self._state = _FeedState()
-        self._began_s = time.monotonic()
-        self._outcomes: Counter[str] = Counter()
-        self._total = self._left
-        for item in ready:
-            self._outcomes[str(item.outcome)] += 1
-            self._mailbox.put(item)
-        self._feeder = portal.submit(
-            _feed(
-                self._state,
-                engine,
-                list(requests),
-                max_concurrent,
-                self._mailbox,
-                _Reporter(self._total, self._outcomes, self._began_s, progress, log_interval),
-                adopt,
-            )
-        )
+        report = _Reporter(size, progress, log_interval)
+        self._feeder = portal.submit(_feed(self._state, engine, plan, max_concurrent, self._mailbox, report))
 
     # ---- sync and async iteration over the same mailbox
 
@@ -266,12 +258,10 @@ class _FeedState:
 
 
 class _Reporter:
-    def __init__(
-        self, total: int, outcomes: Counter[str], began_s: float, hook: ProgressHook | None, log_interval: float
-    ) -> None:
-        self._total, self._outcomes, self._began_s, self._hook = total, outcomes, began_s, hook
-        self._interval = log_interval
-        self._logged_s = began_s
+    def __init__(self, total: int, hook: ProgressHook | None, log_interval: float) -> None:
+        self._total, self._hook, self._interval = total, hook, log_interval
+        self._outcomes: Counter[str] = Counter()
+        self._began_s = self._logged_s = time.monotonic()
 
     def finished(self, outcome: Outcome, running: int) -> None:
         self._outcomes[str(outcome)] += 1
@@ -300,32 +290,37 @@ class _Reporter:
 async def _feed(
     state: _FeedState,
     engine: Engine,
-    requests: list[RolloutRequest],
+    plan: Callable[[], Awaitable[BatchPlan]],
     max_concurrent: int,
     mailbox: _Mailbox,
     report: _Reporter,
-    adopt: frozenset[int],
 ) -> None:
     state.task = asyncio.current_task()
     slots = asyncio.Semaphore(max_concurrent)
     loop = asyncio.get_running_loop()
 
     def over(future: RolloutFuture, index: int | None) -> None:
-        # on the engine's loop, which is this one
         state.live.discard(future)
         slots.release()
         report.finished(future._done.result().outcome, len(state.live))
         mailbox.put(item_of(future, index))
 
     try:
-        for request in requests:
+        todo = await plan()
+        for session_id in todo.stop:
+            engine.stops().put(session_id)
+        for item in todo.ready:
+            report.finished(item.outcome or Outcome.LOST, 0)
+            mailbox.put(item)
+        for request, adoption in todo.run:
             await slots.acquire()
-            future = engine.submit(request, adopt=request.index in adopt)
+            future = engine.submit(request, adopt=adoption)
             state.live.add(future)
-            future._done.add_done_callback(
-                lambda _, f=future, i=request.index: loop.call_soon_threadsafe(over, f, i)  # type: ignore[misc]
-            )
-        requests.clear()
+
+            def done(_: object, future: RolloutFuture = future, index: int | None = request.index) -> None:
+                loop.call_soon_threadsafe(over, future, index)
+
+            future._done.add_done_callback(done)
     except asyncio.CancelledError:
         mailbox.put(None)
     except BaseException:

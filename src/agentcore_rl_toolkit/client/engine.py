@@ -46,6 +46,7 @@ from .events import Events
 from .future import Progress, RolloutFuture, Verdict
 from .pacing import Pacer, backoff_s
 from .portal import Portal
+from .push import PushListener
 from .results import ResultReader
 from .settings import RolloutRequest, WatchSettings
 from .stops import StopQueue, take_turn
@@ -73,6 +74,15 @@ class AttemptEnded(Exception):  # noqa: N818  (a way out, not an error)
         self.verdict = Verdict(outcome=outcome, error=error)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Adoption:
+    """A session that an earlier process started. ``accepted``: its invoke is known to have been accepted."""
+
+    accepted: bool
+    bucket: str
+    key: str
+
+
 @dataclass(eq=False)
 class Flight:
     """A rollout inside the engine."""
@@ -83,7 +93,10 @@ class Flight:
     task: asyncio.Task[None] | None = None
     forced: Verdict | None = None  # the verdict that the owner of the future asked for
     invoke: asyncio.Future[bytes] | None = None  # the invoke on the wire or answered; None while no session can exist
-    adopted: bool = False  # the session was started by an earlier process
+    adopted: Adoption | None = None
+    waiting: tuple[Watcher, Waiter] | None = None
+    notified: bool = False
+    last_stop: asyncio.Task[None] | None = None
 
     def take_invoke(self) -> asyncio.Future[bytes] | None:
         """The invoke whose session has to be stopped, if there is one."""
@@ -113,7 +126,8 @@ class Engine:
         max_attempts: int,
         pool_size: int,
         stop_s: float,
-        notify_url_for: Callable[[str], str] | None = None,
+        listen: bool = False,
+        notify_url: str | None = None,
     ) -> None:
         self._portal = portal
         self._transport = transport
@@ -125,9 +139,11 @@ class Engine:
         self._max_attempts = max_attempts
         self._pool = DaemonPool(pool_size, "agentcore-rl-invoke")
         self._stop_s = stop_s
-        self.notify_url_for = notify_url_for
+        self._notify_url = notify_url
+        self._listener = PushListener(self._notified) if listen and notify_url is None else None
+        self._agent_shows_life = False  # learnt from the first heartbeat: then its absence means something
         self._flights: dict[RolloutFuture, Flight] = {}
-        self._waiting: dict[str, tuple[Watcher, Waiter]] = {}  # session id -> who waits for its record
+        self._sessions: dict[str, Flight] = {}
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, ResultReader] = {}
         self._admission = asyncio.Lock()
@@ -137,8 +153,8 @@ class Engine:
 
     # ---- from any thread
 
-    def submit(self, request: RolloutRequest, *, adopt: bool = False) -> RolloutFuture:
-        """Start a rollout; returns at once. With `adopt` the session exists already and is only waited for."""
+    def submit(self, request: RolloutRequest, *, adopt: Adoption | None = None) -> RolloutFuture:
+        """Start a rollout; returns at once. With `adopt` its session is not started but waited for."""
         check_session_id(request.session_id)
         if self._closing:
             raise ConfigError("the client is closed; make a new one")
@@ -216,7 +232,8 @@ class Engine:
         if cancel:
             for watcher in self._watchers.values():
                 watcher.close()
-        await self.events.flush_async()
+        if cancel and self._listener is not None:
+            self._listener.close()
 
     def _launch(self, flight: Flight) -> None:
         self._flights[flight.future] = flight
@@ -230,9 +247,12 @@ class Engine:
         flight.task.cancel()
 
     def _notified(self, session_id: str) -> None:
-        entry = self._waiting.get(session_id)
-        if entry is not None:
-            watcher, waiter = entry
+        flight = self._sessions.get(session_id)
+        if flight is None:
+            return
+        flight.notified = True  # it may come before anyone waits
+        if flight.waiting is not None:
+            watcher, waiter = flight.waiting
             watcher.pushed(waiter)
 
     async def _drive(self, flight: Flight) -> None:
@@ -241,13 +261,17 @@ class Engine:
             while True:
                 verdict = await self._attempt(flight)
                 tried = progress.attempt - request.first_attempt
-                if tried >= request.retries or verdict.outcome not in request.retry_on:
+                if flight.adopted is not None and not flight.adopted.accepted and verdict.outcome is Outcome.LOST:
+                    # The earlier process died before it could send this, or nothing came of it. Gone first, then again.
+                    if flight.last_stop is not None:
+                        await asyncio.wait([flight.last_stop])
+                elif tried >= request.retries or verdict.outcome not in request.retry_on:
                     break
                 self.events.retried(progress, verdict)
                 progress.attempt += 1
                 progress.session_id = new_session_id()
                 progress.entered_s.clear()
-                flight.adopted = False
+                flight.adopted = None
         except asyncio.CancelledError:
             verdict = flight.verdict_asked_for()
         except Exception as e:
@@ -265,17 +289,18 @@ class Engine:
     async def _attempt(self, flight: Flight) -> Verdict:
         """One session from its place in the queue to its verdict."""
         session_id = flight.progress.session_id
-        flight.invoke = None
-        stop = flight.adopted
+        flight.invoke, flight.waiting, flight.notified = None, None, False
+        self._sessions[session_id] = flight
+        stop = flight.adopted is not None
         try:
             return await self._run_session(flight)
         except AttemptEnded as e:
             return e.verdict
         finally:
-            self._waiting.pop(session_id, None)
+            self._sessions.pop(session_id, None)
             call = flight.take_invoke()
             if call is not None or stop:
-                self.stops().put(session_id, after=call)
+                flight.last_stop = self.stops().put(session_id, after=call)
 
     async def _run_session(self, flight: Flight) -> Verdict:
         request, progress = flight.request, flight.progress
@@ -283,12 +308,16 @@ class Engine:
         if request.prepare is not None:
             extra = request.prepare(progress.session_id, progress.attempt)
             overrides.update(await extra if inspect.isawaitable(extra) else extra)
+        if self._listener is not None:
+            await self._listener.start()
         body, bucket, expected = self._encode(flight, overrides)
         progress.bucket, progress.key = bucket, expected
         progress.root = expected.removesuffix(f"{request.input_id}/{progress.session_id}.json")
-        if flight.adopted:
-            reply: dict[str, Any] | None = None
+        reply: dict[str, Any] | None = None
+        if flight.adopted is not None:
+            progress.bucket, progress.key = flight.adopted.bucket, flight.adopted.key
             progress.enter(Stage.START)
+            self.events.adopt(progress.session_id, request.ledger)
         else:
             await self.events.intent(request, progress)
             reply = await self._start(flight, body)
@@ -319,8 +348,9 @@ class Engine:
         config = self._compose(request, overrides)
         config.setdefault("attempt", progress.attempt)
         config.setdefault("heartbeat_s", self._watch.heartbeat_s)
-        if self.notify_url_for is not None:
-            config.setdefault("notify_url", self.notify_url_for(progress.session_id))
+        notify_url = self._notify_url or (self._listener.url_for(progress.session_id) if self._listener else "")
+        if notify_url:
+            config.setdefault("notify_url", notify_url)
         try:
             body = json.dumps({**request.payload, ROLLOUT_FIELD: config}).encode()
             key = result_key(config["exp_id"], config["input_id"], progress.session_id)
@@ -415,15 +445,18 @@ class Engine:
 
     async def _collect(self, flight: Flight, reply: dict[str, Any] | None) -> Verdict:
         progress = flight.progress
-        promised = reply is not None and reply.get("heartbeat_s") is not None
+        promised = self._agent_shows_life and reply is not None
         watcher = self._watcher(progress)
         waiter = watcher.add(progress.key, expects_life=promised)
-        reader = self._reader(progress.bucket)
+        reader = self.reader(progress.bucket)
         try:
-            if reply is None:
+            if reply is None and not (flight.adopted is not None and flight.adopted.accepted):
                 await self._confirm(flight, waiter, reader)
             while True:
-                self._waiting[progress.session_id] = (watcher, waiter)
+                flight.waiting = (watcher, waiter)
+                if flight.notified:
+                    flight.notified = False
+                    watcher.pushed(waiter)
                 await waiter.found
                 progress.enter(Stage.RESULT)
                 verdict = await reader.read(progress.key, flight.request.deadlines.result_s)
@@ -435,6 +468,7 @@ class Engine:
             raise AttemptEnded(Outcome.LOST, e) from e
         finally:
             watcher.remove(waiter)
+            self._agent_shows_life = self._agent_shows_life or waiter.seen_life.is_set()
 
     async def _confirm(self, flight: Flight, waiter: Waiter, reader: ResultReader) -> None:
         """After an invoke of unknown fate: wait until the session shows itself, or give it up."""
@@ -472,7 +506,8 @@ class Engine:
             )
         return watcher
 
-    def _reader(self, bucket: str) -> ResultReader:
+    def reader(self, bucket: str) -> ResultReader:
+        """The reader of a store (on the loop)."""
         reader = self._readers.get(bucket)
         if reader is None:
             reader = self._readers[bucket] = ResultReader(self._store_for(bucket), self._watch.read_concurrency)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..contract import Outcome
 from .future import Progress, Verdict
+from .ledger import Ledger, fingerprint
 from .settings import RolloutRequest
 
 logger = logging.getLogger("agentcore_rl_toolkit.client")
@@ -28,6 +30,7 @@ class Events:
         self.exp_id = exp_id
         self.counts: Counter[str] = Counter()
         self.subscribers: list[Subscriber] = []
+        self._ledgers: dict[str, Ledger] = {}  # session id -> where its stop is to be noted
 
     def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
         for subscriber in self.subscribers:
@@ -47,6 +50,20 @@ class Events:
     async def intent(self, request: RolloutRequest, progress: Progress) -> None:
         """An invoke is about to be sent. Returns once that is on record, where a record is kept."""
         self.counts["submitted"] += 1
+        if request.ledger is not None:
+            self._ledgers[progress.session_id] = request.ledger
+            line = {
+                "event": "intent",
+                "t": time.time(),
+                "index": request.index,
+                "input_id": progress.input_id,
+                "session_id": progress.session_id,
+                "attempt": progress.attempt,
+                "key": progress.key,
+                "bucket": progress.bucket,
+                "payload": fingerprint(request.payload),
+            }
+            await request.ledger.append_async(line)
         if self.subscribers:
             self._tell(
                 "intent",
@@ -55,6 +72,7 @@ class Events:
 
     def accepted(self, progress: Progress) -> None:
         """The runtime accepted the invoke."""
+        self._note(progress.session_id, {"event": "accepted", "key": progress.key, "bucket": progress.bucket})
         if self.subscribers:
             self._tell("accepted", {**self._ids(progress), "key": progress.key, "bucket": progress.bucket})
 
@@ -67,6 +85,7 @@ class Events:
     def retried(self, progress: Progress, verdict: Verdict) -> None:
         """An attempt failed and another one follows."""
         self.counts["retried"] += 1
+        self._note_done(progress.session_id, verdict)
         logger.info(
             "attempt %d ended as %s, trying again: %s",
             progress.attempt,
@@ -82,6 +101,7 @@ class Events:
     def finished(self, request: RolloutRequest, progress: Progress, verdict: Verdict) -> None:
         """A rollout has its verdict."""
         self.counts[verdict.outcome.value] += 1
+        self._note_done(progress.session_id, verdict)
         if verdict.outcome is not Outcome.OK:
             logger.info(
                 "rollout ended as %s: %s",
@@ -104,8 +124,22 @@ class Events:
     def stopped(self, session_id: str, gone: bool) -> None:
         """A session's stop is over: `gone`, or given up."""
         self.counts["stopped" if gone else "stop_failed"] += 1
+        if gone:
+            self._note(session_id, {"event": "stopped"})
+        self._ledgers.pop(session_id, None)
         if self.subscribers:
             self._tell("stopped", {"session_id": session_id, "exp_id": self.exp_id, "gone": gone})
 
-    async def flush_async(self) -> None:
-        """Wait until everything told so far is on record."""
+    def adopt(self, session_id: str, ledger: Ledger | None) -> None:
+        """A session of an earlier process goes on here, in the same ledger."""
+        if ledger is not None:
+            self._ledgers[session_id] = ledger
+
+    def _note(self, session_id: str, line: Mapping[str, Any]) -> None:
+        ledger = self._ledgers.get(session_id)
+        if ledger is not None:
+            ledger.append_soon({"t": time.time(), "session_id": session_id, **line})
+
+    def _note_done(self, session_id: str, verdict: Verdict) -> None:
+        error = None if verdict.error is None else str(verdict.error)
+        self._note(session_id, {"event": "done", "outcome": verdict.outcome.value, "error": error})

@@ -8,18 +8,22 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from ..contract import Outcome, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import ObjectStore, open_store
-from .batch import AsyncBatchResult, BatchItem, BatchResult, BatchRun, ProgressHook, print_progress
+from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
 from .engine import Engine
 from .events import Events
 from .future import RolloutFuture
+from .ledger import FileLedger, Ledger, StoreLedger
 from .pacing import PaceLimits, shared_pacer
 from .portal import Portal
+from .resume import plan_resume
 from .settings import (
     PUBLISHED_POOL_CONNECTIONS,
     RETRYABLE,
@@ -137,6 +141,7 @@ class RolloutClient:
         self._limits = PaceLimits(tps_limit, stop_tps_limit or tps_limit, sessions_per_minute)
         self._pacer.join(self._limits)
         self._stores: dict[str, ObjectStore] = {s3_bucket: self.store}
+        self._ledgers: dict[str, Ledger] = {}
         self._portal = Portal("agentcore-rl-client")
         self._closed = False
         self._close_lock = threading.Lock()
@@ -151,9 +156,9 @@ class RolloutClient:
             max_attempts=max_retry_attempts,
             pool_size=pool,
             stop_s=self.deadlines.stop_s,
+            listen=push is True or (push == "auto" and _is_loopback(self.endpoint_url)),
+            notify_url=notify_url,
         )
-        if notify_url is not None:
-            self._engine.notify_url_for = lambda session_id: notify_url
         _open_clients.add(self)
 
     # ---- single rollouts
@@ -254,6 +259,8 @@ class RolloutClient:
         retries: int | None = None,
         on_failure: OnFailure | None = None,
         prepare: Prepare | None = None,
+        resume: bool | Literal["retry_failed"] = False,
+        ledger: str | os.PathLike[str] | Ledger | None = None,
     ) -> BatchResult:
         """Run many rollouts; iterate the result for `BatchItem`s in the order they finish.
 
@@ -268,6 +275,11 @@ class RolloutClient:
             progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's
                 thread).
             retries: further attempts of rollouts that were lost, timed out or throttled.
+            resume: go on with a run that a crash or Ctrl-C ended: outcomes on record are collected, sessions still
+                running are waited for, only the rest is sent. "retry_failed" also runs again what did not end `ok`.
+                Without a ledger on disk yet it starts the run, so a script may always say ``resume=True``.
+            ledger: a file, "store" for segments in the store, or a `Ledger`; default with `resume`:
+                ``runs/{exp_id}/ledger.jsonl``.
         """
         start, size = self._batch(
             payloads,
@@ -281,6 +293,8 @@ class RolloutClient:
             retries,
             on_failure,
             prepare,
+            resume,
+            ledger,
         )
         return BatchResult(start, size)
 
@@ -301,6 +315,8 @@ class RolloutClient:
         retries: int | None = None,
         on_failure: OnFailure | None = None,
         prepare: Prepare | None = None,
+        resume: bool | Literal["retry_failed"] = False,
+        ledger: str | os.PathLike[str] | Ledger | None = None,
     ) -> AsyncBatchResult:
         """`run_batch` for `async for`."""
         start, size = self._batch(
@@ -315,6 +331,8 @@ class RolloutClient:
             retries,
             on_failure,
             prepare,
+            resume,
+            ledger,
         )
         return AsyncBatchResult(start, size)
 
@@ -344,13 +362,17 @@ class RolloutClient:
         retries: int | None,
         on_failure: OnFailure | None,
         prepare: Prepare | None,
-    ) -> tuple[Any, int]:
+        resume: bool | Literal["retry_failed"],
+        ledger: str | os.PathLike[str] | Ledger | None,
+    ) -> tuple[Callable[[], BatchRun], int]:
         rows = list(payloads)
         for name, values in (("input_ids", input_ids), ("session_ids", session_ids), ("overrides", overrides)):
             if values is not None and len(values) != len(rows):
                 raise ConfigError(f"{name} has {len(values)} entries for {len(rows)} payloads")
         if max_concurrent is not None and max_concurrent < 1:
             raise ConfigError(f"max_concurrent_sessions must be >= 1, got {max_concurrent}")
+        if resume and ledger is None:
+            ledger = Path("runs") / self.exp_id / "ledger.jsonl"
         hook: ProgressHook | None = print_progress if progress is True else (progress or None)
 
         def start() -> BatchRun:
@@ -368,10 +390,23 @@ class RolloutClient:
                 )
                 for i, row in enumerate(rows)
             ]
+
+            async def plan() -> BatchPlan:
+                if ledger is None:
+                    return BatchPlan(run=[(request, None) for request in requests])
+                return await plan_resume(
+                    requests,
+                    self._open_ledger(ledger),
+                    engine=self._engine,
+                    mode=resume,
+                    fixed_inputs=input_ids is not None,
+                )
+
             return BatchRun(
                 self._portal,
                 self._engine,
-                requests,
+                len(requests),
+                plan,
                 max_concurrent=max_concurrent or max(1, len(rows)),
                 progress=hook,
                 log_interval=log_interval,
@@ -421,7 +456,7 @@ class RolloutClient:
             return
         try:
             if self._portal.started:
-                self._portal.call(self._engine.close_async(cancel=True))
+                self._portal.call(self._shut())
         finally:
             self._end_close()
 
@@ -431,9 +466,14 @@ class RolloutClient:
             return
         try:
             if self._portal.started:
-                await self._portal.run(self._engine.close_async(cancel=True))
+                await self._portal.run(self._shut())
         finally:
             self._end_close()
+
+    async def _shut(self) -> None:
+        await self._engine.close_async(cancel=True)
+        for ledger in self._ledgers.values():
+            await ledger.close_async()
 
     def _begin_close(self) -> bool:
         with self._close_lock:
@@ -470,6 +510,14 @@ class RolloutClient:
         if bucket not in self._stores:
             self._stores[bucket] = open_store(bucket)
         return self._stores[bucket]
+
+    def _open_ledger(self, ledger: str | os.PathLike[str] | Ledger) -> Ledger:
+        if not isinstance(ledger, (str, os.PathLike)):
+            return ledger
+        name = os.fspath(ledger)
+        if name not in self._ledgers:
+            self._ledgers[name] = StoreLedger(self.store, self.exp_id) if name == "store" else FileLedger(name)
+        return self._ledgers[name]
 
     def _compose(self, request: RolloutRequest, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """The `_rollout` block; later entries win: ids, `extra_config`, base_url and model_id, overrides."""
@@ -511,6 +559,11 @@ class RolloutClient:
             deadlines=self.deadlines,
             timeout_s=timeout,
         )
+
+
+def _is_loopback(url: str | None) -> bool:
+    host = (urlsplit(url).hostname or "") if url else ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 _open_clients: weakref.WeakSet[RolloutClient] = weakref.WeakSet()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..contract import Outcome
 from ..errors import ConfigError
+from .ledger import Ledger
 
 OnFailure = Literal["return", "raise", "retry"]
 Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rollout` overrides, or an awaitable of one
@@ -97,3 +98,4 @@ class RolloutRequest:
     prepare: Prepare | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     timeout_s: float | None = None
+    ledger: Ledger | None = None

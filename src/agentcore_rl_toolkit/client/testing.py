@@ -1,8 +1,9 @@
 """A scripted AgentCore data plane for tests: real HTTP, real wire shapes, agents that do what their payload says.
 
-It runs on a thread of this process and answers `InvokeAgentRuntime` and `StopRuntimeSession` of unmodified AWS clients. Instead of
-starting processes it plays agents: an invoke is accepted, signs of life and a record appear in the store of the `_rollout` block at
-the times that ``payload["script"]`` asks for. Use it to test code that drives rollouts; use the local runtime to run real agents.
+It runs on a thread of this process and answers `InvokeAgentRuntime` and `StopRuntimeSession` of unmodified AWS clients.
+Instead of starting processes it plays agents: an invoke is accepted, signs of life and a record appear in the store of
+the `_rollout` block at the times that ``payload["script"]`` asks for. Use it to test code that drives rollouts; use the
+local runtime to run real agents.
 
     with ScriptedRuntime() as runtime, RolloutClient(runtime.arn, url, "exp", endpoint_url=runtime.url) as client:
         assert client.invoke({"script": {"run_s": 0.1, "result": {"rewards": 1.0}}}).result()["rewards"] == 1.0
@@ -74,9 +75,9 @@ class ScriptedRuntime:
     Attributes:
         sessions: by session id, all that were ever started.
         requests: counts by operation: invoke, stop.
-        faults: what to do with the next invokes, in order: "429", "402", "409", "500", "424", "drop" (close the connection
-            without an answer and without starting anything), "drop_after" (start the agent, then close), "hang" (never answer),
-            None (nothing special).
+        faults: what to do with the next invokes, in order: "429", "402", "409", "500", "424", "drop" (close the
+            connection without an answer and without starting anything), "drop_after" (start the agent, then close),
+            "hang" (never answer), None (nothing special).
         stop_faults: the same for stops.
         max_sessions: live sessions before 402.
         dedupe: a second invoke of a live session does not start its agent again.

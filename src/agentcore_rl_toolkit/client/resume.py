@@ -1,0 +1,130 @@
+"""What is left of a run: the ledger of earlier processes against the rows of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from ..contract import Outcome
+from ..errors import (
+    AgentCoreRLError,
+    AgentError,
+    ConfigError,
+    InvalidResultError,
+    RolloutCancelledError,
+    RolloutError,
+    RolloutLostError,
+    RolloutThrottledError,
+    RolloutTimeoutError,
+)
+from .batch import BatchItem, BatchPlan, error_text
+from .engine import Adoption, Engine
+from .ledger import Attempt, Ledger, attempts_of, fingerprint, last_attempts
+from .settings import RolloutRequest
+
+LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may already be there
+_ERRORS: dict[Outcome, type[RolloutError]] = {
+    Outcome.AGENT_ERROR: AgentError,
+    Outcome.LOST: RolloutLostError,
+    Outcome.TIMEOUT: RolloutTimeoutError,
+    Outcome.THROTTLED: RolloutThrottledError,
+    Outcome.CANCELLED: RolloutCancelledError,
+    Outcome.INVALID: InvalidResultError,
+}
+
+
+async def plan_resume(
+    requests: Sequence[RolloutRequest],
+    ledger: Ledger,
+    *,
+    engine: Engine,
+    mode: bool | Literal["retry_failed"],
+    fixed_inputs: bool,
+) -> BatchPlan:
+    """Decide for each row: known, running, or to be sent. With ``mode=False`` the ledger is only written.
+
+    Raises: ConfigError when a row is not the one that the ledger holds under its index.
+    """
+    lines = await ledger.open_async()
+    attempts = attempts_of(lines) if mode else {}
+    last = last_attempts(attempts)
+    run: list[tuple[RolloutRequest, Adoption | None]] = []
+    finished: list[tuple[RolloutRequest, Attempt]] = []
+    for request in requests:
+        request = dataclasses.replace(request, ledger=ledger)
+        assert request.index is not None
+        known = last.get(request.index)
+        if known is None:
+            run.append((request, None))
+            continue
+        _check_same(request, known, fixed_inputs)
+        request = dataclasses.replace(request, input_id=known.input_id)
+        if known.outcome is None:
+            run.append(_adopt(request, known))
+        elif known.outcome is Outcome.CANCELLED or (mode == "retry_failed" and known.outcome is not Outcome.OK):
+            # Cancelled is what an interrupted batch does to its rollouts; it is no verdict on them.
+            run.append((dataclasses.replace(request, first_attempt=known.attempt + 1), None))
+        else:
+            finished.append((request, known))
+    adopted = {request.session_id for request, adoption in run if adoption is not None}
+    stop = [a.session_id for a in attempts.values() if not a.stopped and a.session_id not in adopted]
+    for session_id in stop:
+        engine.events.adopt(session_id, ledger)
+    ready = await asyncio.gather(*(_item(engine, request, known) for request, known in finished))
+    return BatchPlan(run=run, ready=ready, stop=stop)
+
+
+def _check_same(request: RolloutRequest, known: Attempt, fixed_inputs: bool) -> None:
+    if fingerprint(request.payload) != known.payload:
+        raise ConfigError(
+            f"row {request.index} is not the one in the ledger (its payload differs); resume with the same rows in the same "
+            "order, or use another exp_id or ledger"
+        )
+    if fixed_inputs and request.input_id != known.input_id:
+        raise ConfigError(f"row {request.index} has input id {request.input_id!r}, the ledger {known.input_id!r}")
+
+
+def _adopt(request: RolloutRequest, known: Attempt) -> tuple[RolloutRequest, Adoption]:
+    timeout_s = request.timeout_s
+    deadlines = request.deadlines
+    spent_s = max(0.0, time.time() - known.intent_s)
+    if timeout_s is not None:
+        timeout_s = max(timeout_s - spent_s, LEAST_WAIT_S)
+    if deadlines.run_s is not None:
+        deadlines = dataclasses.replace(deadlines, run_s=max(deadlines.run_s - spent_s, LEAST_WAIT_S))
+    request = dataclasses.replace(
+        request, session_id=known.session_id, first_attempt=known.attempt, timeout_s=timeout_s, deadlines=deadlines
+    )
+    return request, Adoption(accepted=known.accepted_s is not None, bucket=known.bucket, key=known.key)
+
+
+async def _item(engine: Engine, request: RolloutRequest, known: Attempt) -> BatchItem:
+    """The item of a rollout that an earlier process finished: its record, or what the ledger says."""
+    assert known.outcome is not None
+    verdict = await engine.reader(known.bucket).read(known.key, request.deadlines.result_s)
+    error: BaseException | None
+    if verdict is not None:
+        outcome, record, error = verdict.outcome, verdict.record, verdict.error
+    elif known.outcome is Outcome.OK:
+        outcome, record = Outcome.LOST, None
+        error = RolloutLostError("the ledger says ok, but the record is gone from the store")
+    else:
+        outcome, record = known.outcome, None
+        error = _ERRORS[known.outcome](known.error or known.outcome.value)
+    if isinstance(error, AgentCoreRLError):
+        error.session_id, error.input_id, error.key = known.session_id, known.input_id, known.key
+    return BatchItem(
+        success=outcome is Outcome.OK,
+        result=record,
+        error=None if error is None else error_text(error),
+        index=request.index,
+        elapsed=None,
+        exception=error,
+        outcome=outcome,
+        input_id=known.input_id,
+        session_id=known.session_id,
+        attempt=known.attempt,
+    )
