@@ -1,1 +1,44 @@
-"""gateway."""
+"""Model gateway: relays an agent's model calls and records the exact tokens of every one of them.
+
+Names load on first use: a trainer that only needs `GatewayClient` does not load the server.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import GatewayClient as GatewayClient
+    from .client import SessionCapture as SessionCapture
+    from .client import SessionHandle as SessionHandle
+    from .config import GatewayConfig as GatewayConfig
+    from .config import Limits as Limits
+    from .config import UpstreamConfig as UpstreamConfig
+    from .server import Gateway as Gateway
+    from .server import serve as serve
+
+_HOME = {
+    "GatewayClient": ".client",
+    "SessionCapture": ".client",
+    "SessionHandle": ".client",
+    "GatewayConfig": ".config",
+    "Limits": ".config",
+    "UpstreamConfig": ".config",
+    "Gateway": ".server",
+    "serve": ".server",
+}
+__all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,724 @@
+"""One model call, from the agent's request to the record in the journal.
+
+The states of a call, in order (any of them may end in `_fail` or `agent_gone`)::
+
+    held        the gateway is paused and lets calls wait
+    routed      a server is chosen; a connection to it is free or being opened
+    sent        the request is with the server; nothing has come back
+    relaying    the first body bytes of a good stream have gone to the agent: from here on there is no second try
+    recorded    the reply is whole and appended to the journal; its last bytes are still ours
+    done        the agent has the last byte
+
+Replies that are not streamed are kept until `recorded`, so a server that dies in the middle of one costs a retry and
+not a broken reply. Of a stream everything is relayed at once except its end: from the event that carries the finish
+reason on, bytes wait for the append.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..errors import CaptureError
+from . import journal as journals
+from .capture import Captured, parse_ids, read_reply, read_stream
+from .dialects.errors import RequestError, error_body
+from .prefixes import Seen
+from .records import (
+    ABORTED,
+    ERROR,
+    INVALID,
+    NO_BASE,
+    OK,
+    PARTIAL,
+    UNTRAINABLE,
+    VERSION,
+    Base,
+    CallRecord,
+    encode,
+)
+from .wire import LAST_CHUNK, Request, error_reply, passed, reply, stream_head
+
+if TYPE_CHECKING:
+    from .listener import AgentConnection
+    from .routing import Worker
+    from .server import Gateway
+    from .sessions import Session
+    from .upstream import UpstreamConnection
+
+Fields = dict[str, msgspec.Raw]
+_fields = msgspec.json.Decoder(Fields)
+_to_json = msgspec.json.Encoder().encode
+_TRUE = msgspec.Raw(b"true")
+_ONE = msgspec.Raw(b"1")
+_NULL = b"null"
+_FINISH = b'"finish_reason":"'
+_DONE = b"data: [DONE]"
+
+MAX_TRIES = 4
+_TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
+_OVERFLOW = (
+    b"maximum context length",
+    b"context_length_exceeded",
+    b"max_model_len",
+    b"longer than the maximum model length",
+)
+
+
+class Call:
+    """One model call of a session. It is the `Reader` of its upstream connection."""
+
+    __slots__ = (
+        "body",
+        "call_id",
+        "call_off",
+        "captured",
+        "carry",
+        "conn",
+        "deadline",
+        "dialect",
+        "digest",
+        "ended",
+        "engine",
+        "fields",
+        "first_token_s",
+        "gateway",
+        "headers",
+        "held",
+        "index",
+        "keep_alive",
+        "n",
+        "parts",
+        "path",
+        "position",
+        "received",
+        "relaying",
+        "retry_of",
+        "session",
+        "started_s",
+        "status",
+        "stream",
+        "tried",
+        "up",
+        "upstream_id",
+        "version",
+        "worker",
+    )
+
+    def __init__(self, gateway: Gateway, conn: AgentConnection, session: Session, dialect: str) -> None:
+        self.gateway = gateway
+        self.conn: AgentConnection | None = conn
+        self.session = session
+        self.dialect = dialect
+        self.call_id = ""
+        self.index = -1
+        self.started_s = time.time()
+        self.first_token_s: float | None = None
+        self.stream = False
+        self.n = 1
+        self.fields: Fields = {}
+        self.body = b""
+        self.path = b""
+        self.digest = 0
+        self.retry_of: str | None = None
+        self.keep_alive = True
+        self.worker: Worker | None = None
+        self.up: UpstreamConnection | None = None
+        self.call_off: Callable[[], None] | None = None
+        self.tried: tuple[Worker, ...] = ()
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.parts: list[bytes] = []
+        self.received = 0
+        self.held: list[bytes] | None = None
+        self.carry = b""
+        self.engine = "openai"
+        self.upstream_id: str | None = None
+        self.position = -1
+        self.relaying = False
+        self.captured: Captured | None = None
+        self.version: int | None = None
+        self.deadline: float | None = None
+        self.ended = False
+
+    # -- beginning
+
+    def begin(self, request: Request, path: bytes) -> None:
+        """Check the request, put in what the capture and the session want, and send it on."""
+        session, gateway = self.session, self.gateway
+        self.keep_alive = request.keep_alive
+        try:
+            fields = _fields.decode(request.body)
+        except (msgspec.DecodeError, RecursionError) as e:
+            self.refuse(RequestError(f"the request body must be a JSON object: {e}"))
+            return
+        self.digest = hash(request.body)
+        stream = fields.get("stream")
+        self.stream = stream is not None and bytes(stream) == b"true"
+        n = fields.get("n")
+        if n is not None:
+            text = bytes(n)
+            self.n = int(text) if text.isdigit() else 1
+        try:
+            self._hold_to_settings(fields)
+        except RequestError as e:
+            self.refuse(e)
+            return
+        self.fields = dict(fields)
+        if self.dialect == "chat":
+            fields["logprobs"] = _TRUE
+        elif "logprobs" not in fields or bytes(fields["logprobs"]) in (_NULL, b"0"):
+            fields["logprobs"] = _ONE
+        fields["return_token_ids"] = _TRUE
+        self.body = _to_json(fields)
+        self.path = path
+        self.call_id = f"{session.next_index}-{secrets.token_hex(6)}"
+        self.index = session.next_index
+        session.next_index += 1
+        session.started_turns += 1
+        session.inflight.add(self)
+        if self.conn is not None:
+            self.conn.call = self
+        limit = gateway.limits.call_s
+        self.deadline = None if limit is None else time.monotonic() + limit
+        gateway.running.add(self)
+        if gateway.paused is not None:
+            gateway.hold(self)
+        else:
+            self.route()
+
+    def _hold_to_settings(self, fields: Fields) -> None:
+        session = self.session
+        settings = session.settings
+        if settings.max_turns is not None and session.started_turns >= settings.max_turns:
+            raise RequestError(
+                f"this session may make {settings.max_turns} model calls, all are used", kind="turn_limit"
+            )
+        if settings.allowed_models is not None:
+            model = fields.get("model")
+            name = msgspec.json.decode(model) if model is not None else None
+            if name not in settings.allowed_models:
+                allowed = ", ".join(settings.allowed_models)
+                raise RequestError(
+                    f"model {name!r} is not open to this session (allowed: {allowed})",
+                    kind="model_not_found",
+                    param="model",
+                )
+        if settings.model_id is not None:
+            fields["model"] = msgspec.Raw(_to_json(settings.model_id))
+        for key, value in session.overrides.items():
+            if key == "max_tokens" and "max_completion_tokens" in fields:
+                del fields["max_completion_tokens"]
+            fields[key] = msgspec.Raw(value)
+        if settings.max_tokens is not None:
+            for key in ("max_tokens", "max_completion_tokens"):
+                if key in fields:
+                    text = bytes(fields[key])
+                    if not text.isdigit() or int(text) > settings.max_tokens:
+                        fields[key] = msgspec.Raw(b"%d" % settings.max_tokens)
+            if "max_tokens" not in fields and "max_completion_tokens" not in fields:
+                fields["max_tokens"] = msgspec.Raw(b"%d" % settings.max_tokens)
+
+    # -- upstream
+
+    def route(self) -> None:
+        """Choose a server and send the request to it."""
+        session, gateway = self.session, self.gateway
+        worker = gateway.router.pick(session.worker, self.tried)
+        if worker is None:
+            if self.tried:
+                self._fail(RequestError("no inference server answered; see the gateway's log", kind="upstream"))
+            else:
+                self._fail(
+                    RequestError(
+                        "the gateway has no inference server; add one with POST /admin/workers", kind="overloaded"
+                    )
+                )
+            return
+        session.worker = self.worker = worker
+        worker.inflight += 1
+        worker.calls += 1
+        self.engine, self.upstream_id = worker.config.engine, worker.id
+        self.version = gateway.weight_version
+        connection = worker.pool.take()
+        if connection is not None:
+            self._send(connection)
+        else:
+            self.call_off = worker.pool.connect(self._connected)
+
+    def _connected(self, connection: UpstreamConnection | None, error: OSError | None) -> None:
+        self.call_off = None
+        if connection is not None:
+            self._send(connection)
+            return
+        worker = self._leave()
+        if worker is not None:
+            worker.failed(time.monotonic(), unreachable=True)
+            self._again(worker, f"inference server {worker.config.url} cannot be reached: {error}")
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        worker = self.worker
+        if worker is None:  # pragma: no cover  (a connection is only asked for with a worker)
+            return
+        self.up = connection
+        self.status = 0
+        connection.send(self, self.gateway.head(worker, self.path, len(self.body)) + self.body)
+
+    def _leave(self) -> Worker | None:
+        """Let go of the server; returns it."""
+        worker, self.worker = self.worker, None
+        self.up = None
+        if worker is not None:
+            worker.inflight -= 1
+        return worker
+
+    def _again(self, worker: Worker, why: str) -> None:
+        """Try another server, or this one if there is no other, as long as nothing has reached the agent."""
+        self.tried = (*self.tried, worker)
+        if self.relaying:
+            self._break_off(why)
+            return
+        self.parts, self.received, self.held, self.first_token_s = [], 0, None, None
+        if len(self.tried) < MAX_TRIES and self.gateway.router.pick(None, self.tried) is not None:
+            self.gateway.counters["retries"] += 1
+            self.route()
+            return
+        self._fail(RequestError(why, kind="upstream"))
+
+    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.headers = headers
+
+    def on_data(self, data: bytes) -> None:
+        parts = self.parts
+        if self.stream and self.status == 200:
+            if self.first_token_s is None:
+                self.first_token_s = time.time()
+            parts.append(data)
+            self._relay(data)
+        else:
+            parts.append(data)
+        self.received += len(data)
+        if self.received > self.gateway.limits.reply_bytes:
+            self._stop_upstream()
+            self._again_never(f"the inference server's reply is larger than {self.gateway.limits.reply_bytes} bytes")
+
+    def _relay(self, data: bytes) -> None:
+        conn = self.conn
+        if conn is None:
+            return
+        if self.held is not None:
+            self.held.append(data)
+            return
+        if self.carry:
+            data, self.carry = self.carry + data, b""
+        size = len(data)
+        end = -1
+        if self.n == 1:
+            end = data.find(_FINISH)
+        if end < 0:
+            end = data.find(_DONE)
+        if end >= 0:
+            # Whoever reads the finish reason takes the reply for whole, so it must be in the journal by then.
+            cut = data.rfind(b"\n\n", 0, end) + 2
+            if cut == 1:
+                cut = 0
+            self.held = [data[cut:]]
+            data, size = data[:cut], cut
+        elif data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
+            # The event goes on in the next read; it is of no use to the agent before that.
+            cut = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+            size = cut if cut >= 4 else 0
+            self.carry, data = data[size:], data[:size]
+        if size:
+            if not self.relaying:
+                self.relaying = True
+                conn.write(
+                    stream_head(200, passed(self.headers), keep_alive=self.keep_alive) + b"%x\r\n%b\r\n" % (size, data)
+                )
+            else:
+                conn.write(b"%x\r\n%b\r\n" % (size, data))
+
+    def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None:
+        worker = self._leave()
+        if worker is None:
+            return
+        if reused and not began:
+            # The server closed an idle connection at the moment we used it: nobody's fault, and it did not see the
+            # request.
+            self.gateway.counters["stale_connections"] += 1
+            if self.session.worker is worker and not worker.draining:
+                self.route()
+                return
+        worker.failed(time.monotonic(), unreachable=True)
+        self._again(worker, f"inference server {worker.config.url} closed the connection before its reply was whole")
+
+    def on_complete(self) -> None:
+        worker = self._leave()
+        if worker is None:
+            return
+        status = self.status
+        if status == 200:
+            worker.succeeded()
+            self._record()
+            return
+        body = b"".join(self.parts)
+        if status >= 500:
+            worker.failed(time.monotonic(), unreachable=False)
+        if (
+            status in _TRY_ELSEWHERE
+            and len(self.tried) + 1 < MAX_TRIES
+            and self.gateway.router.pick(None, (*self.tried, worker)) is not None
+        ):
+            self._again(worker, "")
+            return
+        self._pass_error(status, body)
+
+    # -- ending
+
+    def _record(self, *, only_whole: bool = False) -> bool:
+        text = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        try:
+            captured = read_stream(text) if self.stream else read_reply(text)
+        except CaptureError as e:
+            captured = Captured(choices=[], complete=True, problem=str(e))
+        if only_whole and (len(captured.choices) < self.n or not captured.complete):
+            return False
+        self.captured = captured
+        if captured.error is not None or not captured.complete:
+            status = PARTIAL
+        elif captured.problem is not None:
+            status = INVALID
+        elif captured.has_tokens:
+            status = OK
+        elif self.engine != "openai":
+            status = INVALID
+            captured.problem = (
+                "the engine returned no token ids; it must honour return_token_ids (vLLM does since 0.10.2)"
+            )
+        else:
+            status = UNTRAINABLE
+        self._append(status, captured)
+        return True
+
+    def _append(self, status: str, captured: Captured) -> None:
+        record = self._build(status, captured)
+        session = self.session
+        if status in (OK, UNTRAINABLE):
+            session.turns += 1
+            self.gateway.sessions.turns += 1
+        else:
+            session.errors += 1
+            session.started_turns -= 1
+            self.gateway.counters["turns_" + status] += 1
+        if session.closed:
+            self._finish(None)
+            return
+        position, length = self.gateway.journal.append(journals.CALL, session.id_bytes, encode(record), self._finish)
+        self.position = position
+        session.positions.append(position)
+        session.lengths.append(length)
+
+    def _build(self, status: str, captured: Captured) -> CallRecord:
+        session = self.session
+        ordinal = session.records
+        prompt_base, prompt_ids = NO_BASE, b""
+        if captured.prompt and status in (OK, PARTIAL):
+            try:
+                prompt_base, prompt_ids = self._prompt(captured.prompt, ordinal, captured)
+            except CaptureError as e:
+                captured.problem, status = str(e), INVALID
+        fields = self.fields
+        messages_base, messages = NO_BASE, b""
+        said = fields.pop("messages", None) or fields.pop("prompt", None) or fields.pop("input", None)
+        if said is not None:
+            messages_base, messages = self._messages(bytes(said), ordinal)
+        rest = _to_json(fields)
+        request_of = -1
+        digest = hash(rest)
+        if session.request is not None and session.request[0] == digest:
+            request_of, rest = session.request[1], b""
+        else:
+            session.request = (digest, ordinal)
+        first, last = captured.weight_version_first, captured.weight_version_last
+        return CallRecord(
+            version=VERSION,
+            call_id=self.call_id,
+            index=self.index,
+            status=status,
+            dialect=self.dialect,
+            model=captured.model,
+            started_s=self.started_s,
+            first_token_s=self.first_token_s,
+            finished_s=time.time(),
+            weight_version_first=first if first is not None else self.version,
+            weight_version_last=last if last is not None else self.gateway.weight_version,
+            prompt_base=prompt_base,
+            prompt_ids=prompt_ids,
+            messages_base=messages_base,
+            messages=messages,
+            choices=captured.choices,
+            digest=self.digest,
+            retry_of=self.retry_of,
+            http_status=self.status,
+            error_type=None if status in (OK, UNTRAINABLE) else status,
+            error=captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None),
+            request=rest,
+            request_of=request_of,
+            reply_id=captured.reply_id,
+            usage=captured.usage,
+            upstream=self.upstream_id,
+        )
+
+    def _prompt(self, text: bytes, ordinal: int, captured: Captured) -> tuple[Base, bytes]:
+        """What of the prompt is new, and what it goes on from."""
+        prefixes = self.session.prompts
+        seen = prefixes.longest(text)
+        base, ids = NO_BASE, b""
+        if seen is not None:
+            rest = text[seen.length :]
+            if rest and rest[:1] != b",":
+                seen = None  # the match ended inside a number
+            else:
+                ids = parse_ids(rest[1:]) if rest else b""
+                base = Base(seen.ordinal, -1, seen.units)
+                for place, (size, digest) in enumerate(seen.choices):
+                    if size <= len(ids) and hash(ids[:size]) == digest:
+                        base = Base(seen.ordinal, place, seen.units + size // 4)
+                        ids = ids[size:]
+                        break
+        if seen is None:
+            ids = parse_ids(text)
+        units = base.length + len(ids) // 4
+        choices = tuple((len(c.ids), hash(c.ids)) for c in captured.choices)
+        prefixes.add(Seen(text, ordinal, units, choices), instead_of=seen)
+        return base, ids
+
+    def _messages(self, text: bytes, ordinal: int) -> tuple[Base, bytes]:
+        if text[-1:] != b"]":
+            return NO_BASE, text
+        prefixes = self.session.messages
+        seen = prefixes.longest(text)
+        prefixes.add(Seen(text[:-1], ordinal, 0), instead_of=seen)
+        if seen is None:
+            return NO_BASE, text
+        return Base(seen.ordinal, -1, seen.length), text[seen.length :]
+
+    def _finish(self, error: OSError | None) -> None:
+        """The record is with the operating system: let the agent have the rest."""
+        conn = self.conn
+        if error is not None:
+            self._unrecord()
+        if conn is None or self.ended:
+            self._end()
+            return
+        if error is not None and not self.relaying:
+            self._end(RequestError("the gateway could not store this call; try again", kind="overloaded"))
+            return
+        if error is not None:
+            self._end()
+            conn.transport.abort()
+            return
+        if self.stream:
+            rest = b"".join(self.held) if self.held is not None else self.carry
+            tail = b"%x\r\n%b\r\n" % (len(rest), rest) + LAST_CHUNK if rest else LAST_CHUNK
+            if not self.relaying:
+                tail = stream_head(200, passed(self.headers), keep_alive=self.keep_alive) + tail
+            conn.write(tail)
+        else:
+            body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+            content_type = b"application/json"
+            extra = []
+            for pair in passed(self.headers):
+                if pair[0] == b"content-type":
+                    content_type = pair[1]
+                else:
+                    extra.append(pair)
+            conn.write(reply(200, body, content_type=content_type, headers=extra, keep_alive=self.keep_alive))
+        self._end()
+
+    def _unrecord(self) -> None:
+        """The journal lost this call's frame: nothing may refer to it."""
+        session = self.session
+        self.gateway.counters["store_failures"] += 1
+        session.lose(self.position)
+
+    def _end(self, error: RequestError | None = None) -> None:
+        """Leave every list; answer with `error` if the agent still waits for one."""
+        if self.ended:
+            return
+        self.ended = True
+        self.session.inflight.discard(self)
+        gateway = self.gateway
+        gateway.running.discard(self)
+        conn, self.conn = self.conn, None
+        self.parts, self.held, self.fields, self.body = [], None, {}, b""
+        if conn is not None:
+            if error is not None:
+                headers: tuple[tuple[bytes, bytes], ...] = ()
+                if error.kind in ("overloaded", "upstream"):
+                    headers = ((b"retry-after", b"1"),)
+                conn.write(error_reply(self.dialect, error, headers=headers, keep_alive=self.keep_alive))
+            conn.done(keep_alive=self.keep_alive)
+        for changed in gateway.call_ended:
+            changed.set()
+
+    def refuse(self, error: RequestError) -> None:
+        """A request that never became a call: answered, counted, not recorded."""
+        self.gateway.counters["refused"] += 1
+        conn, self.conn = self.conn, None
+        self.ended = True
+        if conn is not None:
+            conn.write(error_reply(self.dialect, error, keep_alive=self.keep_alive))
+            conn.done(keep_alive=self.keep_alive)
+
+    def _note(self, status: str, http_status: int, kind: str, message: str) -> None:
+        """Keep a failed call as an event of the session, never as a turn."""
+        session = self.session
+        session.started_turns -= 1
+        session.errors += 1
+        self.gateway.counters["turns_" + status] += 1
+        if session.closed:
+            return
+        captured = Captured(choices=[])
+        record = self._build(status, captured)
+        record.http_status, record.error_type, record.error = http_status, kind, message[:4000]
+        position, length = self.gateway.journal.append(journals.CALL, session.id_bytes, encode(record))
+        session.positions.append(position)
+        session.lengths.append(length)
+
+    def _fail(self, error: RequestError) -> None:
+        self._note(ERROR, error.status or 500, error.kind, str(error))
+        self._end(error)
+
+    def _pass_error(self, status: int, body: bytes) -> None:
+        """Give the engine's own error to the agent, in the dialect's shape, with its status."""
+        error = upstream_error(status, body)
+        self._note(ERROR, status, error.code or error.kind, str(error))
+        conn = self.conn
+        if conn is not None:
+            extra = tuple(pair for pair in passed(self.headers) if pair[0] != b"content-type")
+            conn.write(error_reply(self.dialect, error, headers=extra, keep_alive=self.keep_alive))
+        self._end()
+
+    def _again_never(self, why: str) -> None:
+        if self.relaying:
+            self._break_off(why)
+        else:
+            self._fail(RequestError(why, kind="upstream"))
+
+    def _break_off(self, why: str) -> None:
+        """End a stream that cannot be finished, with an error event and without the last chunk."""
+        self._note(PARTIAL, self.status, "upstream", why)
+        conn, self.conn = self.conn, None
+        self._end()
+        if conn is not None:
+            event = b"data: " + error_body(self.dialect, RequestError(why, kind="upstream")) + b"\n\n"
+            conn.write(b"%x\r\n%b\r\n" % (len(event), event))
+            conn.call = None
+            conn.transport.close()
+
+    def _stop_upstream(self) -> None:
+        up = self.up
+        call_off, self.call_off = self.call_off, None
+        self._leave()
+        if call_off is not None:
+            call_off()
+        if up is not None:
+            up.abort()
+
+    def abort(self, error: RequestError) -> None:
+        """Stop the call from our side (deadline, closed session, weight sync) and tell the agent why."""
+        if self.ended:
+            return
+        self._stop_upstream()
+        if self.relaying:
+            self._break_off(str(error))
+        else:
+            self._fail(error)
+
+    # -- the agent's side of the connection
+
+    def agent_gone(self) -> None:
+        """The agent hung up: cancel the call at the engine."""
+        self.conn = None
+        if self.ended or self.captured is not None:
+            return
+        self._stop_upstream()
+        # Several choices end at different times, so their finish reasons are not held back: the agent may have all of
+        # them, and then it has seen a whole reply.
+        if self.n > 1 and self.relaying and self._record(only_whole=True):
+            return
+        self._note(ABORTED, 499, "agent_gone", "the agent closed the connection before the reply was whole")
+        self._end()
+
+    def agent_slow(self) -> None:
+        if self.up is not None:
+            self.up.transport.pause_reading()
+
+    def agent_ready(self) -> None:
+        if self.up is not None:
+            self.up.transport.resume_reading()
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str | None = None
+    type: str | None = None
+    code: str | int | None = None
+    param: str | None = None
+
+
+class _ErrorReply(msgspec.Struct):
+    error: _ErrorBody | str | None = None
+    message: str | None = None
+    code: str | int | None = None
+    param: str | None = None
+    detail: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_error_reply = msgspec.json.Decoder(_ErrorReply)
+_KIND_OF = {
+    401: "upstream",  # our key for the engine is wrong, not the agent's key for us
+    403: "upstream",
+    404: "not_found",
+    413: "too_large",
+    429: "rate_limit",
+    502: "upstream",
+    503: "overloaded",
+    504: "timeout",
+}
+
+
+def upstream_error(status: int, body: bytes) -> RequestError:
+    """An engine's error body, whatever its shape, as ours;
+
+    a prompt that is too long gets the provider's code for that.
+    """
+    message, param, code = None, None, None
+    try:
+        told = _error_reply.decode(body)
+        if isinstance(told.error, _ErrorBody):
+            message, param, code = told.error.message, told.error.param, told.error.code
+        else:
+            message, param, code = told.error or told.message, told.param, told.code
+        if message is None and bytes(told.detail) != _NULL:
+            message = bytes(told.detail).decode("utf-8", "replace")
+    except msgspec.DecodeError:
+        message = body[:500].decode("utf-8", "replace")
+    if status == 400 and any(words in body for words in _OVERFLOW):
+        return RequestError(message or "the prompt is too long", kind="context_overflow", param=param or "messages")
+    kind = _KIND_OF.get(status, "invalid_request" if 400 <= status < 500 else "internal")
+    shown = 502 if status in (401, 403) else status
+    if kind == "upstream" and status in (401, 403):
+        message = f"the inference server refused the gateway's key ({status}); set it with --upstream-key"
+    return RequestError(
+        message or f"the inference server answered {status}",
+        kind=kind,
+        param=param,
+        code=code if isinstance(code, str) else None,
+        status=shown,
+    )

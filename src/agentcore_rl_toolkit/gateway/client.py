@@ -1,0 +1,296 @@
+"""A trainer's client of the gateway: open sessions, fetch what was recorded, move weight versions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..errors import GatewayError
+from ..trajectory import Turn
+from . import portal
+from .http_client import request, stream
+from .records import CallRecord, decode, expand
+
+ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
+_FETCH_AT_ONCE = 256  # sessions per request: bounds what one answer holds in memory on both sides
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionHandle:
+    """What an agent needs: ``base_url`` for its OpenAI or Anthropic client, and the key that goes with it."""
+
+    session_id: str
+    base_url: str
+    api_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionCapture:
+    """Everything recorded of one session. ``dialogue`` is for people; ``turns`` are for training.
+
+    ``errors`` lists the calls that did not become turns, each with ``status`` (error, partial, aborted, invalid),
+    ``http_status``, ``type`` and ``message``.
+    """
+
+    session_id: str
+    turns: list[Turn]
+    dialogue: list[dict[str, Any]]
+    errors: list[dict[str, Any]]
+    closed: bool = False
+    created_s: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    records: list[CallRecord] = field(default_factory=list, repr=False)
+
+
+class _Head(msgspec.Struct):
+    session_id: str
+    known: bool
+    closed: bool = False
+    records: int = 0
+    created_s: float = 0.0
+    metadata: dict[str, Any] = {}
+
+
+_head = msgspec.msgpack.Decoder(_Head)
+
+
+class GatewayClient:
+    """Talks to one gateway. Every method has an `_async` twin. ``timeout_s`` bounds each request, and for bulk
+    fetches each read.
+
+    ``public_url`` is the gateway as agents see it, when that is another address than the trainer's.
+    Raises: GatewayError (its ``status`` is the HTTP status, None when the gateway could not be reached).
+    """
+
+    def __init__(
+        self, url: str, *, admin_key: str | None = None, timeout_s: float = 30.0, public_url: str | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.public_url = (public_url or url).rstrip("/")
+        self.timeout_s = timeout_s
+        self._key = admin_key if admin_key is not None else os.environ.get(ADMIN_KEY_ENV) or None
+
+    async def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
+        status, data = await request(
+            method,
+            self.url + path,
+            body=body,
+            key=self._key,
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+        )
+        return _checked(status, data, f"{method} {path}")
+
+    # -- sessions
+
+    async def create_sessions_async(
+        self,
+        session_ids: Sequence[str],
+        *,
+        sampling_params: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        max_turns: int | None = None,
+        max_tokens: int | None = None,
+        allowed_models: Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> list[SessionHandle]:
+        """Open sessions, all with the same settings.
+
+        ``sampling_params`` win over what the agent asks for, ``model_id`` replaces its model name, ``max_tokens``
+        bounds the length of a reply.
+        """
+        settings = {
+            "sampling_params": dict(sampling_params or {}),
+            "model_id": model_id,
+            "max_turns": max_turns,
+            "max_tokens": max_tokens,
+            "allowed_models": None if allowed_models is None else list(allowed_models),
+            "metadata": dict(metadata or {}),
+        }
+        told = await self._call("POST", "/admin/sessions", {"session_ids": list(session_ids), "settings": settings})
+        return [
+            SessionHandle(
+                session_id=s["session_id"],
+                base_url=f"{self.public_url}/sessions/{s['session_id']}/v1",
+                api_key=s["api_key"],
+            )
+            for s in told["sessions"]
+        ]
+
+    async def fetch_async(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
+        """What was recorded of these sessions; unknown ones are absent from the result.
+
+        ``close`` ends the sessions first: a call that is still running is stopped and becomes no turn, and none can
+        come later.
+        """
+        names = list(session_ids)
+        found: dict[str, SessionCapture] = {}
+        for i in range(0, len(names), _FETCH_AT_ONCE):
+            async for capture in self._fetch(names[i : i + _FETCH_AT_ONCE], close):
+                found[capture.session_id] = capture
+        return found
+
+    async def _fetch(self, names: list[str], close: bool) -> AsyncIterator[SessionCapture]:
+        body = {"session_ids": names, "close": close}
+        frames = _frames(stream("POST", self.url + "/admin/fetch", body=body, key=self._key, timeout_s=self.timeout_s))
+        async for data in frames:
+            head = _head.decode(data)
+            records = [decode(await anext(frames)) for _ in range(head.records)]
+            if not head.known:
+                continue
+            whole = expand(records)
+            yield SessionCapture(
+                session_id=head.session_id,
+                turns=whole.turns,
+                dialogue=whole.dialogue,
+                errors=whole.errors,
+                closed=head.closed,
+                created_s=head.created_s,
+                metadata=head.metadata,
+                records=whole.records,
+            )
+
+    async def close_sessions_async(self, session_ids: Iterable[str]) -> int:
+        """End sessions without fetching them. Returns how many were open."""
+        return int((await self._call("POST", "/admin/close", {"session_ids": list(session_ids)}))["closed"])
+
+    async def delete_async(self, session_ids: Iterable[str]) -> int:
+        """Forget sessions and their calls, for good. Returns how many there were."""
+        return int((await self._call("POST", "/admin/delete", {"session_ids": list(session_ids)}))["deleted"])
+
+    # -- weights
+
+    async def set_weight_version_async(self, version: int) -> None:
+        """Tell which weights answer from now on. An engine that says it itself in its replies is believed instead."""
+        await self._call("POST", "/admin/weight_version", {"weight_version": version})
+
+    async def pause_async(
+        self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0
+    ) -> dict[str, Any]:
+        """Start no further calls: new ones wait ("hold") or get 429 ("reject"); running ones "finish" (waited for),
+        "abort" or "continue".
+
+        Returns {"paused": True, "in_flight": calls still running}.
+        """
+        body = {"arriving": arriving, "in_flight": in_flight, "timeout_s": timeout_s}
+        return dict(await self._call("POST", "/admin/pause", body, timeout_s=timeout_s + self.timeout_s))
+
+    async def resume_async(self) -> None:
+        await self._call("POST", "/admin/resume", {})
+
+    # -- operation
+
+    async def stats_async(self) -> dict[str, Any]:
+        """What the gateway counts; see `metrics.snapshot`."""
+        return dict(await self._call("GET", "/admin/stats"))
+
+    async def health_async(self) -> dict[str, Any]:
+        return dict(await self._call("GET", "/healthz"))
+
+    async def workers_async(self) -> list[dict[str, Any]]:
+        return list((await self._call("GET", "/admin/workers"))["workers"])
+
+    async def add_worker_async(
+        self, url: str, *, engine: str | None = None, weight: float = 1.0, api_key: str | None = None
+    ) -> str:
+        """Add an inference server; its host must have been allowed when the gateway was started. Returns its id."""
+        body = {"url": url, "engine": engine, "weight": weight, "api_key": api_key}
+        return str((await self._call("POST", "/admin/workers", body))["worker_id"])
+
+    async def remove_worker_async(self, worker_id: str) -> None:
+        """Take an inference server out: running calls finish there, no new ones start."""
+        await self._call("DELETE", f"/admin/workers/{worker_id}")
+
+    async def aclose(self) -> None:
+        """Nothing is kept open between requests; here for symmetry with other clients."""
+
+    async def __aenter__(self) -> GatewayClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    # -- the sync face
+
+    def create_sessions(self, session_ids: Sequence[str], **settings: Any) -> list[SessionHandle]:
+        return portal.run(self.create_sessions_async(session_ids, **settings))
+
+    def fetch(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
+        return portal.run(self.fetch_async(session_ids, close=close))
+
+    def close_sessions(self, session_ids: Iterable[str]) -> int:
+        return portal.run(self.close_sessions_async(session_ids))
+
+    def delete(self, session_ids: Iterable[str]) -> int:
+        return portal.run(self.delete_async(session_ids))
+
+    def set_weight_version(self, version: int) -> None:
+        portal.run(self.set_weight_version_async(version))
+
+    def pause(self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
+        return portal.run(self.pause_async(arriving=arriving, in_flight=in_flight, timeout_s=timeout_s))
+
+    def resume(self) -> None:
+        portal.run(self.resume_async())
+
+    def stats(self) -> dict[str, Any]:
+        return portal.run(self.stats_async())
+
+    def health(self) -> dict[str, Any]:
+        return portal.run(self.health_async())
+
+    def workers(self) -> list[dict[str, Any]]:
+        return portal.run(self.workers_async())
+
+    def add_worker(
+        self, url: str, *, engine: str | None = None, weight: float = 1.0, api_key: str | None = None
+    ) -> str:
+        return portal.run(self.add_worker_async(url, engine=engine, weight=weight, api_key=api_key))
+
+    def remove_worker(self, worker_id: str) -> None:
+        portal.run(self.remove_worker_async(worker_id))
+
+    def close(self) -> None:
+        """See `aclose`."""
+
+    def __enter__(self) -> GatewayClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _checked(status: int, data: bytes, what: str) -> Any:
+    if status >= 400:
+        raise GatewayError(f"{what}: {error_message(data)}", status=status)
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as e:
+        raise GatewayError(f"{what}: the answer is not JSON ({e}); is this a gateway?", status=status) from e
+
+
+def error_message(data: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(data)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return data[:300].decode("utf-8", "replace")
+
+
+async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Length-prefixed frames out of a byte stream. Raises: GatewayError when it ends inside one."""
+    buffer = bytearray()
+    async for chunk in chunks:
+        buffer += chunk
+        start = 0
+        while len(buffer) - start >= 4:
+            size = int.from_bytes(buffer[start : start + 4], "little")
+            if len(buffer) - start - 4 < size:
+                break
+            yield bytes(buffer[start + 4 : start + 4 + size])
+            start += 4 + size
+        del buffer[:start]
+    if buffer:
+        raise GatewayError("the gateway's answer broke off")

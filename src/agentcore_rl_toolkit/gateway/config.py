@@ -1,0 +1,137 @@
+"""Settings of a gateway: what it may be asked for, how long it waits, where it writes."""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from ..errors import ConfigError
+
+Engine = Literal["policy", "vllm", "sglang", "openai"]
+ENGINES: tuple[Engine, ...] = ("policy", "vllm", "sglang", "openai")
+ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
+UPSTREAM_KEY_ENV = "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpstreamConfig:
+    """One inference server.
+
+    ``weight`` is its share of new sessions relative to the others. Raises: ConfigError on a URL that is not http(s)
+    with a host.
+    """
+
+    url: str
+    engine: Engine = "policy"
+    api_key: str | None = field(default=None, repr=False)
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        try:
+            port_fits = parts.port is None or 0 < parts.port < 65536
+        except ValueError:
+            port_fits = False
+        if parts.scheme not in ("http", "https") or not parts.hostname or not port_fits:
+            raise ConfigError(f"upstream {self.url!r} must look like http://host:port or https://host[:port]")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ConfigError(f"upstream {parts.hostname!r}: give the key as upstream key, and no query or fragment")
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
+        if not self.weight > 0:
+            raise ConfigError(f"weight of upstream {self.url!r} must be above 0, got {self.weight}")
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def tls(self) -> bool:
+        return self.url.startswith("https:")
+
+    @property
+    def base_path(self) -> str:
+        """Path before ``/v1``: an upstream may be given with or without its trailing ``/v1``."""
+        return urlsplit(self.url).path.rstrip("/").removesuffix("/v1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds that keep one agent from hurting the others. Units: bytes, seconds."""
+
+    body_bytes: int = 64 * 2**20  # a chat of 128k tokens reaches 6 MB; this only stops accidents and abuse
+    header_bytes: int = 64 * 2**10
+    reply_bytes: int = 256 * 2**20
+    sessions: int = 200_000
+    call_s: float | None = 1800.0
+    connect_s: float = 5.0
+    stalled_write_s: float = 60.0  # an agent that reads nothing for this long is gone
+    idle_connection_s: float = 300.0
+    hold_s: float = 600.0  # how long a call may wait while the gateway is paused
+    retry_memory_s: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig:
+    """Everything a gateway process needs to know.
+
+    ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.
+    ``store_dir`` None keeps the journal in an unnamed temporary directory, which is gone with the process. ``fsync``
+    makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
+    call without the per-session key (rLLM's agents have none). ``upstream_hosts`` are host patterns that may be added
+    as upstreams at run time; the hosts of ``upstreams`` always may.
+    Raises: ConfigError.
+    """
+
+    upstreams: tuple[UpstreamConfig, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 0
+    admin_key: str | None = field(default=None, repr=False)
+    store_dir: str | None = None
+    fsync: bool = False
+    session_keys: bool = True
+    implicit_sessions: bool = False
+    retention_bytes: int | None = None
+    retention_s: float | None = None
+    upstream_hosts: tuple[str, ...] = ()
+    sampling_params: Mapping[str, object] = field(default_factory=dict)
+    weight_version: int | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.admin_key is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"refusing to listen on {self.host} without an admin key: anyone who reaches it could read every session. "
+                f"Set {ADMIN_KEY_ENV} (or --admin-key), or listen on 127.0.0.1"
+            )
+        if self.implicit_sessions and self.session_keys:
+            raise ConfigError("implicit sessions have no key: they need session_keys=False")
+
+    def may_add(self, upstream: UpstreamConfig) -> bool:
+        """Whether an upstream's host was allowed when the gateway was configured."""
+        patterns = [*self.upstream_hosts, *(u.host for u in self.upstreams)]
+        return any(fnmatch.fnmatchcase(upstream.host, pattern) for pattern in patterns)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def key_from_env(name: str) -> str | None:
+    """A secret from the environment; the empty string counts as absent."""
+    return os.environ.get(name) or None

@@ -1,0 +1,129 @@
+"""Which inference server a call goes to.
+
+A session stays with its server (its prefix cache is there). A new session goes to the server with the fewest running
+calls per weight. A server is judged by what happens to calls, never by a probe: one that refuses connections, or
+fails several calls in a row, is left alone for a while that doubles up to `MAX_REST_S`; one that is merely slow is
+busy, not dead. When all servers rest, the one that rests least is tried anyway: it may be back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from ..errors import ConfigError
+from .config import UpstreamConfig
+from .upstream import Pool
+
+FIRST_REST_S = 0.25
+MAX_REST_S = 10.0
+FAILURES_IN_A_ROW = 3
+
+
+class Worker:
+    """One inference server, as the router sees it."""
+
+    __slots__ = (
+        "calls",
+        "config",
+        "draining",
+        "failures",
+        "host_header",
+        "id",
+        "inflight",
+        "pool",
+        "rest_s",
+        "resting_until",
+        "total_failures",
+    )
+
+    def __init__(self, worker_id: str, config: UpstreamConfig, pool: Pool) -> None:
+        self.id = worker_id
+        self.config = config
+        self.pool = pool
+        self.inflight = 0
+        self.calls = 0
+        self.failures = 0
+        self.total_failures = 0
+        self.draining = False
+        self.resting_until = 0.0
+        self.rest_s = 0.0
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.host_header = f"{host}:{config.port}".encode()
+
+    def succeeded(self) -> None:
+        self.failures = 0
+        self.rest_s = 0.0
+        self.resting_until = 0.0
+
+    def failed(self, now: float, *, unreachable: bool) -> None:
+        """Count a failed call. `unreachable`: no connection, or it broke; otherwise the server answered with a 5xx."""
+        self.failures += 1
+        self.total_failures += 1
+        if unreachable or self.failures >= FAILURES_IN_A_ROW:
+            self.rest_s = min(MAX_REST_S, self.rest_s * 2 or FIRST_REST_S)
+            self.resting_until = now + self.rest_s
+
+
+class Router:
+    """The set of servers. Raises: ConfigError on a URL that is already there."""
+
+    def __init__(self, upstreams: Iterable[UpstreamConfig], *, connect_s: float) -> None:
+        self.workers: dict[str, Worker] = {}
+        self._connect_s = connect_s
+        self._count = 0
+        for upstream in upstreams:
+            self.add(upstream)
+
+    def add(self, upstream: UpstreamConfig, worker_id: str | None = None) -> Worker:
+        """Add a server; one with the same URL is returned as it is (and taken out of draining)."""
+        for worker in self.workers.values():
+            if worker.config.url.rstrip("/") == upstream.url.rstrip("/"):
+                worker.draining = False
+                return worker
+        if worker_id is None:
+            worker_id = f"w{self._count}"
+        if worker_id in self.workers:
+            raise ConfigError(f"there is another upstream with id {worker_id}")
+        self._count += 1
+        worker = self.workers[worker_id] = Worker(worker_id, upstream, Pool(upstream, connect_s=self._connect_s))
+        return worker
+
+    def drain(self, worker_id: str) -> Worker | None:
+        """Give a server no further calls; it is removed by `sweep` when its running ones are done."""
+        worker = self.workers.get(worker_id)
+        if worker is not None:
+            worker.draining = True
+        return worker
+
+    def pick(self, stuck_to: Worker | None, tried: tuple[Worker, ...] = ()) -> Worker | None:
+        """The server for the next call of a session that is at `stuck_to`, leaving out those already tried.
+
+        None: there is none.
+        """
+        if stuck_to is not None and not stuck_to.draining and not stuck_to.resting_until and stuck_to not in tried:
+            return stuck_to
+        now = time.monotonic()
+        best: Worker | None = None
+        best_rank = (True, 0.0)
+        if stuck_to is not None and not stuck_to.draining and stuck_to.resting_until <= now and stuck_to not in tried:
+            return stuck_to
+        for worker in self.workers.values():
+            if worker.draining or worker in tried:
+                continue
+            resting = worker.resting_until > now
+            rank = (resting, worker.resting_until if resting else worker.inflight / worker.config.weight)
+            if best is None or rank < best_rank:
+                best, best_rank = worker, rank
+        return best
+
+    def sweep(self, now: float) -> None:
+        for worker in list(self.workers.values()):
+            worker.pool.sweep(now)
+            if worker.draining and not worker.inflight:
+                del self.workers[worker.id]
+                worker.pool.close()
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.pool.close()

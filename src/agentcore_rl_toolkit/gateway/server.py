@@ -1,0 +1,342 @@
+"""The gateway: one event loop, one listening socket, sessions, router and journal put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import hmac
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from .admin import Admin
+from .calls import Call
+from .config import GatewayConfig, is_loopback
+from .dialects.errors import RequestError
+from .journal import Journal
+from .listener import AgentConnection
+from .routing import Router, Worker
+from .sessions import Session, Sessions, store_secret
+from .wire import Request, error_reply
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 4096  # the default of 100 makes the kernel drop connection attempts of a burst, each then repeated after 1 s
+TICK_S = 0.25
+_CALLS = {b"chat/completions": "chat", b"completions": "completions"}
+
+
+class Gateway:
+    """A running gateway. Make it, then `await start()`; `url` is where it listens.
+
+    Raises: ConfigError from `start` when the port is in use or the store is somebody else's.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.limits = config.limits
+        self.counters: Counter[str] = Counter()
+        self.connections: set[AgentConnection] = set()
+        self.running: set[Call] = set()
+        self.waiting: list[Call] = []
+        self.paused: str | None = None  # None, "hold" or "reject"
+        self.weight_version = config.weight_version
+        self.call_ended: set[asyncio.Event] = set()  # set whenever a call ends, for those who wait for that
+        self.lag_s = 0.0
+        self.lag_max_s = 0.0
+        self.started_s = time.time()
+        self.url = ""
+        self._temporary: str | None = None
+        directory = config.store_dir
+        if directory is None:
+            directory = self._temporary = tempfile.mkdtemp(prefix="agentcore-rl-gateway-")
+        path = Path(directory)
+        self.journal = Journal(path, fsync=config.fsync)
+        self.secret = store_secret(path)
+        self.sessions = Sessions(
+            self.journal, secret=self.secret, limit=self.limits.sessions, defaults=dict(config.sampling_params)
+        )
+        self.recovered = self.journal.recover(self.sessions.replay)
+        self.router = Router(config.upstreams, connect_s=self.limits.connect_s)
+        self.admin = Admin(self)
+        self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
+        self._heads: dict[tuple[str, bytes], bytes] = {}
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    # -- life
+
+    async def start(self, *, sock: socket.socket | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.journal.start(loop)
+        try:
+            if sock is not None:
+                self._server = await loop.create_server(lambda: AgentConnection(self), sock=sock, backlog=BACKLOG)
+            else:
+                self._server = await loop.create_server(
+                    lambda: AgentConnection(self), self.config.host, self.config.port, backlog=BACKLOG
+                )
+        except OSError as e:
+            self.journal.close()
+            raise ConfigError(f"port {self.config.port} on {self.config.host} cannot be used: {e.strerror or e}") from e
+        host, port = self._server.sockets[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{port}"
+        self._ticker = loop.create_task(self._tick())
+
+    async def stop(self, *, grace_s: float = 5.0) -> None:
+        """Stop listening, let running calls finish for `grace_s`, close the store."""
+        if self._server is not None:
+            self._server.close()
+        for conn in list(self.connections):
+            conn.finish()
+        await self._until(lambda: not self.running, grace_s)
+        for call in list(self.running):
+            call.abort(RequestError("the gateway is stopping", kind="overloaded"))
+        for conn in list(self.connections):
+            conn.transport.close()
+        await asyncio.sleep(0)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        self.admin.close()
+        self.router.close()
+        self.journal.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    async def _tick(self) -> None:
+        """Deadlines, idle connections, loop lag, retention: everything that is looked at now and then, in one place."""
+        due = time.monotonic() + TICK_S
+        while True:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            now = time.monotonic()
+            self.lag_s = max(0.0, now - due)
+            self.lag_max_s = max(self.lag_max_s, self.lag_s)
+            due = now + TICK_S
+            for call in [c for c in self.running if c.deadline is not None and now > c.deadline]:
+                self.counters["deadlines"] += 1
+                call.abort(RequestError(f"the call took longer than {self.limits.call_s:g} s", kind="timeout"))
+            for conn in list(self.connections):
+                if conn.paused_since is not None and now - conn.paused_since > self.limits.stalled_write_s:
+                    self.counters["stalled_agents"] += 1
+                    conn.transport.abort()
+                elif not conn.busy and now - conn.last_s > self.limits.idle_connection_s:
+                    conn.transport.close()
+            self.router.sweep(now)
+            self._retain()
+
+    def _retain(self) -> None:
+        """Drop whole segments, oldest first, while the store is over its bounds."""
+        config = self.config
+        while (oldest := self.journal.oldest()) is not None:
+            number, born = oldest
+            too_big = config.retention_bytes is not None and self.journal.total_bytes > config.retention_bytes
+            too_old = config.retention_s is not None and time.time() - born > config.retention_s
+            if not (too_big or too_old):
+                return
+            victims = self.sessions.in_segment(number)
+            if any(s.inflight for s in victims):
+                return
+            self.counters["sessions_expired"] += len(victims)
+            self.sessions.delete([s.id_bytes for s in victims])
+            if number in self.journal.segments:
+                self.journal.drop(number)
+
+    # -- requests
+
+    def dispatch(self, conn: AgentConnection, request: Request) -> None:
+        """Give a request to whom it belongs: a session's model call, or administration."""
+        path = request.path
+        if path[:10] == b"/sessions/":
+            name, slash, rest = path[10:].partition(b"/v1/")
+            if slash:
+                self._agent_request(conn, request, name, rest)
+                return
+        self.counters["admin_requests"] += 1
+        self.admin.dispatch(conn, request)
+
+    def _agent_request(self, conn: AgentConnection, request: Request, name: bytes, rest: bytes) -> None:
+        dialect = _CALLS.get(rest, "anthropic" if rest.startswith(b"messages") else "chat")
+        session = self.sessions.by_id.get(name)
+        try:
+            if session is None:
+                session = self._unknown_session(name, request)
+            if self.config.session_keys and not hmac.compare_digest(request.key(), session.key):
+                raise RequestError(
+                    "the api key is not this session's; use the api_key of the rollout's `_rollout` block",
+                    kind="authentication",
+                )
+            if session.closed:
+                raise RequestError(f"session {session.id} is closed", kind="permission")
+            if rest not in _CALLS:
+                self._other_route(conn, request, session, rest)
+                return
+            if request.method != b"POST":
+                raise RequestError("use POST", kind="method_not_allowed")
+        except RequestError as e:
+            self.counters["refused"] += 1
+            conn.write(error_reply(dialect, e, keep_alive=request.keep_alive))
+            conn.done(keep_alive=request.keep_alive)
+            return
+        self.counters["calls"] += 1
+        Call(self, conn, session, dialect).begin(request, rest)
+
+    def _unknown_session(self, name: bytes, request: Request) -> Session:
+        if self.config.implicit_sessions and not self.sessions.deleted_before(name):
+            from ..errors import ContractError
+            from .sessions import SessionSettings
+
+            try:
+                return self.sessions.create(name.decode(), SessionSettings())
+            except (ContractError, UnicodeDecodeError) as e:
+                raise RequestError(str(e)) from e
+        shown = name.decode("utf-8", "replace")[:120]
+        raise RequestError(f"there is no session {shown!r} here: never opened, or deleted", kind="not_found")
+
+    def _other_route(self, conn: AgentConnection, request: Request, session: Session, rest: bytes) -> None:
+        if rest == b"models" and request.method == b"GET":
+            self.admin.models(conn, request, session)
+            return
+        shown = rest.decode("utf-8", "replace")[:80]
+        raise RequestError(
+            f"/v1/{shown} is not served here; there are chat/completions, completions and models", kind="not_found"
+        )
+
+    def is_admin(self, request: Request) -> bool:
+        if self._admin_key is None:
+            return is_loopback(self.config.host)
+        given = request.headers.get(b"x-admin-key") or request.key()
+        return hmac.compare_digest(given, self._admin_key)
+
+    def head(self, worker: Worker, path: bytes, size: int) -> bytes:
+        """Head of a request to a server, all but the length kept ready."""
+        known = self._heads.get((worker.id, path))
+        if known is None:
+            config = worker.config
+            lines = [
+                b"POST %b/v1/%b HTTP/1.1" % (config.base_path.encode(), path),
+                b"host: " + worker.host_header,
+                b"content-type: application/json",
+                b"accept: application/json, text/event-stream",
+            ]
+            if config.api_key is not None:
+                lines.append(b"authorization: Bearer " + config.api_key.encode())
+            known = self._heads[worker.id, path] = b"\r\n".join(lines) + b"\r\ncontent-length: "
+        return b"%b%d\r\n\r\n" % (known, size)
+
+    # -- pausing
+
+    def hold(self, call: Call) -> None:
+        """A call that arrives during a pause: wait, or 429 with Retry-After."""
+        if self.paused == "reject":
+            call.abort(RequestError("the policy is being updated; try again", kind="rate_limit"))
+        else:
+            call.deadline = min(call.deadline or float("inf"), time.monotonic() + self.limits.hold_s)
+            self.waiting.append(call)
+
+    async def pause(
+        self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0
+    ) -> dict[str, Any]:
+        """Start no further calls. `in_flight`: "finish" waits for the running ones, "abort" ends them, "continue"
+        lets them be.
+
+        Returns how many were left running when the wait was over.
+        """
+        self.paused = arriving
+        if in_flight == "abort":
+            for call in [c for c in self.running if c not in self.waiting]:
+                call.abort(RequestError("the policy is being updated; try again", kind="overloaded"))
+        elif in_flight == "finish":
+            await self._until(lambda: not self._active() or self.paused is None, timeout_s)
+        return {"paused": True, "in_flight": self._active()}
+
+    async def _until(self, reached: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until `reached()`, looked at whenever a call ends."""
+        changed = asyncio.Event()
+        self.call_ended.add(changed)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not reached():
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            pass
+        finally:
+            self.call_ended.discard(changed)
+
+    def _active(self) -> int:
+        return len(self.running) - len(self.waiting)
+
+    def resume(self) -> dict[str, Any]:
+        self.paused = None
+        for changed in self.call_ended:
+            changed.set()
+        waiting, self.waiting = self.waiting, []
+        started = 0
+        for call in waiting:
+            if not call.ended:
+                call.route()
+                started += 1
+        return {"paused": False, "started": started}
+
+
+async def serve(
+    config: GatewayConfig,
+    *,
+    ready_file: str | None = None,
+    parent_pid: int | None = None,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone). Raises: ConfigError."""
+    gateway = Gateway(config)
+    await gateway.start()
+    gc.collect()
+    gc.freeze()  # what lives from here on is sessions and connections; the import-time heap need not be looked at again
+    gc.set_threshold(20_000, 20, 100)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    ready = {"url": gateway.url, "pid": os.getpid(), **(extra or {})}
+    if ready_file is not None:
+        write_ready(Path(ready_file), ready)
+    print(f"gateway listening on {gateway.url} ({gateway.recovered} stored frames)", file=sys.stderr, flush=True)
+    watch = loop.create_task(_watch_parent(parent_pid, stop)) if parent_pid is not None else None
+    await stop.wait()
+    if watch is not None:
+        watch.cancel()
+    await gateway.stop()
+
+
+async def _watch_parent(pid: int, stop: asyncio.Event) -> None:
+    while True:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            stop.set()
+            return
+        except PermissionError:
+            return
+        await asyncio.sleep(1.0)
+
+
+def write_ready(path: Path, content: dict[str, Any]) -> None:
+    """Write the ready file in one step, so that whoever waits for it never reads half of it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.write_text(json.dumps(content))
+    os.replace(temporary, path)

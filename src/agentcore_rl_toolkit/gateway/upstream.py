@@ -1,0 +1,264 @@
+"""Connections to one inference server: a stack of idle ones, O(1) to take and to give back.
+
+A connection carries one call at a time and tells it what arrives: `Reader.on_head`, `on_data` (all body bytes of one
+read), `on_complete`, `on_lost`. Nothing is parsed beyond HTTP framing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import httptools
+
+from .config import UpstreamConfig
+
+# Inference servers listen with a backlog of 100 to 2048; a burst of connection attempts above it waits a whole second
+# for the kernel's retransmission, which is what p99 at a few hundred agents would consist of.
+MAX_CONNECTING = 32
+IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that moment would have to be repeated
+
+
+class Reader(Protocol):
+    """What a connection tells about the reply it is reading."""
+
+    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
+    def on_data(self, data: bytes) -> None: ...
+    def on_complete(self) -> None: ...
+    def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None: ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection; `reader` is the call it serves, None while idle."""
+
+    __slots__ = (
+        "_began",
+        "_complete",
+        "_headers",
+        "_parser",
+        "_pieces",
+        "_pool",
+        "_until_close",
+        "counted",
+        "idle_since",
+        "reader",
+        "transport",
+        "uses",
+    )
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.reader: Reader | None = None
+        self.transport: Any = None
+        self.idle_since = 0.0
+        self.uses = 0
+        self.counted = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._began = False
+        self._complete = False
+        self._until_close = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def send(self, reader: Reader, request: bytes) -> None:
+        self.reader = reader
+        self.uses += 1
+        self._began = self._complete = self._until_close = False
+        self.transport.write(request)
+
+    def abort(self) -> None:
+        """Drop the call: the server sees its client go away and stops generating."""
+        self.reader = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    # -- from the transport
+
+    def data_received(self, data: bytes) -> None:
+        reader = self.reader
+        if reader is None:  # bytes nobody asked for: this connection cannot be trusted with another call
+            self._pool.forget(self)
+            self.transport.abort()
+            return
+        self._began = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as e:
+            self._fail(e)
+            return
+        pieces = self._pieces
+        if pieces:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            if self.reader is reader:
+                reader.on_data(body)
+        if self._complete and self.reader is reader:
+            self._complete = False
+            self.reader = None
+            if self._parser.should_keep_alive() and not self._until_close:
+                self._pool.give(self)
+            else:
+                self.transport.close()
+            reader.on_complete()
+
+    def eof_received(self) -> None:
+        if self._until_close and self.reader is not None:
+            reader, self.reader = self.reader, None
+            reader.on_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        reader, self.reader = self.reader, None
+        if reader is None:
+            return
+        if self._until_close and exc is None:
+            reader.on_complete()
+        else:
+            reader.on_lost(exc, reused=self.uses > 1, began=self._began)
+
+    def _fail(self, error: Exception) -> None:
+        reader, self.reader = self.reader, None
+        self.transport.abort()
+        if reader is not None:
+            reader.on_lost(error, reused=False, began=True)
+
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+    # -- from the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        headers, self._headers = self._headers, []
+        if status < 200:
+            return
+        framed = status in (204, 304)
+        for name, _ in headers:
+            if name in (b"content-length", b"transfer-encoding"):
+                framed = True
+        self._until_close = not framed
+        if self.reader is not None:
+            self.reader.on_head(status, headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() >= 200:
+            self._complete = True
+
+
+class Pool:
+    """Connections to one server. ``open`` counts all of them, idle or not."""
+
+    def __init__(self, config: UpstreamConfig, *, connect_s: float) -> None:
+        self.config = config
+        self.connect_s = connect_s
+        self.idle: deque[UpstreamConnection] = deque()
+        self.open = 0
+        self.connecting = 0
+        self._waiting: deque[tuple[Callable[[UpstreamConnection | None, OSError | None], None], list[bool]]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tls = ssl.create_default_context() if config.tls else None
+
+    def take(self) -> UpstreamConnection | None:
+        """The idle connection used last, or None: then `connect`."""
+        while self.idle:
+            connection = self.idle.pop()
+            if not connection.transport.is_closing():
+                return connection
+        return None
+
+    def connect(self, ready: Callable[[UpstreamConnection | None, OSError | None], None]) -> Callable[[], None]:
+        """Call `ready(connection, error)` with a new connection, or an idle one should one come back first.
+
+        Returns a way to call it off.
+        """
+        wanted = [True]
+        self._waiting.append((ready, wanted))
+        if self.connecting < MAX_CONNECTING:
+            self._open_one()
+
+        def call_off() -> None:
+            wanted[0] = False
+
+        return call_off
+
+    def _open_one(self) -> None:
+        self.connecting += 1
+        task = asyncio.get_running_loop().create_task(self._open())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _open(self) -> None:
+        config = self.config
+        connection: UpstreamConnection | None = None
+        error: OSError | None = None
+        try:
+            async with asyncio.timeout(self.connect_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: UpstreamConnection(self),
+                    config.host,
+                    config.port,
+                    ssl=self._tls,
+                    server_hostname=config.host if self._tls else None,
+                )
+            connection.counted = True
+            self.open += 1
+        except TimeoutError:
+            error = ConnectionError(f"no connection to {config.url} within {self.connect_s:g} s")
+        except OSError as e:
+            error = e
+        finally:
+            self.connecting -= 1
+        if connection is not None:
+            self.give(connection)
+        else:
+            self._hand(None, error)
+        if self._waiting and self.connecting < min(MAX_CONNECTING, len(self._waiting)):
+            self._open_one()
+
+    def give(self, connection: UpstreamConnection) -> None:
+        """A connection is free: to whom waits for one, else to the stack."""
+        if self._waiting and self._hand(connection, None):
+            return
+        connection.idle_since = time.monotonic()
+        self.idle.append(connection)
+
+    def _hand(self, connection: UpstreamConnection | None, error: OSError | None) -> bool:
+        while self._waiting:
+            ready, wanted = self._waiting.popleft()
+            if wanted[0]:
+                ready(connection, error)
+                return True
+        return False
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """A connection was closed. Idle ones that closed stay in the stack until taken or swept, which is O(1) here."""
+        if not connection.counted:
+            return
+        connection.counted = False
+        self.open -= 1
+
+    def sweep(self, now: float) -> None:
+        """Close connections that have been idle for `IDLE_S`; the oldest lie at the bottom."""
+        idle = self.idle
+        while idle and (now - idle[0].idle_since > IDLE_S or idle[0].transport.is_closing()):
+            idle.popleft().transport.close()
+
+    def close(self) -> None:
+        for connection in self.idle:
+            connection.transport.close()
+        self.idle.clear()
+        for task in self._tasks:
+            task.cancel()

@@ -1,0 +1,50 @@
+"""A gateway and a scripted engine on free loopback ports, in the test's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine() as running:
+        yield running
+
+
+@pytest.fixture
+async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
+    """Make gateways that are stopped after the test: ``await start_gateway(engine, store_dir=...)``."""
+    running: list[Gateway] = []
+
+    async def start(*engines: ScriptedEngine, engine: str = "vllm", **settings: Any) -> Gateway:
+        upstreams = tuple(UpstreamConfig(url=e.url, engine=engine) for e in engines)  # type: ignore[arg-type]
+        gateway = Gateway(GatewayConfig(upstreams=upstreams, **settings))
+        await gateway.start()
+        running.append(gateway)
+        return gateway
+
+    yield start
+    for gateway in running:
+        await gateway.stop(grace_s=0.2)
+
+
+@pytest.fixture
+async def gateway(engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]) -> Gateway:
+    return await start_gateway(engine)
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> GatewayClient:
+    return GatewayClient(gateway.url)
+
+
+@pytest.fixture
+async def session(client: GatewayClient) -> SessionHandle:
+    return (await client.create_sessions_async([new_session_id()]))[0]
