@@ -1,0 +1,57 @@
+"""`agentcore-rl s3`: an S3 endpoint over a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def group() -> None:
+    """Local S3 endpoint over a directory."""
+
+
+@group.command()
+@click.option(
+    "--dir", "directory", required=True, type=click.Path(file_okay=False, path_type=Path), help="Where objects live."
+)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=0, show_default=True, help="0 picks a free port.")
+@click.option("--access-key", envvar="AGENTCORE_RL_S3_ACCESS_KEY", help="Only accept requests signed with this key.")
+@click.option("--secret-key", envvar="AGENTCORE_RL_S3_SECRET_KEY", help="The secret of --access-key.")
+@click.option("--bucket", "buckets", multiple=True, help="Create this bucket at start; may be given several times.")
+@click.option("--auto-create/--no-auto-create", default=False, help="Create buckets on first write.")
+@click.option("--fsync/--no-fsync", default=False, help="Make every write survive a power failure.")
+@click.option("--region", default="us-east-1", show_default=True)
+@click.option(
+    "--ready-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the URL here once listening."
+)
+@click.option("--parent-pid", type=int, help="Exit when this process is gone.")
+def serve(
+    directory: Path,
+    host: str,
+    port: int,
+    access_key: str | None,
+    secret_key: str | None,
+    buckets: tuple[str, ...],
+    auto_create: bool,
+    fsync: bool,
+    region: str,
+    ready_file: Path | None,
+    parent_pid: int | None,
+) -> None:
+    """Serve a directory to unmodified S3 clients.
+
+    Point them at it with AWS_ENDPOINT_URL_S3. Without --access-key any credentials are accepted.
+    """
+    from ..runtime.s3 import S3Config
+    from ..runtime.s3.server import serve as run
+
+    if (access_key is None) != (secret_key is None):
+        raise click.UsageError("--access-key and --secret-key come together")
+    credentials = {access_key: secret_key} if access_key is not None and secret_key is not None else {}
+    config = S3Config(root=directory, credentials=credentials, auto_create=auto_create, fsync=fsync, region=region)
+    run(
+        config, host=host, port=port, buckets=buckets, ready_file=ready_file, parent_pid=parent_pid, announce=click.echo
+    )

@@ -1,0 +1,119 @@
+"""The S3 endpoint as a server of its own, on uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError, MissingExtraError
+from .app import S3App, S3Config
+
+_PARENT_CHECK_S = 0.5
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Raises: ConfigError naming the port when it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as e:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {e.strerror}; choose another --port, or 0 for a free one"
+        ) from e
+    sock.listen(1024)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def write_ready_file(path: Path, **known: Any) -> None:
+    """Tell a waiting parent, in one step, that the server listens."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(known))
+    draft.replace(path)
+
+
+def serve(
+    config: S3Config,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    buckets: Iterable[str] = (),
+    ready_file: Path | None = None,
+    parent_pid: int | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, or until the process ``parent_pid`` is gone. ``buckets`` are created first.
+
+    Raises: ConfigError when the port or the directory is taken; MissingExtraError without an HTTP server.
+    """
+    try:
+        import uvicorn
+    except ImportError as e:
+        raise MissingExtraError('the S3 endpoint needs uvicorn: pip install "agentcore-rl-toolkit[runtime]"') from e
+    sock = listen(host, port)
+    app = S3App(config)
+    app.ensure_buckets(buckets)
+    server = uvicorn.Server(
+        uvicorn.Config(app, http="auto", ws="none", lifespan="off", access_log=False, log_level="warning")
+    )
+
+    async def run() -> None:
+        watcher = asyncio.create_task(_stop_without_parent(server, parent_pid)) if parent_pid is not None else None
+        try:
+            if announce is not None:
+                announce(f"S3 endpoint {url_of(sock)} over {config.root}")
+            if ready_file is not None:
+                write_ready_file(ready_file, url=url_of(sock), pid=os.getpid(), dir=str(config.root))
+            await server.serve(sockets=[sock])
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+
+    # uvicorn re-raises the signal that stopped it once it has shut down; a stop on request is a success.
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(run())
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        app.close()
+        sock.close()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _stop_without_parent(server: Any, parent_pid: int) -> None:
+    while _alive(parent_pid):  # noqa: ASYNC110 - another process's end is nothing an event of ours could tell
+        await asyncio.sleep(_PARENT_CHECK_S)
+    server.should_exit = True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
