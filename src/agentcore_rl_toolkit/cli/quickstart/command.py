@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import secrets
 import signal
 import sys
 import time
@@ -135,7 +136,9 @@ async def _run(loop: ModuleType, run_dir: Path, config: Any, agent_file: Path, c
     report = Report(run_dir)
     console.print(f"[bold]AgentCore RL quickstart[/]  run directory {run_dir}", highlight=False)
     threads = str(max(1, (os.cpu_count() or 2) // 2))
-    with Services(run_dir / "logs", env=_quiet_environment()) as services:
+    admin_key = secrets.token_urlsafe(24)
+    environment = {**_quiet_environment(), "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
+    with Services(run_dir / "logs", env=environment) as services:
         policy = services.launch("policy server", ["policy", "serve", "--threads", threads])
         runtime = services.launch(
             "runtime",
@@ -146,8 +149,6 @@ async def _run(loop: ModuleType, run_dir: Path, config: Any, agent_file: Path, c
                 f"{AGENT_NAME}={agent_file}",
                 "--state-dir",
                 str(run_dir / "sessions"),
-                "--profile",
-                "unlimited",
             ],
         )
         policy = await asyncio.to_thread(services.wait_ready, policy)
@@ -170,7 +171,7 @@ async def _run(loop: ModuleType, run_dir: Path, config: Any, agent_file: Path, c
                 endpoint_url=runtime.url,
                 tps_limit=1000,
             ) as client,
-            GatewayClient(gateway.url, admin_key=gateway.ready.get("admin_key")) as gateway_client,
+            GatewayClient(gateway.url, admin_key=admin_key) as gateway_client,
             Display(console, total) as display,
         ):
             observer = _Observer(display, report)
