@@ -177,6 +177,12 @@ class Encoder:
         return [json.loads(text) for text in sorted(texts)]
 
 
+def is_quick(value: Any) -> bool:
+    """Whether encoding a value is a matter of a few milliseconds and runs no foreign code."""
+    plain, small = _measure(value)
+    return plain and small
+
+
 def _measure(value: Any) -> tuple[bool, bool]:
     """Whether a value is plain JSON data (exact types only), and whether it is small; looks at SMALL nodes at most."""
     if type(value) in (bool, int, float, type(None)):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import functools
 import json
 import logging
 import time
@@ -25,6 +26,7 @@ from ..contract import INFO_FIELD, Outcome, RolloutConfig, alive_key, parse_reco
 from ..errors import AgentCoreRLError, ContractError, InvalidResultError, ObjectExistsError, StoreError
 from ..logs import log_context
 from ..store import ObjectStore, jitter
+from .encode import is_quick
 from .notify import notify
 from .record import RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
@@ -165,24 +167,20 @@ class Rollout:
         error = ended.exception()
         outcome = Outcome.AGENT_ERROR
         if error is None:
+            encode = functools.partial(
+                success_body, info, ended.result(), finished_s=now, max_bytes=self._settings.max_record_bytes
+            )
             try:
-                return await asyncio.to_thread(
-                    success_body, info, ended.result(), finished_s=now, max_bytes=self._settings.max_record_bytes
-                )
+                # a small plain result takes less time to encode than to hand to a thread
+                return encode() if is_quick(ended.result()) else await asyncio.to_thread(encode)
             except Exception as e:  # also what a result's own conversion methods raise
                 error = e
                 outcome = Outcome.INVALID if isinstance(e, InvalidResultError) else outcome
         stop_reason, error_type = describe(error)
         logger.error("rollout failed: %s: %s", error_type, stop_reason, exc_info=error)
         text = "".join(traceback.format_exception(error))
-        body = await asyncio.to_thread(
-            error_body,
-            info,
-            stop_reason=stop_reason,
-            error_type=error_type,
-            traceback=text,
-            outcome=outcome,
-            finished_s=now,
+        body = error_body(
+            info, stop_reason=stop_reason, error_type=error_type, traceback=text, outcome=outcome, finished_s=now
         )
         return body, outcome
 

@@ -11,13 +11,13 @@ refuses when the name is taken). A process that dies in between leaves only the 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import errno
 import os
 import secrets
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,16 +42,18 @@ _TRANSIENT = {
     errno.ETIMEDOUT,
 }
 
-_pool: concurrent.futures.ThreadPoolExecutor | None = None
+_MAX_SYNCED = 10_000
+
+_pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()
 
 
-def _executor() -> concurrent.futures.ThreadPoolExecutor:
+def _executor() -> ThreadPoolExecutor:
     # One small pool for all directories of the process, because the disk is shared too; threads start one by one on demand.
     global _pool
     with _pool_lock:
         if _pool is None:
-            _pool = concurrent.futures.ThreadPoolExecutor(max_workers=8, thread_name_prefix="store-file")
+            _pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="store-file")
         return _pool
 
 
@@ -72,6 +74,7 @@ class LocalStore(ObjectStore):
         super().__init__(url, retry=retry)
         self.root = root
         self._root = str(root)
+        self._synced: set[str] = set()  # folders whose own entries are known to be on disk
 
     async def _in_thread(self, key: str, work: Callable[[], T]) -> T:
         try:
@@ -80,7 +83,14 @@ class LocalStore(ObjectStore):
             raise self._mapped(key, e) from e
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
-        await self._in_thread(key, lambda: _write(self._root, self._path(key), body, create_only, durable))
+        path = self._path(key)
+
+        def write() -> None:
+            _write(path, body, create_only, durable)
+            if durable:
+                self._sync_folders(os.path.dirname(path))
+
+        await self._in_thread(key, write)
 
     async def _get(self, key: str) -> bytes:
         def read() -> bytes:
@@ -114,6 +124,16 @@ class LocalStore(ObjectStore):
 
         await self._in_thread(key, unlink)
 
+    def _sync_folders(self, folder: str) -> None:
+        """Put the new name on disk, and the folders above it the first time; the file's own fsync has paid for most of it."""
+        _sync_folder(folder)
+        while folder not in self._synced and len(folder) > len(self._root):
+            if len(self._synced) >= _MAX_SYNCED:
+                self._synced.clear()
+            self._synced.add(folder)
+            folder = os.path.dirname(folder)
+            _sync_folder(folder)
+
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
@@ -131,14 +151,14 @@ class LocalStore(ObjectStore):
         return StoreError(f"{key!r} in {self.url}: {e}", key=key)
 
 
-def _write(root: str, path: str, body: bytes, create_only: bool, durable: bool) -> None:
+def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
     folder = os.path.dirname(path)
     temp = f"{folder}/{TEMP_PREFIX}{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         fd = os.open(temp, flags, 0o644)
     except FileNotFoundError:
-        _make_folders(root, folder, durable)
+        os.makedirs(folder, exist_ok=True)
         fd = os.open(temp, flags, 0o644)
     try:
         try:
@@ -158,21 +178,6 @@ def _write(root: str, path: str, body: bytes, create_only: bool, durable: bool) 
         with contextlib.suppress(OSError):
             os.unlink(temp)
         raise
-    if durable:
-        _sync_folder(folder)
-
-
-def _make_folders(root: str, folder: str, durable: bool) -> None:
-    missing = []
-    at = folder
-    while not os.path.isdir(at):
-        missing.append(at)
-        at = os.path.dirname(at)
-    for path in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        if durable:
-            _sync_folder(os.path.dirname(path))
 
 
 def _sync_folder(folder: str) -> None:

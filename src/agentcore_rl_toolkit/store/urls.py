@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 
 from ..errors import ConfigError
 from .base import ObjectStore
+from .local import LocalStore  # at import, so that forked sessions need not load it one by one
 from .retry import RetryPolicy
 
 _BUCKET = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
@@ -83,8 +84,6 @@ def open_store(
     """
     url = parse_url(url_or_bucket)
     if url.scheme == "file":
-        from .local import LocalStore
-
         return LocalStore(str(url), Path(url.prefix), retry=retry)
     if url.scheme == "memory":
         from .memory import MemoryStore
