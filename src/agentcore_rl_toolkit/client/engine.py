@@ -295,6 +295,9 @@ class Engine:
         try:
             return await self._run_session(flight)
         except AttemptEnded as e:
+            error = e.verdict.error
+            if error is not None and error.__cause__ is None and e.__cause__ is not error:
+                error.__cause__ = e.__cause__  # what boto3 or the store said stays visible
             return e.verdict
         finally:
             self._sessions.pop(session_id, None)
@@ -455,12 +458,14 @@ class Engine:
             while True:
                 flight.waiting = (watcher, waiter)
                 if flight.notified:
-                    flight.notified = False
                     watcher.pushed(waiter)
                 await waiter.found
+                told, flight.notified = flight.notified, False
                 progress.enter(Stage.RESULT)
                 verdict = await reader.read(progress.key, flight.request.deadlines.result_s)
                 if verdict is not None:
+                    if told:
+                        watcher.push_was_true()
                     return verdict
                 progress.stage = Stage.RUN  # announced, but not there: the store is the truth
                 waiter = watcher.missing(waiter)

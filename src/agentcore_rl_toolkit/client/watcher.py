@@ -170,8 +170,11 @@ class Watcher:
 
     def pushed(self, waiter: Waiter) -> None:
         """A notification says that the record is there. The read that follows finds out."""
-        self._push_works = True
         self._settle(waiter)
+
+    def push_was_true(self) -> None:
+        """A notification led to a record: agents here do tell, so looking is only for what gets lost on the way."""
+        self._push_works = True
 
     def missing(self, waiter: Waiter) -> Waiter:
         """A read found no record after all: look on."""

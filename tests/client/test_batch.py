@@ -1,0 +1,338 @@
+"""Batches: order, limits, failures as data, leaving early, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import BatchItem, RolloutClient
+from agentcore_rl_toolkit.client import BatchProgress, Deadlines
+from agentcore_rl_toolkit.client.ledger import parse_lines
+from agentcore_rl_toolkit.client.testing import ScriptedRuntime
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import AgentError, ConfigError, RolloutTimeoutError, StorePermissionError
+
+MakeClient = Callable[..., RolloutClient]
+
+
+def rows(n: int, **what: Any) -> list[dict[str, Any]]:
+    return [{"script": {"result": {"n": i}, **what}} for i in range(n)]
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "condition not reached"
+        time.sleep(0.01)
+
+
+def test_every_row_gives_one_item_with_its_ids(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    items = list(client.run_batch(rows(50), 10, input_ids=[f"i{n // 5}" for n in range(50)]))
+    assert sorted(item.index for item in items if item.index is not None) == list(range(50))
+    for item in items:
+        assert item.success
+        assert item.outcome is Outcome.OK
+        assert item.result is not None
+        assert item.result["n"] == item.index
+        assert item.input_id == f"i{(item.index or 0) // 5}"
+        assert item.session_id in runtime.sessions
+        assert item.error is None
+        assert (item.elapsed or 0) > 0
+        assert "run" in item.stages
+    client.flush()
+    assert runtime.live == []
+    assert runtime.runs == 50
+
+
+def test_items_come_as_they_finish(client: RolloutClient) -> None:
+    batch = [{"script": {"run_s": s}} for s in (0.9, 0.1, 0.5)]
+    assert [item.index for item in client.run_batch(batch, 3)] == [1, 2, 0]
+
+
+def test_never_more_than_the_limit_at_once(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    most, seen = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not seen.is_set():
+            running = sum(s.runs and s.record_at_s is None for s in list(runtime.sessions.values()))
+            most = max(most, running)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    list(client.run_batch(rows(30, run_s=0.05), 4))
+    seen.set()
+    thread.join()
+    assert 1 <= most <= 4
+
+
+def test_crashed_agent_is_an_item_without_success(client: RolloutClient) -> None:
+    batch = [{"script": {"fail": "boom"}}, {"script": {}}]
+    bad, good = client.map(batch)
+    assert not bad.success
+    assert bad.outcome is Outcome.AGENT_ERROR
+    assert bad.result is not None
+    assert bad.result["status_code"] == 500
+    assert isinstance(bad.exception, AgentError)
+    assert "RuntimeError: boom" in (bad.error or "")
+    assert good.success
+
+
+def test_failed_invoke_is_an_item_with_a_traceback(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    runtime.faults.append("403")
+    items = client.map(rows(3), 1)
+    assert [item.success for item in items] == [False, True, True]
+    assert "Traceback" in (items[0].error or "")
+    assert items[0].outcome is Outcome.INVALID
+
+
+def test_timeout_of_one_item_leaves_the_others_alone(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    items = client.map([{"script": {"hang": True}}, {"script": {}}], 2, timeout=0.5)
+    assert items[0].outcome is Outcome.TIMEOUT
+    assert isinstance(items[0].exception, RolloutTimeoutError)
+    assert (items[0].error or "").startswith("Timeout after 0.5s")
+    assert items[1].success
+    client.flush()
+    assert runtime.live == []
+
+
+def test_denied_record_fails_that_item_alone(make_client: MakeClient, store_url: str) -> None:
+    from agentcore_rl_toolkit.store import open_store
+
+    real = open_store(store_url)
+    original = real._get
+
+    async def get(key: str) -> bytes:
+        if "/denied/" in key:
+            raise StorePermissionError("403", key=key)
+        return await original(key)
+
+    real._get = get  # type: ignore[method-assign]  # one key of a real store refuses
+    client = make_client(store=real)
+    items = client.map(rows(3), 3, input_ids=["a", "denied", "b"])
+    assert [item.success for item in items] == [True, False, True]
+    assert isinstance(items[1].exception, StorePermissionError)
+    assert items[1].outcome is Outcome.INVALID
+
+
+@pytest.mark.parametrize("how", ["break", "raise", "close", "with"])
+def test_leaving_early_stops_every_session(client: RolloutClient, runtime: ScriptedRuntime, how: str) -> None:
+    batch = client.run_batch([{"script": {"hang": n > 0}} for n in range(10)], 6)
+
+    def leave() -> None:
+        if how == "break":
+            for _ in batch:
+                break
+        elif how == "raise":
+            for _ in batch:
+                raise KeyError("user code")
+        elif how == "close":
+            run = batch.run()
+            next(run)
+            run.close()
+            assert list(run) == []
+        else:
+            with batch.run() as run:
+                next(run)
+
+    if how == "raise":
+        with pytest.raises(KeyError):
+            leave()
+    else:
+        leave()
+    client.flush()
+    assert runtime.live == []
+    assert runtime.runs <= 8  # nothing new was started for the rows that were left
+
+
+async def test_leaving_an_async_batch_early_stops_every_session(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    async for _ in client.run_batch_async([{"script": {"hang": n > 0}} for n in range(6)], 6):
+        break
+    await client.flush_async()
+    assert runtime.live == []
+    async with client.run_batch_async([{"script": {"hang": n > 0}} for n in range(6)], 6).run() as run:
+        await anext(run)
+    await client.flush_async()
+    assert runtime.live == []
+
+
+async def test_cancelled_consumer_stops_every_session(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    async def consume() -> None:
+        async for _ in client.run_batch_async([{"script": {"hang": True}}] * 4, 4):
+            raise AssertionError("nothing finishes here")
+
+    task = asyncio.create_task(consume())
+    while runtime.runs < 4:
+        await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await client.flush_async()
+    assert runtime.live == []
+
+
+async def test_async_batch_in_a_running_loop(client: RolloutClient) -> None:
+    items = [item async for item in client.run_batch_async(rows(20, run_s=0.05), 20)]
+    assert len(items) == 20
+    assert [item.index for item in await client.map_async(rows(5))] == list(range(5))
+
+
+def test_sync_batch_inside_a_running_loop(client: RolloutClient) -> None:
+    async def notebook() -> list[BatchItem]:
+        return client.map(rows(5))
+
+    assert len(asyncio.run(notebook())) == 5
+
+
+def test_slow_consumer_does_not_hold_up_the_rollouts(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    run = client.run_batch(rows(30, run_s=0.02), 5).run()
+    next(run)
+    until(lambda: all(s.record_at_s for s in runtime.sessions.values()) and len(runtime.sessions) == 30)
+    assert len(list(run)) == 29
+
+
+def test_iterating_twice_runs_twice(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    batch = client.run_batch(rows(3))
+    assert len(batch) == 3
+    assert len(list(batch)) == len(list(batch)) == 3
+    assert runtime.runs == 6
+
+
+def test_progress_hook_sees_every_item(client: RolloutClient) -> None:
+    seen: list[BatchProgress] = []
+    client.map([{"script": {"fail": "x"}}, *rows(4)], 2, progress=seen.append)
+    assert [p.done for p in seen] == [1, 2, 3, 4, 5]
+    assert seen[-1].ok == 4
+    assert seen[-1].outcomes["agent_error"] == 1
+    assert "5/5 done, 4 ok" in str(seen[-1])
+
+
+def test_progress_line_on_stderr(client: RolloutClient, capsys: pytest.CaptureFixture[str]) -> None:
+    client.map(rows(2), progress=True)
+    assert "2/2 done, 2 ok" in capsys.readouterr().err
+
+
+def test_broken_progress_hook_does_not_break_the_batch(client: RolloutClient) -> None:
+    def hook(_: BatchProgress) -> None:
+        raise ValueError("hook")
+
+    assert len(client.map(rows(3), progress=hook)) == 3
+
+
+def test_overrides_and_session_ids_per_item(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    ids = [f"{n:040d}" for n in range(3)]
+    client.map(rows(3), session_ids=ids, overrides=[{"api_key": "a"}, None, {"api_key": "c"}])
+    keys = [runtime.sessions[session_id].payload["_rollout"].get("api_key") for session_id in ids]
+    assert keys == ["a", None, "c"]
+
+
+@pytest.mark.parametrize("options", [{"input_ids": ["a"]}, {"overrides": []}, {"max_concurrent_sessions": 0}])
+def test_arguments_that_do_not_fit_are_refused(client: RolloutClient, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        client.run_batch(rows(2), **options)
+
+
+def test_empty_batch_ends_at_once(client: RolloutClient) -> None:
+    assert list(client.run_batch([], 5)) == []
+
+
+def test_published_arguments_by_position(client: RolloutClient) -> None:
+    items = list(client.run_batch(rows(2), 2, 900.0, 0.5, 30.0, 1.5, 30.0))
+    assert all(item.success for item in items)
+
+
+def test_throttling_bursts_lose_nothing_and_run_nothing_twice(make_client: MakeClient) -> None:
+    with ScriptedRuntime(tps=30, max_sessions=20) as strict:
+        client = make_client(endpoint_url=strict.url)
+        items = client.map(rows(60, run_s=0.05))
+        assert all(item.success for item in items)
+        assert strict.runs == 60
+        assert client.stats["refused"] > 0
+        client.flush()
+        assert strict.live == []
+
+
+# ---- ledger and resume
+
+
+def events(path: Path) -> list[str]:
+    return [line["event"] for line in parse_lines(path.read_bytes())]
+
+
+def test_ledger_holds_the_whole_story(client: RolloutClient, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    client.map(rows(3), ledger=path)
+    client.flush()
+    assert sorted(events(path)) == sorted(["intent", "accepted", "done", "stopped"] * 3)
+
+
+@pytest.mark.parametrize("where", ["file", "store"])
+def test_resume_collects_what_is_done_and_sends_only_the_rest(
+    make_client: MakeClient, runtime: ScriptedRuntime, tmp_path: Path, where: str
+) -> None:
+    ledger = "store" if where == "store" else str(tmp_path / "l.jsonl")
+    batch = rows(10)
+    first = make_client()
+    done = []
+    for item in first.run_batch(batch, 2, ledger=ledger, resume=True):
+        done.append(item.index)
+        if len(done) == 4:
+            break
+    first.close()
+    runs = runtime.runs
+    second = make_client()
+    items = second.map(batch, 4, ledger=ledger, resume=True)
+    assert [item.index for item in items] == list(range(10))
+    assert all(item.success for item in items)
+    assert [item.result["n"] for item in items if item.result is not None] == list(range(10))
+    finished = [s for s in runtime.sessions.values() if s.record_at_s is not None]
+    # each row has one record, except those whose session was cancelled after it had already stored one
+    assert len({json.dumps(s.payload["script"]) for s in finished}) == 10
+    assert runtime.runs - runs <= 10 - 4
+    second.flush()
+    assert runtime.live == []
+    again = make_client()
+    before = runtime.runs
+    assert all(item.success for item in again.map(batch, 4, ledger=ledger, resume=True))
+    assert runtime.runs == before
+
+
+def test_resume_keeps_failures_unless_told_to_try_them_again(
+    make_client: MakeClient, runtime: ScriptedRuntime, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "l.jsonl"
+    client = make_client(deadlines=Deadlines(confirm_s=0.2))
+    runtime.faults.append("drop")
+    batch = rows(3)
+    assert [item.outcome for item in client.map(batch, 1, ledger=ledger)] == [Outcome.LOST, Outcome.OK, Outcome.OK]
+    kept = client.map(batch, 1, ledger=ledger, resume=True)
+    assert [item.outcome for item in kept] == [Outcome.LOST, Outcome.OK, Outcome.OK]
+    assert kept[0].exception is not None
+    assert runtime.runs == 2
+    retried = client.map(batch, 1, ledger=ledger, resume="retry_failed")
+    assert [item.success for item in retried] == [True, True, True]
+    assert retried[0].attempt == 2
+    assert runtime.runs == 3
+
+
+def test_resume_with_other_rows_is_refused(client: RolloutClient, tmp_path: Path) -> None:
+    ledger = tmp_path / "l.jsonl"
+    client.map(rows(2), ledger=ledger)
+    with pytest.raises(ConfigError, match="row 0 is not the one"):
+        client.map(rows(2, run_s=0.01), ledger=ledger, resume=True)
+
+
+def test_default_ledger_is_under_runs(client: RolloutClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    client.map(rows(1), resume=True)
+    assert (tmp_path / "runs/exp/ledger.jsonl").exists()

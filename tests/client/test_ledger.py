@@ -1,0 +1,112 @@
+"""What the ledger keeps through crashes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.client.ledger import (
+    FileLedger,
+    Ledger,
+    StoreLedger,
+    attempts_of,
+    fingerprint,
+    last_attempts,
+    parse_lines,
+)
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import ConfigError, StoreError
+from agentcore_rl_toolkit.store import open_store
+
+INTENT = {
+    "event": "intent", "t": 1.0, "index": 0, "input_id": "i", "session_id": "s1", "attempt": 1, "key": "k", "bucket": "b",
+}  # fmt: skip
+
+
+def make(kind: str, tmp_path: Path) -> Ledger:
+    return (
+        FileLedger(tmp_path / "run/ledger.jsonl")
+        if kind == "file"
+        else StoreLedger(open_store(f"file://{tmp_path}/s"), "e")
+    )
+
+
+@pytest.mark.parametrize("kind", ["file", "store"])
+async def test_lines_come_back_in_a_later_process(kind: str, tmp_path: Path) -> None:
+    ledger = make(kind, tmp_path)
+    assert await ledger.open_async() == []
+    await ledger.append_async(INTENT)
+    ledger.append_soon({"event": "accepted", "session_id": "s1", "t": 2.0})
+    ledger.append_soon({"event": "done", "session_id": "s1", "outcome": "ok"})
+    await ledger.close_async()
+    again = make(kind, tmp_path)
+    known = attempts_of(await again.open_async())["s1"]
+    assert (known.accepted_s, known.outcome, known.stopped) == (2.0, Outcome.OK, False)
+    await again.append_async({"event": "stopped", "session_id": "s1"})
+    await again.close_async()
+    third = make(kind, tmp_path)
+    assert attempts_of(await third.open_async())["s1"].stopped
+    await third.close_async()
+
+
+async def test_torn_last_line_is_ignored_and_does_not_spoil_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    path.write_text(json.dumps(INTENT) + "\n" + '{"event": "done", "sess')
+    ledger = FileLedger(path)
+    assert len(await ledger.open_async()) == 1
+    await ledger.append_async({"event": "accepted", "session_id": "s1"})
+    await ledger.close_async()
+    assert [line["event"] for line in parse_lines(path.read_bytes())] == ["intent", "accepted"]
+
+
+async def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    ledger = FileLedger(path)
+    await ledger.open_async()
+    code = (
+        "import asyncio, sys\n"
+        "from agentcore_rl_toolkit.client.ledger import FileLedger\n"
+        "from agentcore_rl_toolkit.errors import ConfigError\n"
+        "try:\n    asyncio.run(FileLedger(sys.argv[1]).open_async())\n"
+        "except ConfigError as e:\n    print('refused', e)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    assert "refused" in done.stdout, done.stderr
+    await ledger.close_async()
+    with pytest.raises(ConfigError):
+        held = FileLedger(path)
+        await held.open_async()
+        try:
+            await FileLedger(path).open_async()
+        finally:
+            await held.close_async()
+
+
+async def test_intent_that_cannot_be_stored_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("a file where the directory should be")
+    ledger = StoreLedger(open_store(f"file://{tmp_path}/s"), "e")
+    with pytest.raises(StoreError):
+        await ledger.append_async(INTENT)
+
+
+def test_last_attempt_of_each_row_counts() -> None:
+    lines = [
+        INTENT,
+        {"event": "done", "session_id": "s1", "outcome": "lost"},
+        {**INTENT, "session_id": "s2", "attempt": 2},
+        {"event": "accepted", "session_id": "s2", "key": "k2"},
+        {"event": "done", "session_id": "unknown", "outcome": "ok"},
+    ]
+    last = last_attempts(attempts_of(lines))
+    assert last[0].session_id == "s2"
+    assert last[0].key == "k2"
+    assert last[0].outcome is None
+
+
+def test_fingerprint_does_not_depend_on_key_order() -> None:
+    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
+    assert fingerprint({"a": 1}) != fingerprint({"a": 2})

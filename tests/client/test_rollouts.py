@@ -1,0 +1,620 @@
+"""Single rollouts: results, timeouts, cancellation, retries, compatibility with callers of the published client."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings
+from agentcore_rl_toolkit.client.testing import ARN, ScriptedRuntime
+from agentcore_rl_toolkit.contract import Outcome, new_session_id
+from agentcore_rl_toolkit.errors import (
+    AgentError,
+    ConfigError,
+    ContractError,
+    InvalidResultError,
+    RolloutCancelledError,
+    RolloutLostError,
+    RolloutThrottledError,
+    RolloutTimeoutError,
+)
+
+MakeClient = Callable[..., RolloutClient]
+
+
+def script(**what: Any) -> dict[str, Any]:
+    return {"script": what}
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "condition not reached"
+        time.sleep(0.01)
+
+
+# ---- results
+
+
+def test_result_is_the_stored_record_and_the_session_is_stopped(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    future = client.invoke(script(run_s=0.1, result={"rewards": [0.0, 1.0], "note": "ä"}), input_id="in/1")
+    record = future.result(timeout=10)
+    assert record["rewards"] == [0.0, 1.0]
+    assert record["note"] == "ä"
+    assert future.result() == record
+    assert future.outcome is Outcome.OK
+    assert future.exception() is None
+    assert future.result_key == f"exp/in/1/{future.session_id}.json"
+    assert set(future.stages) == {"queue", "start", "run", "result"}
+    assert 0 < sum(future.stages.values()) <= future.elapsed() + 0.01
+    client.flush()
+    assert runtime.live == []
+
+
+def test_payload_and_rollout_block_arrive_as_the_published_client_sends_them(
+    make_client: MakeClient, runtime: ScriptedRuntime, store_url: str
+) -> None:
+    client = make_client(base_url="http://gw", model_id="m", temperature=0.5, s3_extra=None)
+    session_id = new_session_id()
+    client.invoke(
+        {"prompt": "p", "_rollout": {"mine": 1}}, session_id, "i1", api_key="k", sampling_params={"top_p": 1}
+    ).result(10)
+    sent = runtime.sessions[session_id].payload
+    assert sent["prompt"] == "p"
+    block = sent["_rollout"]
+    assert "mine" not in block
+    assert {
+        k: block[k] for k in ("exp_id", "input_id", "s3_bucket", "base_url", "model_id", "temperature", "api_key")
+    } == {
+        "exp_id": "exp",
+        "input_id": "i1",
+        "s3_bucket": store_url,
+        "base_url": "http://gw",
+        "model_id": "m",
+        "temperature": 0.5,
+        "api_key": "k",
+    }
+    assert block["sampling_params"] == {"top_p": 1}
+    assert block["attempt"] == 1
+
+
+def test_override_wins_over_client_settings(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(base_url="http://a")
+    future = client.invoke(script(), base_url="http://b", exp_id="other")
+    future.result(10)
+    assert runtime.sessions[future.session_id].payload["_rollout"]["base_url"] == "http://b"
+    assert future.result_key.startswith("other/")
+
+
+def test_failed_agent_returns_its_record_by_default(client: RolloutClient) -> None:
+    future = client.invoke(script(fail="boom"))
+    assert future.result(10)["status_code"] == 500
+    assert future.outcome is Outcome.AGENT_ERROR
+    error = future.exception()
+    assert isinstance(error, AgentError)
+    assert "boom" in str(error)
+    assert error.session_id == future.session_id
+
+
+def test_failed_agent_raises_when_asked_to(make_client: MakeClient) -> None:
+    client = make_client(on_failure="raise")
+    with pytest.raises(AgentError, match="boom"):
+        client.invoke(script(fail="boom")).result(10)
+
+
+@pytest.mark.parametrize("raw", ["not json", "[1]", '{"rewards": NaN}', '{"rewards": "high"}', ""])
+def test_unusable_record_is_invalid_not_a_result(make_client: MakeClient, raw: str) -> None:
+    future = make_client(on_failure="raise").invoke(script(raw=raw))
+    with pytest.raises(InvalidResultError):
+        future.result(10)
+    assert future.outcome is Outcome.INVALID
+
+
+def test_sync_and_async_mix_on_one_client(client: RolloutClient) -> None:
+    async def both() -> list[dict[str, Any]]:
+        first = await client.invoke_async(script(run_s=0.05, result={"n": 1}))
+        second = client.submit(script(run_s=0.05, result={"n": 2}))
+        return [await first, await second.result_async(timeout=10)]
+
+    third = client.invoke(script(run_s=0.05, result={"n": 3}))
+    assert [r["n"] for r in asyncio.run(both())] == [1, 2]
+    assert asyncio.run(_await(third))["n"] == 3
+    assert third.result()["n"] == 3
+
+
+async def _await(future: RolloutFuture) -> dict[str, Any]:
+    return await future
+
+
+def test_threads_share_one_client(client: RolloutClient) -> None:
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        records = list(pool.map(lambda n: client.invoke(script(result={"n": n})).result(20), range(64)))
+    assert [r["n"] for r in records] == list(range(64))
+
+
+def test_callback_is_called_once_even_when_added_late(client: RolloutClient) -> None:
+    heard: list[Outcome | None] = []
+    future = client.invoke(script(run_s=0.05))
+    future.add_done_callback(lambda f: heard.append(f.outcome))
+    future.result(10)
+    future.add_done_callback(lambda f: heard.append(f.outcome))
+    until(lambda: len(heard) == 2)
+    assert heard == [Outcome.OK, Outcome.OK]
+
+
+def test_sync_wait_on_the_clients_own_thread_is_refused(client: RolloutClient) -> None:
+    problems: list[BaseException] = []
+    other = client.invoke(script(hang=True))
+
+    def wait(_: RolloutFuture) -> None:
+        try:
+            other.result()
+        except BaseException as e:
+            problems.append(e)
+
+    client.invoke(script()).add_done_callback(wait)
+    until(lambda: bool(problems))
+    assert isinstance(problems[0], ConfigError)
+    other.cancel()
+
+
+# ---- timeouts
+
+
+def test_timeout_zero_looks_once_and_leaves_the_rollout_alone(client: RolloutClient) -> None:
+    future = client.invoke(script(run_s=0.3, result={"ok": True}))
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0)
+    with pytest.raises(TimeoutError):
+        future.exception(timeout=0)
+    assert not future.done()
+    assert future.result(timeout=None)["ok"] is True
+    assert future.result(timeout=0)["ok"] is True
+
+
+async def test_async_timeout_zero_looks_once(client: RolloutClient) -> None:
+    future = await client.invoke_async(script(run_s=0.2))
+    with pytest.raises(asyncio.TimeoutError):
+        await future.result_async(timeout=0)
+    await future.result_async(timeout=None)
+    assert (await future.result_async(timeout=0))["status_code"] == 200
+
+
+def test_timeout_ends_the_rollout_and_stops_its_session(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    future = client.invoke(script(hang=True))
+    began_s = time.monotonic()
+    with pytest.raises(RolloutTimeoutError) as caught:
+        future.result(timeout=0.3)
+    assert 0.25 < time.monotonic() - began_s < 2
+    assert caught.value.stage == "run"
+    assert future.outcome is Outcome.TIMEOUT
+    until(lambda: runtime.live == [])
+
+
+async def test_async_timeout_is_asyncios_own(client: RolloutClient) -> None:
+    future = await client.invoke_async(script(hang=True))
+    with pytest.raises(asyncio.TimeoutError):
+        await future.result_async(timeout=0.2)
+    frozen = future.elapsed()
+    await asyncio.sleep(0.05)
+    assert future.elapsed() == frozen >= 0.2
+
+
+def test_start_that_takes_longer_than_the_rollouts_timeout_is_a_timeout_of_that_stage(client: RolloutClient) -> None:
+    future = client.submit(script(cold_start_s=1.5), timeout=0.3)
+    error = future.exception(timeout=10)
+    assert isinstance(error, RolloutTimeoutError)
+    assert error.stage == "start"
+
+
+def test_run_deadline_ends_what_hangs(make_client: MakeClient) -> None:
+    client = make_client(deadlines=Deadlines(run_s=0.3, result_s=0.1))
+    error = client.submit(script(hang=True)).exception(timeout=10)
+    assert isinstance(error, RolloutTimeoutError)
+    assert error.stage == "run"
+
+
+def test_queue_deadline_ends_what_never_gets_its_turn(make_client: MakeClient) -> None:
+    client = make_client(tps_limit=0.5, deadlines=Deadlines(queue_s=0.3))
+    futures = [client.submit(script()) for _ in range(2)]
+    assert futures[0].exception(timeout=10) is None
+    error = futures[1].exception(timeout=10)
+    assert isinstance(error, RolloutTimeoutError)
+    assert error.stage == "queue"
+
+
+def test_negative_deadline_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Deadlines(run_s=-1)
+
+
+# ---- cancellation
+
+
+def test_cancel_ends_the_rollout_once_and_stops_its_session(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    future = client.invoke(script(hang=True))
+    assert future.cancel() is True
+    assert future.cancel() is False
+    assert future.cancelled
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(10)
+    assert future.outcome is Outcome.CANCELLED
+    until(lambda: runtime.live == [])
+    assert runtime.requests["stop"] == 1
+
+
+def test_cancel_of_a_finished_rollout_changes_nothing(client: RolloutClient) -> None:
+    future = client.invoke(script(result={"n": 1}))
+    future.result(10)
+    assert future.cancel() is False
+    assert future.result()["n"] == 1
+
+
+def test_cancel_during_a_cold_start_stops_the_session_that_comes_of_it(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    future = client.submit(script(cold_start_s=0.5, hang=True))
+    until(lambda: runtime.requests["invoke"] == 1)
+    future.cancel()
+    assert isinstance(future.exception(10), RolloutCancelledError)
+    assert runtime.runs == 0
+    until(lambda: runtime.runs == 1 and runtime.live == [])
+
+
+async def test_cancelling_the_waiter_leaves_the_rollout_running(client: RolloutClient) -> None:
+    future = await client.invoke_async(script(run_s=0.3, result={"n": 1}))
+    task = asyncio.create_task(future.result_async())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await future)["n"] == 1
+
+
+async def test_cancelling_invoke_async_ends_its_rollout(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    task = asyncio.create_task(client.invoke_async(script(cold_start_s=0.4, hang=True)))
+    await asyncio.sleep(0.2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(until, lambda: runtime.runs == 1 and runtime.live == [])
+
+
+def test_close_cancels_what_runs_and_leaves_no_session(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client()
+    futures = [client.invoke(script(hang=True)) for _ in range(5)]
+    client.close()
+    client.close()
+    assert {f.outcome for f in futures} == {Outcome.CANCELLED}
+    assert runtime.live == []
+    with pytest.raises(ConfigError):
+        client.invoke(script())
+
+
+async def test_async_with_closes(runtime: ScriptedRuntime, store_url: str) -> None:
+    async with RolloutClient(runtime.arn, store_url, "exp", endpoint_url=runtime.url) as client:
+        future = await client.invoke_async(script(hang=True))
+    assert future.outcome is Outcome.CANCELLED
+    assert runtime.live == []
+
+
+# ---- refusals and unclear answers
+
+
+@pytest.mark.parametrize("fault", ["429", "402", "409"])
+def test_refusal_is_waited_out_and_the_agent_runs_once(
+    client: RolloutClient, runtime: ScriptedRuntime, fault: str
+) -> None:
+    runtime.faults.extend([fault] * 2)
+    assert client.invoke(script(result={"n": 1})).result(20)["n"] == 1
+    assert runtime.requests["invoke"] == 3
+    assert runtime.runs == 1
+
+
+def test_refusals_without_end_are_throttled(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    runtime.faults.extend(["429"] * 1000)
+    client = make_client(deadlines=Deadlines(throttle_s=0.5))
+    with pytest.raises(RolloutThrottledError):
+        client.invoke(script())
+    assert client.stats["throttled"] == 1
+
+
+def test_answer_lost_after_the_agent_started_finds_the_running_session(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults.append("drop_after")
+    assert client.invoke(script(run_s=0.3, result={"n": 1})).result(20)["n"] == 1
+    assert runtime.requests["invoke"] == 1
+    assert runtime.runs == 1
+
+
+def test_answer_lost_and_nothing_started_is_lost_and_stopped(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(deadlines=Deadlines(confirm_s=0.4))
+    runtime.faults.append("drop")
+    future = client.invoke(script())
+    assert isinstance(future.exception(20), RolloutLostError)
+    client.flush()
+    assert runtime.requests["stop"] == 1
+    assert runtime.runs == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [("424", AgentError), ("424-init", RolloutTimeoutError), ("403", ConfigError)]
+)
+def test_refusal_for_good_raises_from_invoke(
+    client: RolloutClient, runtime: ScriptedRuntime, fault: str, error: type[Exception]
+) -> None:
+    runtime.faults.append(fault)
+    with pytest.raises(error):
+        client.invoke(script())
+    assert runtime.requests["invoke"] == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [({"error": "no such tool"}, AgentError), ({"status": "done"}, InvalidResultError), ([1], InvalidResultError)],
+)
+def test_agent_that_answers_rubbish_raises_from_invoke(
+    client: RolloutClient, reply: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        client.invoke(script(reply=reply))
+
+
+def test_unreachable_runtime_is_lost_after_the_attempts(store_url: str) -> None:
+    with RolloutClient(ARN, store_url, "e", 2, endpoint_url="http://127.0.0.1:9", tps_limit=100) as client:
+        with pytest.raises(RolloutLostError, match="could not be reached in 2 tries"):
+            client.invoke(script())
+
+
+def test_agent_in_another_store_is_followed(client: RolloutClient, tmp_path: Path) -> None:
+    elsewhere = f"file://{tmp_path}/elsewhere"
+    future = client.invoke(script(result={"n": 1}), s3_bucket=elsewhere)
+    assert future.result(10)["n"] == 1
+    assert future.s3_bucket == elsewhere
+
+
+def test_key_layout_of_the_agent_is_followed(client: RolloutClient, store_url: str) -> None:
+    client.store.put("odd/place.json", b'{"n": 1}')
+    reply = {"status": "processing", "s3_bucket": store_url, "result_key": "odd/place.json"}
+    assert client.invoke(script(reply=reply)).result(10)["n"] == 1
+
+
+# ---- loss and retries
+
+
+FAST_LOSS = WatchSettings(heartbeat_s=0.1, lost_after_s=0.6)
+
+
+def test_dead_session_is_lost_within_the_silence_limit(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(watch=FAST_LOSS)
+    began_s = time.monotonic()
+    future = client.invoke(script(run_s=60, die_at_s=0.3))
+    with pytest.raises(RolloutLostError):
+        future.result(20)
+    assert time.monotonic() - began_s < 5
+    client.flush()
+    assert runtime.live == []
+
+
+def test_retry_runs_another_session_and_keeps_the_input(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(watch=FAST_LOSS, on_failure="retry", deadlines=Deadlines(confirm_s=0.2))
+    runtime.faults.append("drop")  # the first attempt is never heard of
+    future = client.submit(script(result={"n": 1}), input_id="x")
+    assert future.result(20)["n"] == 1
+    assert future.attempt == 2
+    assert future.input_id == "x"
+    assert runtime.sessions[future.session_id].payload["_rollout"]["attempt"] == 2
+    client.flush()
+    assert runtime.live == []
+
+
+def test_retry_does_not_repeat_what_the_agent_did_wrong(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(on_failure="retry", retries=3)
+    assert client.invoke(script(fail="boom")).result(10)["status_code"] == 500
+    assert runtime.runs == 1
+
+
+def test_prepare_gives_every_attempt_its_own_address(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(deadlines=Deadlines(confirm_s=0.2))
+    runtime.faults.append("drop")
+    asked: list[tuple[str, int]] = []
+
+    async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+        asked.append((session_id, attempt))
+        return {"base_url": f"http://gw/sessions/{session_id}/v1"}
+
+    future = client.submit(script(), retries=1, prepare=prepare)
+    future.result(20)
+    assert [attempt for _, attempt in asked] == [1, 2]
+    assert len({session_id for session_id, _ in asked}) == 2
+    assert future.session_id in runtime.sessions[future.session_id].payload["_rollout"]["base_url"]
+
+
+def test_prepare_that_raises_fails_that_rollout_alone(client: RolloutClient) -> None:
+    def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+        raise RuntimeError("no gateway")
+
+    assert "no gateway" in str(client.submit(script(), prepare=prepare).exception(10))
+    assert client.invoke(script(result={"n": 1})).result(10)["n"] == 1
+
+
+# ---- push
+
+
+def test_push_is_used_on_loopback_and_beats_polling(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    slow = WatchSettings(min_interval_s=5, max_interval_s=5, push_interval_s=5)
+    client = make_client(watch=slow)
+    future = client.invoke(script(run_s=0.2))
+    future.result(timeout=3)
+    assert "notify_url" in runtime.sessions[future.session_id].payload["_rollout"]
+
+
+def test_no_push_when_switched_off(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    future = make_client(push=False).invoke(script())
+    future.result(10)
+    assert "notify_url" not in runtime.sessions[future.session_id].payload["_rollout"]
+
+
+def test_notify_from_elsewhere_resolves_a_rollout(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    slow = WatchSettings(min_interval_s=30, max_interval_s=30)
+    client = make_client(watch=slow, push=False)
+    runtime.on_record = lambda session_id, config: client.notify(session_id)
+    assert client.invoke(script(run_s=0.2)).result(timeout=5)["status_code"] == 200
+
+
+def test_false_notification_is_not_believed(make_client: MakeClient) -> None:
+    client = make_client(push=False)
+    future = client.invoke(script(run_s=0.4, result={"n": 1}))
+    client.notify(future.session_id)
+    client.notify("nobody")
+    time.sleep(0.1)
+    assert not future.done()
+    assert future.result(10)["n"] == 1
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tps_limit": 0},
+        {"sessions_per_minute": -1},
+        {"on_failure": "ignore"},
+        {"max_retry_attempts": 0},
+        {"exp_id": "../up"},
+    ],
+)
+def test_unusable_arguments_are_refused(make_client: MakeClient, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        make_client(**options)
+
+
+def test_arn_without_region_is_refused() -> None:
+    with pytest.raises(ValueError, match="Invalid ARN format"):
+        RolloutClient("not-an-arn", "bucket-name", "e")
+
+
+def test_region_comes_from_the_arn() -> None:
+    assert RolloutClient(ARN, "bucket-name", "e").region == "us-west-2"
+
+
+@pytest.mark.parametrize(("session_id", "input_id"), [("short", "i"), (None, "../x"), (None, "")])
+def test_unusable_ids_are_refused_at_the_call(client: RolloutClient, session_id: str | None, input_id: str) -> None:
+    with pytest.raises(ContractError):
+        client.invoke(script(), session_id, input_id)
+
+
+def test_payload_that_is_not_json_fails_that_rollout(client: RolloutClient) -> None:
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        client.invoke({"x": object()})
+
+
+def test_environment_names_the_endpoint(
+    runtime: ScriptedRuntime, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", runtime.url)
+    with RolloutClient(runtime.arn, store_url, "e") as client:
+        assert client.endpoint_url == runtime.url
+        assert client.invoke(script(result={"n": 1})).result(10)["n"] == 1
+
+
+def test_caller_of_the_published_client_works_unchanged(
+    runtime: ScriptedRuntime, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls that rLLM's remote runtime makes, one by one."""
+    import uuid
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", runtime.url)
+    client = RolloutClient(agent_runtime_arn=runtime.arn, s3_bucket=store_url, exp_id="e", tps_limit=100)
+
+    async def episode() -> None:
+        future = await client.invoke_async(
+            payload={"prompt": "p", **script(result={"rewards": 1.0, "metrics": {"steps": 3}})},
+            session_id=str(uuid.uuid4()),
+            input_id="task-1",
+            base_url="http://gw/sessions/x/v1",
+            model_id="m",
+            api_key="key",
+        )
+        result = await future.result_async(timeout=10.0)
+        assert result.get("status_code") == 200
+        assert result["rewards"] == 1.0
+        assert result["metrics"] == {"steps": 3}
+        assert future.elapsed() > 0
+        late = await client.invoke_async(
+            payload=script(hang=True), session_id=str(uuid.uuid4()), input_id="t", base_url="u", model_id="m"
+        )
+        with pytest.raises(asyncio.TimeoutError):
+            await late.result_async(timeout=0.2)
+        assert late.elapsed() >= 0.2
+
+    asyncio.run(episode())
+    client.close()
+
+
+# ---- the process around it
+
+
+def test_forked_child_is_told_to_make_its_own_client(client: RolloutClient) -> None:
+    client.invoke(script()).result(10)
+    reader, writer = os.pipe()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            client.submit(script())
+            os.write(writer, b"sent")
+        except ConfigError:
+            os.write(writer, b"refused")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reader, 20) == b"refused"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_stops_are_sent_even_when_the_script_ends_at_once(runtime: ScriptedRuntime, store_url: str) -> None:
+    code = f"""
+import json
+from agentcore_rl_toolkit import RolloutClient
+client = RolloutClient({runtime.arn!r}, {store_url!r}, "e", endpoint_url={runtime.url!r}, tps_limit=50)
+for item in client.run_batch([{{"script": {{"hang": i > 0}}}} for i in range(20)], 20):
+    print(json.dumps(item.result is not None))
+    break
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) is True
+    assert runtime.live == []
+
+
+def test_dropped_client_leaves_no_threads(runtime: ScriptedRuntime, store_url: str) -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        with RolloutClient(runtime.arn, store_url, "e", endpoint_url=runtime.url) as client:
+            client.invoke(script()).result(10)
+    gc.collect()
+    names = [t.name for t in threading.enumerate() if t.name == "agentcore-rl-client"]
+    assert names == []
+    assert threading.active_count() >= before  # idle pool threads may linger; they are daemons and end by themselves

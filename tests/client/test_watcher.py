@@ -1,0 +1,185 @@
+"""How the store is looked at: which way, how often, and what silence means."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.client.watcher import (
+    LOCAL_COST,
+    REMOTE_COST,
+    Plan,
+    Watcher,
+    choose_plan,
+    round_interval_s,
+)
+from agentcore_rl_toolkit.contract import alive_key
+from agentcore_rl_toolkit.errors import RolloutLostError, StoreError, StorePermissionError
+from agentcore_rl_toolkit.store import ObjectStore, open_store
+
+
+def plan(in_flight: dict[str, int], known: dict[str, int], cost: Any = REMOTE_COST, may_list: bool = True) -> Plan:
+    return choose_plan("e/", in_flight, known, cost, may_list=may_list)
+
+
+def test_many_inputs_of_a_young_experiment_take_one_listing() -> None:
+    assert plan({f"e/i{n}/": 1 for n in range(100)}, {}).prefixes == ("e/",)
+
+
+def test_few_inputs_of_an_old_experiment_are_listed_one_by_one() -> None:
+    inputs = {"e/i1/": 8, "e/i2/": 8}
+    assert plan(inputs, {"e/": 50_000}).prefixes == tuple(inputs)
+
+
+def test_an_input_with_thousands_of_old_records_is_not_listed() -> None:
+    assert plan({"e/i1/": 1}, {"e/": 90_000, "e/i1/": 40_000}).prefixes is None
+
+
+def test_local_store_lists_inputs_rather_than_walking_everything() -> None:
+    inputs = {f"e/i{n}/": 8 for n in range(8)}
+    assert plan(inputs, {"e/": 1200}, LOCAL_COST).prefixes == tuple(inputs)
+
+
+def test_without_permission_to_list_keys_are_asked_for() -> None:
+    assert plan({"e/i/": 5}, {}, may_list=False).prefixes is None
+
+
+@given(
+    flying=st.dictionaries(st.integers(0, 50).map(lambda n: f"e/i{n}/"), st.integers(1, 50), min_size=1),
+    old=st.integers(0, 200_000),
+)
+def test_plan_is_never_dearer_than_one_listing_of_everything(flying: dict[str, int], old: int) -> None:
+    chosen = plan(flying, {"e/": old})
+    requests = 2 * sum(flying.values()) if chosen.prefixes is None else len(chosen.prefixes)
+    if chosen.prefixes != ("e/",):
+        assert requests <= REMOTE_COST.listing(max(old, sum(flying.values()))) + 1
+
+
+@given(idle=st.floats(0, 1e5), cost=st.floats(0, 10))
+def test_interval_stays_within_its_bounds(idle: float, cost: float) -> None:
+    assert 0.5 <= round_interval_s(idle_s=idle, round_cost_s=cost, min_s=0.5, max_s=1.0) <= 1.0
+
+
+def watcher(store: Any, **options: float) -> Watcher:
+    settings = {"min_s": 0.01, "max_s": 0.05, "push_s": 1.0, "silence_s": 0.5, **options}
+    return Watcher(store, "e/", local=True, **settings)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(f"file://{tmp_path}")
+
+
+async def test_record_is_noticed_within_a_few_looks(store: ObjectStore) -> None:
+    w = watcher(store)
+    waiter = w.add("e/i/s.json", expects_life=False)
+    await asyncio.sleep(0.1)
+    assert not waiter.found.done()
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 1) is True
+    assert len(w) == 0
+
+
+async def test_session_that_falls_silent_is_lost(store: ObjectStore) -> None:
+    w = watcher(store)
+    waiter = w.add("e/i/s.json", expects_life=False)
+    for _ in range(5):
+        await store.put_async(alive_key("e/i/s.json"), b"{}")
+        await asyncio.sleep(0.2)
+    assert not waiter.found.done()
+    with pytest.raises(RolloutLostError) as caught:
+        await asyncio.wait_for(waiter.found, 5)
+    assert caught.value.key == "e/i/s.json"
+
+
+async def test_session_without_heartbeats_is_never_called_lost(store: ObjectStore) -> None:
+    waiter = watcher(store, silence_s=0.1).add("e/i/s.json", expects_life=False)
+    await asyncio.sleep(0.6)
+    assert not waiter.found.done()
+
+
+async def test_session_whose_agent_is_known_to_show_life_is_lost_when_it_shows_none(store: ObjectStore) -> None:
+    waiter = watcher(store, silence_s=0.2).add("e/i/s.json", expects_life=True)
+    with pytest.raises(RolloutLostError):
+        await asyncio.wait_for(waiter.found, 5)
+
+
+class FlakyStore:
+    """A real store that fails on demand."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store, self.error = store, None
+        self.lists = self.heads = 0
+        self.denied: set[str] = set()
+
+    error: Exception | None
+
+    async def list_async(self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = None) -> Any:
+        self.lists += 1
+        if self.error is not None:
+            raise self.error
+        return await self.store.list_async(prefix)
+
+    async def head_async(self, key: str, *, timeout_s: float | None = None) -> Any:
+        self.heads += 1
+        if key in self.denied:
+            raise StorePermissionError("403", key=key)
+        return await self.store.head_async(key)
+
+
+async def test_store_outage_loses_nobody(store: ObjectStore) -> None:
+    flaky = FlakyStore(store)
+    w = watcher(flaky, silence_s=0.4)
+    waiter = w.add("e/i/s.json", expects_life=False)
+    await store.put_async(alive_key("e/i/s.json"), b"{}")
+    await asyncio.wait_for(waiter.seen_life.wait(), 2)
+    flaky.error = StoreError("503")
+    await asyncio.sleep(1.0)  # longer than the silence that means loss
+    assert not waiter.found.done()
+    flaky.error = None
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 3) is True
+
+
+async def test_denied_listing_falls_back_to_single_keys_and_denied_keys_wait(store: ObjectStore) -> None:
+    flaky = FlakyStore(store)
+    flaky.error = StorePermissionError("403")
+    w = watcher(flaky)
+    hidden, seen = w.add("e/i/hidden.json", expects_life=False), w.add("e/i/seen.json", expects_life=False)
+    flaky.denied = {"e/i/hidden.json"}
+    await store.put_async("e/i/seen.json", b"{}")
+    assert await asyncio.wait_for(seen.found, 3) is True
+    assert not hidden.found.done()
+    assert flaky.lists == 1
+    w.close()
+
+
+async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -> None:
+    flaky = FlakyStore(store)
+    w = watcher(flaky, push_s=30.0, silence_s=90.0)
+    first, second = w.add("e/i/a.json", expects_life=False), w.add("e/i/b.json", expects_life=False)
+    began_s = time.monotonic()
+    w.pushed(first)
+    assert await first.found is True
+    assert time.monotonic() - began_s < 0.5
+    await asyncio.sleep(0.3)
+    looks = flaky.lists
+    await asyncio.sleep(0.5)
+    assert flaky.lists - looks <= 1
+    assert not second.found.done()
+    w.close()
+
+
+async def test_watching_goes_on_after_everything_was_found(store: ObjectStore) -> None:
+    w = watcher(store)
+    for name in ("a", "b"):
+        waiter = w.add(f"e/i/{name}.json", expects_life=False)
+        await store.put_async(f"e/i/{name}.json", b"{}")
+        assert await asyncio.wait_for(waiter.found, 2) is True
+        await asyncio.sleep(0.1)
