@@ -1,0 +1,232 @@
+"""Sampled text -> content, reasoning and tool calls, piece by piece.
+
+Theory of operation. A parser is fed text in any slices and gives deltas; fed everything at once it gives the same
+answer, so there is one code path for streamed and whole replies. Text that could be the beginning of a marker is held
+back until that is decided. A tool call is given out when its block is closed and understood. A block that is not
+understood is given out as content, exactly as it was sampled, and the status says "unparsed": looked like a call, did
+not parse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentcore_rl_toolkit.gateway.dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
+
+Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schemas of its parameters by name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as parsed: ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+# The text between a block's markers -> its calls, None when it is not understood.
+ParseBlock = Callable[[str, Schemas], "list[Call] | None"]
+
+
+class OutputParser(Protocol):
+    """One reply in the making."""
+
+    @property
+    def status(self) -> ParseStatus: ...
+    def feed(self, text: str) -> list[Delta]: ...
+    def finish(self) -> list[Delta]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """How a model family marks reasoning and calls.
+
+    ``blocks`` are (opening, closing) marker pairs around calls; ``skip`` are markers that carry nothing by
+    themselves; ``hints`` are strings that, left over in plain content, say that a call was meant; of a ``hint_pairs``
+    entry both have to be there."""
+
+    name: str
+    blocks: tuple[tuple[str, str], ...]
+    parse_block: ParseBlock
+    skip: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    hint_pairs: tuple[tuple[str, str], ...] = ()
+    reasoning: tuple[str, str] | None = ("<think>", "</think>")
+
+
+def schemas_of(tools: Sequence[dict[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    """Parameter schemas by tool name, for formats that do not say the type of a value."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools or ():
+        function = tool.get("function") or {}
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        found[str(function.get("name"))] = properties if isinstance(properties, dict) else {}
+    return found
+
+
+def held_back(text: str, markers: Sequence[str]) -> int:
+    """How many characters at the end of ``text`` could be the beginning of a marker."""
+    longest = min(len(text), max((len(m) for m in markers), default=1) - 1)
+    for size in range(longest, 0, -1):
+        tail = text[-size:]
+        if any(marker.startswith(tail) for marker in markers):
+            return size
+    return 0
+
+
+def first_of(text: str, markers: Sequence[str], start: int = 0) -> tuple[int, str] | None:
+    """Position of the first marker in ``text``, the longest one where several begin."""
+    best: tuple[int, str] | None = None
+    for marker in markers:
+        at = text.find(marker, start)
+        if at >= 0 and (best is None or at < best[0] or (at == best[0] and len(marker) > len(best[1]))):
+            best = (at, marker)
+    return best
+
+
+class MarkerParser:
+    """Parser for a `Grammar`. ``reasoning_open`` when the prompt itself ended with the opening marker of the
+    reasoning.
+    """
+
+    def __init__(
+        self, grammar: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
+    ) -> None:
+        self._grammar = grammar
+        self._schemas = schemas_of(tools)
+        self._blocks = dict(grammar.blocks) if tools else {}
+        self._skip = grammar.skip if tools else ()
+        self._tools = bool(tools)
+        self._buffer = ""
+        self._state = "reasoning" if reasoning_open and grammar.reasoning else "content"
+        self._open = ""
+        self._fresh = True  # nothing of the current segment shown yet: blank lines at its start are the template's
+        self._blank = ""  # blanks at the end of a segment, shown only if text follows
+        self._before = ""  # such blanks in front of the open block, shown if the block turns out to be text
+        self._calls = 0
+        self._bad = False
+        self._plain: list[str] = []
+
+    @property
+    def status(self) -> ParseStatus:
+        return "unparsed" if self._bad else "parsed" if self._calls else "none"
+
+    def feed(self, text: str) -> list[Delta]:
+        self._buffer += text
+        return self._run(final=False)
+
+    def finish(self) -> list[Delta]:
+        deltas = self._run(final=True)
+        if self._state == "call":
+            deltas += self._close_block(self._buffer, closed=False)
+        elif self._buffer:
+            deltas += self._text(self._buffer)
+        self._buffer = ""
+        if self._blank and self._state == "content":
+            # Blanks at the very end were sampled as part of the answer, unless a call came before them.
+            if not self._calls:
+                self._plain.append(self._blank)
+                deltas.append(Delta(text=self._blank))
+            self._blank = ""
+        if self._tools and not self._bad:
+            said = "".join(self._plain)
+            grammar = self._grammar
+            self._bad = any(hint in said for hint in grammar.hints) or any(
+                one in said and other in said for one, other in grammar.hint_pairs
+            )
+        return deltas
+
+    def _markers(self) -> list[str]:
+        reasoning = self._grammar.reasoning
+        if self._state == "reasoning":
+            assert reasoning is not None
+            return [reasoning[1]]
+        if self._state == "call":
+            return [self._blocks[self._open]]
+        # Reasoning can only come first; the same marker later on is text.
+        opening = [reasoning[0]] if reasoning and self._fresh and not self._plain and not self._calls else []
+        return [*opening, *self._blocks, *self._skip]
+
+    def _run(self, *, final: bool) -> list[Delta]:
+        deltas: list[Delta] = []
+        while True:
+            markers = self._markers()
+            found = first_of(self._buffer, markers)
+            if found is not None and not final:
+                # A longer marker may begin at the same place and not be all there yet.
+                at, marker = found
+                rest = self._buffer[at:]
+                if any(m != marker and len(m) > len(rest) and m.startswith(rest) for m in markers):
+                    found = None
+            if found is None:
+                if self._state != "call":
+                    keep = 0 if final else held_back(self._buffer, markers)
+                    ready = self._buffer[: len(self._buffer) - keep]
+                    self._buffer = self._buffer[len(ready) :]
+                    deltas += self._text(ready)
+                return deltas
+            at, marker = found
+            before, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
+            deltas += self._pass(before, marker)
+
+    def _pass(self, before: str, marker: str) -> list[Delta]:
+        if self._state == "call":
+            return self._close_block(before, closed=True)
+        deltas = self._text(before)
+        reasoning = self._grammar.reasoning
+        if self._state == "reasoning":
+            self._segment("content")
+        elif reasoning and marker == reasoning[0] and marker not in self._blocks:
+            self._segment("reasoning")
+        elif marker in self._blocks:
+            self._before = self._blank
+            self._segment("call")
+            self._open = marker
+        else:
+            self._blank = ""
+            self._fresh = True
+        return deltas
+
+    def _segment(self, state: str) -> None:
+        self._state = state
+        self._fresh = True
+        self._blank = ""
+
+    def _text(self, text: str) -> list[Delta]:
+        if self._fresh and not self._blank:
+            # Between calls all blanks are markup; elsewhere only the line ends that templates put around reasoning.
+            text = text.lstrip() if self._calls and self._state == "content" else text.lstrip("\n")
+        if not text:
+            return []
+        solid = text.rstrip()
+        if not solid:
+            self._blank += text
+            return []
+        shown = self._blank + solid
+        self._blank = text[len(solid) :]
+        self._fresh = False
+        if self._state == "reasoning":
+            return [Delta(reasoning=shown)]
+        self._plain.append(shown)
+        return [Delta(text=shown)]
+
+    def _close_block(self, inner: str, *, closed: bool) -> list[Delta]:
+        marker = self._open
+        raw = marker + inner + (self._blocks[marker] if closed else "")
+        blank, self._before = self._before, ""
+        self._segment("content")
+        # Formats whose opening marker is part of the call (<function=...) see the block with its markers.
+        calls = self._grammar.parse_block(raw if marker.endswith("=") else inner, self._schemas)
+        if calls is None:
+            self._bad = True
+            self._fresh = False
+            self._plain.append(blank + raw)
+            return [Delta(text=blank + raw)]
+        return [self._emit(call) for call in calls]
+
+    def _emit(self, call: Call) -> Delta:
+        piece = ToolDelta(index=self._calls, id=new_id("call_"), name=call.name, arguments=call.arguments)
+        self._calls += 1
+        return Delta(tool_calls=[piece])

@@ -1,0 +1,218 @@
+"""The call formats of the model families that mark calls in the text: Hermes and Qwen, Qwen3-Coder, GLM, DeepSeek.
+
+Each is a `Grammar`. Sources: the chat templates of NousResearch/Hermes-3, Qwen/Qwen2.5, Qwen/Qwen3, Qwen/Qwen3-Coder,
+zai-org/GLM-4.5 and deepseek-ai/DeepSeek-V3 / V3.1 / R1, which show the model its own calls in these forms.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from .base import Call, Grammar, Schemas
+
+
+class _Json(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw | None = None
+    parameters: msgspec.Raw | None = None
+
+
+_CALL_DECODER = msgspec.json.Decoder(_Json)
+
+
+def call_from_json(text: str) -> Call | None:
+    """``{"name": ..., "arguments": {...}}`` -> call; the arguments keep the very characters that were sampled."""
+    try:
+        found = _CALL_DECODER.decode(text)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError):
+        return _lenient(text)
+    raw = found.arguments if found.arguments is not None else found.parameters
+    arguments = object_text(bytes(raw).decode()) if raw is not None else "{}"
+    return Call(found.name, arguments) if found.name and arguments is not None else None
+
+
+def _lenient(text: str) -> Call | None:
+    """Raw line ends inside strings are the commonest slip; everything else stays unparsed."""
+    try:
+        found = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
+        return None
+    arguments = found.get("arguments", found.get("parameters", {}))
+    return Call(found["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def object_text(text: str) -> str | None:
+    """The text if it is a JSON object; null and nothing count as no arguments; an object inside a string is taken
+    out.
+    """
+    text = text.strip()
+    if text in ("", "null"):
+        return "{}"
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+    if isinstance(found, str):
+        return object_text(found) if found.strip().startswith("{") else None
+    return text if isinstance(found, dict) else None
+
+
+def _hermes_block(inner: str, _schemas: Schemas) -> list[Call] | None:
+    call = call_from_json(inner.strip())
+    return [call] if call is not None else None
+
+
+_TYPES = {"integer", "number", "boolean", "object", "array", "null"}
+
+
+def typed_value(text: str, schema: Any) -> Any:
+    """A value written as bare text, in the type its schema wants; a string where the schema says so or says nothing
+    useful.
+    """
+    wanted: set[str] = set()
+    if isinstance(schema, Mapping):
+        kinds = schema.get("type")
+        wanted |= {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else set()
+        for name in ("anyOf", "oneOf"):
+            for option in schema.get(name) or ():
+                if isinstance(option, Mapping) and isinstance(option.get("type"), str):
+                    wanted.add(option["type"])
+    if wanted and not wanted & _TYPES:
+        return text
+    if not wanted and isinstance(schema, Mapping) and ("enum" in schema or "const" in schema):
+        allowed = schema.get("enum") or [schema.get("const")]
+        return text if text in allowed else next((v for v in allowed if json.dumps(v) == text.strip()), text)
+    try:
+        value = json.loads(text.strip())
+    except (ValueError, RecursionError):
+        lowered = text.strip().lower()
+        if "boolean" in wanted and lowered in ("true", "false"):
+            return lowered == "true"
+        if "null" in wanted and lowered in ("none", "null"):
+            return None
+        return text
+    return value if not wanted or _fits(value, wanted) else text
+
+
+def _fits(value: Any, wanted: set[str]) -> bool:
+    if value is None:
+        return "null" in wanted
+    if isinstance(value, bool):
+        return "boolean" in wanted
+    if isinstance(value, int):
+        return bool(wanted & {"integer", "number"})
+    if isinstance(value, float):
+        return "number" in wanted
+    if isinstance(value, dict):
+        return "object" in wanted
+    return "array" in wanted if isinstance(value, list) else "string" in wanted
+
+
+def _dump(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+
+
+def _coder_block(text: str, schemas: Schemas) -> list[Call] | None:
+    calls = []
+    for match in _FUNCTION.finditer(text):
+        name = match.group(1).strip()
+        types = schemas.get(name, {})
+        arguments = {}
+        for key, value in _PARAMETER.findall(match.group(2)):
+            # One line end belongs to the markup on either side; more are the value's own.
+            value = value[1:] if value.startswith("\n") else value
+            value = value[:-1] if value.endswith("\n") else value
+            arguments[key.strip()] = typed_value(value, types.get(key.strip()))
+        if not arguments and _PARAMETER.sub("", match.group(2)).strip():
+            return None
+        calls.append(Call(name, _dump(arguments)))
+    if not calls or not name_ok(calls) or _FUNCTION.sub("", text).replace("<tool_call>", "").strip():
+        return None
+    return calls
+
+
+def name_ok(calls: list[Call]) -> bool:
+    return all(re.fullmatch(r"[^\s<>{}\"]+", call.name) for call in calls)
+
+
+_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def _glm_block(inner: str, schemas: Schemas) -> list[Call] | None:
+    name, mark, rest = inner.partition("<arg_key>")
+    name = name.strip()
+    pairs = mark + rest
+    call = Call(
+        name,
+        _dump(
+            {
+                key.strip(): typed_value(value, schemas.get(name, {}).get(key.strip()))
+                for key, value in _GLM_PAIR.findall(pairs)
+            }
+        ),
+    )
+    if not name_ok([call]) or _GLM_PAIR.sub("", pairs).strip():
+        return None
+    return [call]
+
+
+_FENCED = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
+
+
+def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
+    """V3 and R1: ``function<sep>NAME`` and the arguments in a fenced block; V3.1: ``NAME<sep>{...}``."""
+    head, mark, tail = inner.partition("<｜tool▁sep｜>")
+    if not mark:
+        return None
+    if head.strip() == "function":
+        name, _, body = tail.partition("\n")
+        fenced = _FENCED.match(body.strip())
+        body = fenced.group(1) if fenced else body
+    else:
+        name, body = head, tail
+    arguments = object_text(body)
+    if arguments is None:
+        return None
+    call = Call(name.strip(), arguments)
+    return [call] if name_ok([call]) else None
+
+
+HERMES = Grammar(
+    name="hermes",
+    blocks=(("<tool_call>", "</tool_call>"),),
+    parse_block=_hermes_block,
+    hints=("<tool_call", "</tool_call>"),
+    hint_pairs=(('{"name"', '"arguments"'),),
+)
+QWEN_CODER = Grammar(
+    name="qwen_coder",
+    blocks=(("<tool_call>", "</tool_call>"), ("<function=", "</function>")),
+    parse_block=_coder_block,
+    skip=("</tool_call>",),
+    hints=("<tool_call", "<function=", "<parameter="),
+)
+GLM = Grammar(
+    name="glm",
+    blocks=(("<tool_call>", "</tool_call>"),),
+    parse_block=_glm_block,
+    hints=("<tool_call", "</tool_call>", "<arg_key>"),
+)
+DEEPSEEK = Grammar(
+    name="deepseek",
+    blocks=(("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),),
+    parse_block=_deepseek_block,
+    skip=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    hints=("<｜tool▁call", "<｜tool▁sep｜>"),
+)
+PLAIN = Grammar(name="plain", blocks=(), parse_block=lambda _inner, _schemas: None)

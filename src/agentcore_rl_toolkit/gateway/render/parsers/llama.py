@@ -1,0 +1,123 @@
+"""Llama 3.x: the whole answer is the call, as JSON or as Python.
+
+Source: the chat templates of meta-llama/Llama-3.1, 3.2 and 4: ``{"name": ..., "parameters": {...}}``, several
+separated by semicolons, or ``[name(key=value), ...]``; either may follow ``<|python_tag|>``. An answer that does not
+begin like one is text and is given out as it comes; one that does is held until its end, because only the whole of it
+says what it is."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agentcore_rl_toolkit.gateway.dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
+
+from .base import Call, Grammar
+from .families import call_from_json
+
+_TAG = "<|python_tag|>"
+
+LLAMA = Grammar(name="llama", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
+
+
+class LlamaParser:
+    """See the module."""
+
+    def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
+        self._tools = {str((tool.get("function") or {}).get("name")) for tool in tools or ()}
+        self._held: str | None = "" if tools else None  # None: it is text
+        self._calls = 0
+        self._bad = False
+
+    @property
+    def status(self) -> ParseStatus:
+        return "unparsed" if self._bad else "parsed" if self._calls else "none"
+
+    def feed(self, text: str) -> list[Delta]:
+        if self._held is None:
+            return [Delta(text=text)] if text else []
+        self._held += text
+        start = self._held.lstrip()
+        if not start or start[0] in "{[" or start.startswith(_TAG) or _TAG.startswith(start):
+            return []
+        return self._release()
+
+    def finish(self) -> list[Delta]:
+        if not self._held:
+            return []
+        text = self._held.strip()
+        tagged = text.startswith(_TAG)
+        body = text.removeprefix(_TAG).strip()
+        calls = _json_calls(body) or _python_calls(body)
+        known = calls and all(call.name in self._tools for call in calls)
+        if not calls or (not tagged and not known):
+            # JSON or a list may well be the answer; it was meant as a call if it is built like one.
+            self._bad = tagged or bool(calls) or _looks_meant(body, self._tools)
+            return self._release()
+        self._held = None
+        self._calls = len(calls)
+        pieces = [
+            ToolDelta(index=i, id=new_id("call_"), name=call.name, arguments=call.arguments)
+            for i, call in enumerate(calls)
+        ]
+        return [Delta(tool_calls=[piece]) for piece in pieces]
+
+    def _release(self) -> list[Delta]:
+        text, self._held = self._held or "", None
+        return [Delta(text=text)] if text else []
+
+
+def _looks_meant(body: str, tools: set[str]) -> bool:
+    if body.startswith("{"):
+        return '"name"' in body and ('"parameters"' in body or '"arguments"' in body)
+    return body.startswith("[") and any(f"{name}(" in body for name in tools)
+
+
+def _json_calls(body: str) -> list[Call] | None:
+    if not body.startswith(("{", "[{")):
+        return None
+    whole = call_from_json(body)
+    if whole is not None:
+        return [whole]
+    decoder = json.JSONDecoder(strict=False)
+    calls: list[Call] = []
+    at, end = (1, len(body) - 1) if body.startswith("[") and body.endswith("]") else (0, len(body))
+    while at < end:
+        try:
+            _, stop = decoder.raw_decode(body, at)
+        except ValueError:
+            return None
+        call = call_from_json(body[at:stop])
+        if call is None:
+            return None
+        calls.append(call)
+        at = stop
+        while at < end and body[at] in "; ,\r\n\t":
+            at += 1
+    return calls or None
+
+
+def _python_calls(body: str) -> list[Call] | None:
+    if not body.startswith("["):
+        return None
+    try:
+        tree = ast.parse(body, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if not isinstance(tree, ast.List) or not tree.elts:
+        return None
+    calls = []
+    for node in tree.elts:
+        if not isinstance(node, ast.Call) or node.args:
+            return None
+        try:
+            arguments = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
+            text = json.dumps(arguments, ensure_ascii=False)
+        except (ValueError, TypeError, RecursionError):
+            return None
+        if len(arguments) != len(node.keywords):
+            return None
+        calls.append(Call(ast.unparse(node.func), text))
+    return calls

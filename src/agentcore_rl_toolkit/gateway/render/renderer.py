@@ -1,0 +1,367 @@
+"""Messages -> token ids and sampled ids -> messages, by a model's own template and tokenizer.
+
+>>> renderer = Renderer.from_path("/models/my-model")
+>>> conversation = renderer.conversation()
+>>> prompt = renderer.render(conversation, messages, tools)         # CPU work: call it in a thread
+>>> ids = prompt.token_ids                                          # -> engine -> completion ids
+>>> parsed = renderer.parse(completion_ids, tools=tools, prompt=prompt)
+>>> renderer.commit(conversation, prompt, completion_ids, parsed.to_message(), turn_id="t1")
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentcore_rl_toolkit.errors import CaptureError, ConfigError
+from agentcore_rl_toolkit.gateway.dialects.builder import ReplyBuilder
+from agentcore_rl_toolkit.gateway.dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ParseStatus, ToolCall
+from agentcore_rl_toolkit.gateway.dialects.errors import RequestError
+
+from .algebra import SuffixRenderer, TemplateFacts, probe
+from .conversation import Asked, Conversation, Digest, Match, message_digest
+from .parsers import Grammar, OutputParser, grammar_named, grammar_of, new_parser
+from .template import ChatTemplate
+from .tokens import TextDecoder, TokenBuffer, Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RenderedPrompt:
+    """A prompt as tokens.
+
+    ``reused_tokens`` lead it that were prompted or sampled in an earlier turn (``parent_turn``) and are repeated
+    exactly. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on.
+    ``extended`` is False when everything was rendered anew."""
+
+    asked: Asked = field(repr=False)
+    reused_tokens: int
+    parent_turn: str | None
+    branch_reason: str | None
+    extended: bool
+
+    @property
+    def length(self) -> int:
+        """Units: tokens."""
+        return self.asked.length
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Shapes: (P,). A fresh list each time; for sending, `json` is cheaper."""
+        return self.asked.buffer.ids(self.asked.length).tolist()
+
+    @property
+    def packed(self) -> array[int]:
+        """The ids, four bytes each."""
+        return self.asked.buffer.ids(self.asked.length)
+
+    @property
+    def json(self) -> bytes:
+        """The ids as JSON text, ready to be put into a request body."""
+        return self.asked.buffer.json(self.asked.text_bytes)
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """True when the prompt itself ends with the opening mark of the model's reasoning."""
+        return self.asked.opens_reasoning
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedReply:
+    """What a completion says. ``status``: "unparsed" = something in it looked like a tool call and did not parse."""
+
+    content: str
+    reasoning: str
+    tool_calls: list[ToolCall]
+    status: ParseStatus
+
+    def finish_reason(self, engine_reason: str | None) -> str | None:
+        """The finish reason for the agent: calls turn the engine's "stop" into "tool_calls"."""
+        return TOOL_CALLS if self.tool_calls and engine_reason in (STOP, TOOL_CALLS) else engine_reason
+
+    def to_choice(self, *, index: int = 0, engine_reason: str | None = STOP) -> Choice:
+        return Choice(
+            index=index,
+            content=self.content,
+            reasoning=self.reasoning,
+            tool_calls=self.tool_calls,
+            finish_reason=self.finish_reason(engine_reason),
+            parse_status=self.status,
+        )
+
+    def to_message(self) -> dict[str, Any]:
+        """The assistant message as the agent will send it back."""
+        return self.to_choice().to_message()
+
+
+class ReplyStream:
+    """Sampled ids, as they come, -> deltas for the agent; the same answer as `Renderer.parse` gives for all of them."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_ids: frozenset[int], parser: OutputParser, *, choice: int = 0
+    ) -> None:
+        self._decoder = TextDecoder(tokenizer)
+        self._stop_ids = stop_ids
+        self._parser = parser
+        self._choice = choice
+        self._held: list[
+            int
+        ] = []  # stop tokens at the end so far: only the text in front of the last one is the answer's
+        self._builder = ReplyBuilder()
+
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
+        ready = self._held + list(ids)
+        self._held = []
+        if ready and ready[-1] in self._stop_ids:
+            self._held = [ready.pop()]
+        return self._out(self._parser.feed(self._decoder.feed(ready))) if ready else []
+
+    def finish(self) -> list[Delta]:
+        """What was held back. To be called once, at the end of the completion."""
+        deltas = self._parser.feed(self._decoder.finish())
+        return self._out([*deltas, *self._parser.finish()])
+
+    def parsed(self) -> ParsedReply:
+        """The whole answer; only sensible after `finish`."""
+        choices = self._builder.reply().choices
+        said = next((choice for choice in choices if choice.index == self._choice), Choice())
+        return ParsedReply(
+            content=said.content, reasoning=said.reasoning, tool_calls=said.tool_calls, status=self._parser.status
+        )
+
+    def _out(self, deltas: list[Delta]) -> list[Delta]:
+        for delta in deltas:
+            delta.choice = self._choice
+            self._builder.add(delta)
+        return deltas
+
+
+class Renderer:
+    """One model's template, tokenizer and output parser. Thread-safe; one is shared by all sessions."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        grammar: Grammar | None = None,
+        stop_token_ids: Iterable[int] | None = None,
+        name: str = "model",
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.template = template
+        self.grammar = grammar or grammar_of(template.all_text)
+        self.facts: TemplateFacts = probe(template, tokenizer)
+        stops = set(tokenizer.eos_ids if stop_token_ids is None else stop_token_ids)
+        # The mark the template itself puts after an answer ends it for the model too, also where no file says so.
+        closer = self.facts.closers[0] if self.facts.closers and self.grammar.name != "harmony" else None
+        closer_id = None if closer is None else tokenizer.id_of(closer)
+        if closer_id is not None:
+            stops.add(closer_id)
+        self.stop_token_ids: frozenset[int] = frozenset(stops)
+        self._suffixes = SuffixRenderer(template, self.facts.closers)
+        self._closer_ids = {i for text in self.facts.closers if (i := tokenizer.id_of(text)) is not None}
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | Path,
+        *,
+        template: str | Path | None = None,
+        parser: str | None = None,
+        stop_token_ids: Iterable[int] | None = None,
+    ) -> Renderer:
+        """Load from a model directory.
+
+        ``template`` is a file with another chat template; ``parser`` the name of an output parser instead of the one
+        that the template's text suggests ("hermes", "qwen_coder", "glm", "deepseek", "llama", "harmony", "plain").
+        Raises: ConfigError when something is missing or broken, MissingExtraError without the gateway extra.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a directory with a tokenizer and a chat template")
+        tokenizer = Tokenizer.from_path(folder)
+        if template is None:
+            chat = ChatTemplate.from_path(folder, special_tokens=tokenizer.special_tokens)
+        else:
+            chat = ChatTemplate(Path(template).read_text("utf-8"), special_tokens=tokenizer.special_tokens)
+        return cls(
+            tokenizer,
+            chat,
+            grammar=None if parser is None else grammar_named(parser),
+            stop_token_ids=stop_token_ids,
+            name=folder.name,
+        )
+
+    def conversation(self, *, now: float | None = None) -> Conversation:
+        """The state of a new session."""
+        return Conversation(now=now)
+
+    def render(
+        self,
+        conversation: Conversation,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """The prompt for the next answer of the session.
+
+        ``messages`` and ``tools`` are canonical (`dialects.canonical`), ``options`` are variables for the template
+        (``enable_thinking``). Each call must be followed by `commit` or `abandon`. Cost: O(new tokens) when the
+        messages extend an earlier turn.
+        Raises: RequestError when the template refuses the messages.
+        """
+        if not messages:
+            raise RequestError("messages must not be empty", param="messages")
+        with conversation.lock:
+            match = conversation.match(messages, conversation.options(tools, options))
+            root = self._root(messages, conversation, tools, options)
+            reason = conversation.branch_reason(match, root)
+            asked = conversation.asked.get(match.digest)
+            if asked is None:
+                suffix = self._suffix(match, messages, tools, options, conversation.now)
+                if suffix is None:
+                    text = self.template.render(messages, tools=tools, options=options, now=conversation.now)
+                    buffer = TokenBuffer()
+                    buffer.extend(self.tokenizer.encode(text))
+                else:
+                    text, ids = suffix
+                    buffer = self._continued(match)
+                    buffer.extend(ids)
+                asked = conversation.add_prompt(
+                    match, root, buffer, opens_reasoning=self._opens(text), extended=suffix is not None
+                )
+            conversation.begin(asked)
+        base = asked.base if asked.extended else None
+        return RenderedPrompt(
+            asked=asked,
+            reused_tokens=base.length if base is not None else 0,
+            parent_turn=base.turn_id if base is not None else None,
+            branch_reason=reason,
+            extended=asked.extended,
+        )
+
+    def commit(
+        self,
+        conversation: Conversation,
+        prompt: RenderedPrompt,
+        completion_ids: Sequence[int],
+        message: Mapping[str, Any],
+        *,
+        turn_id: str,
+        more: bool = False,
+    ) -> None:
+        """Record the answer to a prompt. ``message`` is what the agent got; ``more`` when another choice of the same
+        call follows.
+
+        Raises: CaptureError without completion ids: there is nothing to go on from.
+        """
+        if not len(completion_ids):
+            raise CaptureError(f"turn {turn_id} has no completion ids")
+        with conversation.lock:
+            conversation.add_commit(prompt.asked, turn_id, completion_ids, message)
+            if not more:
+                conversation.end(prompt.asked)
+
+    def abandon(self, conversation: Conversation, prompt: RenderedPrompt) -> None:
+        """The call failed or was aborted: the session stands where it stood before `render`."""
+        with conversation.lock:
+            conversation.end(prompt.asked)
+            conversation.forget(prompt.asked)
+
+    def parse(
+        self,
+        completion_ids: Sequence[int],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        prompt: RenderedPrompt | None = None,
+    ) -> ParsedReply:
+        """What a whole completion says. Without ``tools`` nothing is read as a call. A stop token at the end is not
+        text.
+        """
+        stream = self.stream(tools=tools, prompt=prompt)
+        stream.feed(completion_ids)
+        stream.finish()
+        return stream.parsed()
+
+    def stream(
+        self,
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        prompt: RenderedPrompt | None = None,
+        choice: int = 0,
+    ) -> ReplyStream:
+        """A parser for ids as they are sampled."""
+        opened = prompt is not None and prompt.opens_reasoning
+        parser = new_parser(self.grammar, tools=tools, reasoning_open=opened)
+        return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice)
+
+    def count(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Tokens of the prompt for these messages, rendered anew."""
+        return len(self.tokenizer.encode(self.template.render(messages, tools=tools, options=options)))
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    def _root(
+        self,
+        messages: list[dict[str, Any]],
+        conversation: Conversation,
+        tools: Sequence[dict[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+    ) -> Digest:
+        """What tells one agent of a session from another: the tools, and the system message if there is one."""
+        digest = conversation.options(tools, options)
+        first = messages[0]
+        return digest + message_digest(first) if first["role"] in ("system", "developer") else digest
+
+    def _suffix(
+        self,
+        match: Match,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+        now: float | None,
+    ) -> tuple[str, list[int]] | None:
+        """Text and ids that come after the tokens of the commit; None when everything has to be rendered."""
+        base = match.base
+        following = messages[match.covered :]
+        if base is None or not following:
+            return None
+        answer = messages[match.covered - 1]
+        allowed = self.facts.after_calls if answer.get("tool_calls") else self.facts.after_text
+        if not allowed or (following[0]["role"] == "tool" and not answer.get("tool_calls")):
+            return None
+        seen = tools if self.facts.needs_tools else None
+        text = self._suffixes.suffix(answer, following, tools=seen, options=options, now=now)
+        if text is None:
+            return None
+        ids = self.tokenizer.encode(text)
+        if not ids or ids[0] not in self._closer_ids:
+            return None
+        last = base.buffer.last(base.length)
+        closed = last == ids[0] or (not self.facts.opener_style and last in self.stop_token_ids)
+        return text, ids[1:] if closed else ids
+
+    @staticmethod
+    def _continued(match: Match) -> TokenBuffer:
+        base = match.base
+        assert base is not None
+        if len(base.buffer) == base.length:
+            return base.buffer
+        return base.buffer.copy(base.length, base.text_bytes)
+
+    def _opens(self, text: str) -> bool:
+        reasoning = self.grammar.reasoning
+        return reasoning is not None and text.rstrip().endswith(reasoning[0])
