@@ -58,7 +58,8 @@ class ReplayCapture:
 
 
 class Replay:
-    """Episodes to replay. Each submission of an input takes its next episode, or with ``by_input=False`` simply the next one.
+    """Episodes to replay. Each submission of an input takes its next episode, or with ``by_input=False`` simply the
+    next one.
 
     After a collection `invoked` holds the full payloads, `stopped` the session ids that were cancelled,
     `open_sessions` the gateway sessions nobody deleted, `peak_running` the most rollouts alive at once.

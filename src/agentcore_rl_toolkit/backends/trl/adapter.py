@@ -153,7 +153,26 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         if self.rollouts.config.importance == "sampled" and sampled_BT is not None and not self.use_vllm:
             # None became NaN on tokens that were not sampled; those are masked out of the loss, but 0 * NaN is NaN.
             output["old_per_token_logps"] = torch.nan_to_num(sampled_BT, nan=0.0)
+        if self.rollouts.config.check_logprobs and sampled_BT is not None:
+            gap = self._logprob_gap(output, sampled_BT)
+            if gap is not None:
+                self._metrics["train" if self.model.training else "eval"]["agentcore/logprob_gap"].append(gap)
         return output
+
+    def _logprob_gap(self, output: Any, sampled_BT: Any) -> float | None:
+        """Largest |trainer's logprob - recorded logprob| over the trained tokens; None when there are none."""
+        mask_BT = (output["completion_mask"] * output["tool_mask"]).bool()
+        if not mask_BT.any():
+            return None
+        with torch.no_grad():
+            logprobs_BT, *_ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                output["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )
+        return float((logprobs_BT - sampled_BT)[mask_BT].abs().max())
 
 
 class _LastWeights(TrainerCallback):

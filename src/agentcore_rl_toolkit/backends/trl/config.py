@@ -58,6 +58,7 @@ class TrlConfig:
     fork_policy: ForkPolicy = "longest"
     max_tokens: int | None = None
     importance: Importance = "sampled"
+    check_logprobs: bool = False
     max_empty_batches: int = 3
     lora: Mapping[str, Any] | None = None
     training: Mapping[str, Any] = field(default_factory=dict)

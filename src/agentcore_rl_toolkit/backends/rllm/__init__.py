@@ -1,0 +1,1 @@
+"""rLLM: configuration, data and scripts for its AgentCore runtime, and conversion to its episode shape."""

@@ -1,0 +1,82 @@
+"""Rollouts -> rLLM's `Episode` shape, as plain dicts. Needs no rLLM.
+
+Field names as of rLLM git 9beb6e0 (`rllm.types`). rLLM merges steps whose prompt extends what came before into one
+row, and gives all rows of a trajectory its reward. Each training sequence becomes one trajectory here, whose steps
+are its trained spans, so that rLLM's own merge rebuilds exactly our sequence. A masked rollout gives an episode
+without trajectories, which rLLM drops from the batch; its own AgentCore engine would keep it with reward 0.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from ..experts import routed_experts
+from ..groups import CollectedRollout
+from ..samples import Sample, rollout_samples
+
+TRAJECTORY_NAME = "default"
+
+
+def to_rllm(
+    rollout: CollectedRollout, task: Any = None, *, expert_shape: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of `rllm.types.Episode`, with nested ones of `Trajectory` and `Step`.
+
+    Raises: CaptureError when expert routing does not fit `expert_shape` (layers, top k).
+    """
+    samples = rollout_samples(rollout, 0.0)  # rLLM computes the advantages
+    return {
+        "id": f"{rollout.input_id}:{rollout.index}",
+        "task": task,
+        "trajectories": [_trajectory(s, task, expert_shape) for s in samples],
+        "metrics": dict(samples[0].metrics) if samples else {},
+        "metadata": {
+            "session_id": rollout.session_id,
+            "outcome": rollout.outcome.value,
+            "mask_reason": rollout.mask_reason,
+        },
+    }
+
+
+def _trajectory(sample: Sample, task: Any, expert_shape: tuple[int, int] | None) -> dict[str, Any]:
+    tokens, start = sample.token_ids, len(sample.prompt_ids)
+    steps = []
+    for begin, end in trained_spans(sample.response_mask):
+        steps.append(
+            {
+                "prompt_ids": tokens[: start + begin],
+                "response_ids": tokens[start + begin : start + end],
+                "logprobs": [lp for lp in sample.response_logprobs[begin:end] if lp is not None],
+                "weight_version": sample.weight_versions[begin],
+            }
+        )
+    if expert_shape is not None and sample.routed_experts:
+        # Routing covers the whole row, so it belongs to the last step; rLLM reads it there.
+        experts = routed_experts(sample, layers=expert_shape[0], top_k=expert_shape[1])
+        if experts is not None:
+            header = json.dumps({"shape": list(expert_shape), "dtype": "int32"})
+            steps[-1]["routing_matrices"] = [header, base64.b64encode(experts.tobytes()).decode()]
+    return {
+        "uid": f"{sample.session_id}-{sample.sequence_index}",
+        "name": TRAJECTORY_NAME,
+        "task": task,
+        "reward": sample.reward,
+        "steps": steps,
+        "signals": dict(sample.metrics),
+        "metadata": {"branch": sample.sequence_index, "branches": sample.sequences, "weight": sample.weight},
+    }
+
+
+def trained_spans(mask: list[int]) -> list[tuple[int, int]]:
+    """[begin, end) of every run of ones in a mask."""
+    spans = []
+    begin = None
+    for i, m in enumerate([*mask, 0]):
+        if m and begin is None:
+            begin = i
+        elif not m and begin is not None:
+            spans.append((begin, i))
+            begin = None
+    return spans

@@ -1,0 +1,1 @@
+"""slime: `SlimeRunner` launches it, `generate` runs its rollouts on remote agents. Needs slime only when it runs."""

@@ -1,0 +1,98 @@
+"""slime's reward post-processing and dynamic filter, aware of masked rollouts and forked episodes.
+
+Plugged in with ``--custom-reward-post-process-path`` and ``--dynamic-sampling-filter-path``. They import nothing of
+slime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...errors import ConfigError
+from ..advantages import Estimator, advantages
+
+_CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+
+
+def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
+    """Raw and normalised rewards of a flat list of samples, group by group.
+
+    Each rollout counts once in its group however many samples it forked into; removed samples (masked rollouts) count
+    not at all. Their own entries: the normalised reward is 0.0, the raw one the mean of their group (0.0 where
+    nothing is usable), so that slime's logged mean is that of the usable rollouts. Normalisation follows slime's
+    switches: none unless `rewards_normalization` and a group-relative estimator are on, divided by the spread only
+    with `grpo_std_normalization`.
+    Shapes: (N,) -> (N,), (N,).
+    """
+    if not (getattr(args, "rewards_normalization", True) and args.advantage_estimator in _CENTRED):
+        raw = [_reward(args, s) for s in samples]
+        return raw, [0.0 if s.remove_sample else r for s, r in zip(samples, raw, strict=True)]
+    spread = getattr(args, "grpo_std_normalization", True) and args.advantage_estimator != _CENTRED[3]
+    estimator: Estimator = "grpo" if spread else "dr_grpo"
+    raw = [0.0] * len(samples)
+    normalised = [0.0] * len(samples)
+    for members in _by_group(samples).values():
+        rewards: dict[Any, float | None] = {}
+        for i in members:
+            rewards[_rollout_key(samples[i], i)] = None if samples[i].remove_sample else _reward(args, samples[i])
+        values = list(rewards.values())
+        usable = [r for r in values if r is not None]
+        mean = sum(usable) / len(usable) if usable else 0.0
+        advantage_of = dict(zip(rewards, advantages(values, estimator=estimator), strict=True))
+        for i in members:
+            key = _rollout_key(samples[i], i)
+            own, advantage = rewards[key], advantage_of[key]
+            raw[i] = mean if own is None else own
+            normalised[i] = 0.0 if advantage is None else advantage
+    return raw, normalised
+
+
+def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
+    """slime's dynamic filter: keep a group when its usable rewards differ.
+
+    Masked rollouts are not looked at: three successes and one lost session teach nothing, though slime's stock filter
+    would see rewards 1, 1, 1, 0. Returns slime's DynamicFilterOutput where slime is importable, else a bool of the
+    same meaning.
+    """
+    rewards = {_reward(args, s) for s in _flatten(samples) if not s.remove_sample}
+    keep = len(rewards) > 1
+    reason = None if keep else ("no_usable_rollout" if not rewards else f"all_rewards_{next(iter(rewards)):g}")
+    try:
+        from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+    except ModuleNotFoundError:
+        return keep
+    return DynamicFilterOutput(keep=keep, reason=reason)
+
+
+def _reward(args: Any, sample: Any) -> float:
+    value = sample.reward
+    key = getattr(args, "reward_key", None)
+    if isinstance(value, dict):
+        if key is None:
+            raise ConfigError("sample rewards are dicts; set --reward-key")
+        value = value[key]
+    if value is None:
+        raise ConfigError(f"sample {sample.index} has no reward; it must be removed (`remove_sample`) or rewarded")
+    return float(value)
+
+
+def _by_group(samples: list[Any]) -> dict[Any, list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for i, sample in enumerate(samples):
+        groups.setdefault(sample.group_index, []).append(i)
+    return groups
+
+
+def _rollout_key(sample: Any, position: int) -> Any:
+    if sample.rollout_id is not None:
+        return ("rollout", sample.rollout_id)
+    return ("index", sample.index) if sample.index is not None else ("position", position)
+
+
+def _flatten(samples: Iterable[Any]) -> Iterable[Any]:
+    for sample in samples:
+        if isinstance(sample, list):
+            yield from _flatten(sample)
+        else:
+            yield sample

@@ -1,0 +1,76 @@
+"""Rollouts -> what verl's AgentLoop returns. Needs no verl.
+
+Field names and meanings as of verl 0.9.1. One `AgentLoopOutput` per training sequence; the V1 trainer writes each as
+a row `{uid}_{session}_{index}`, computes the group advantage from the last row of every session and gives it to the
+others. A masked rollout returns no rows at all: V1 then has no row of that session, so neither the loss nor the
+group's mean sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import ConfigError
+from ..experts import routed_experts
+from ..groups import CollectedRollout
+from ..samples import Sample, rollout_samples
+
+
+def to_verl(
+    rollout: CollectedRollout,
+    *,
+    prompt_length: int | None = None,
+    response_length: int | None = None,
+    expert_shape: tuple[int, int] | None = None,
+) -> list[dict[str, Any]]:
+    """Keyword arguments of `AgentLoopOutput`, one dict per training sequence; empty for a masked rollout.
+
+    The sequence with the most trained tokens comes last, because V1 takes metrics of a session from its last row.
+    A sequence longer than `prompt_length` or `response_length` allows is left out, never cut: cutting would train the
+    reward on a part of what earned it. `left_out` of the others says how many. `expert_shape` is (layers, top k) of
+    the model, needed for expert routing.
+    Raises: ConfigError on limits below 1; CaptureError when expert routing does not fit.
+    """
+    for name, limit in (("prompt_length", prompt_length), ("response_length", response_length)):
+        if limit is not None and limit < 1:
+            raise ConfigError(f"{name} must be at least 1, got {limit}")
+    samples = rollout_samples(rollout, 0.0)  # verl computes the advantages
+    fitting = [
+        s
+        for s in samples
+        if (prompt_length is None or len(s.prompt_ids) <= prompt_length)
+        and (response_length is None or len(s.response_ids) <= response_length)
+    ]
+    fitting.sort(key=lambda s: s.trained_tokens)  # stable: equal ones keep their branch order
+    return [_output(rollout, s, len(samples) - len(fitting), expert_shape) for s in fitting]
+
+
+def _output(
+    rollout: CollectedRollout, sample: Sample, left_out: int, expert_shape: tuple[int, int] | None
+) -> dict[str, Any]:
+    versions = sample.version_range
+    experts = None
+    if expert_shape is not None and sample.routed_experts:
+        experts = routed_experts(sample, layers=expert_shape[0], top_k=expert_shape[1])
+    output: dict[str, Any] = {
+        "prompt_ids": sample.prompt_ids,
+        "response_ids": sample.response_ids,
+        "response_mask": sample.response_mask,
+        "response_logprobs": [0.0 if lp is None else lp for lp in sample.response_logprobs],
+        "reward_score": sample.reward,
+        "num_turns": sample.turns,
+        "metrics": {},
+        "extra_fields": {
+            "reward_extra_info": dict(sample.metrics),
+            "min_global_steps": versions[0] if versions else None,
+            "max_global_steps": versions[1] if versions else None,
+            "agentcore_session": rollout.session_id,
+            "agentcore_branch": sample.sequence_index,
+            "agentcore_branches": sample.sequences,
+            "agentcore_left_out": left_out,
+            "agentcore_truncated": sample.truncated,
+        },
+    }
+    if experts is not None:
+        output["routed_experts"] = experts.tolist()
+    return output

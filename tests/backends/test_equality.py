@@ -1,0 +1,384 @@
+"""The same 64 recorded episodes mean the same tokens, masks, logprobs and advantages to every trainer.
+
+Every backend's native form is read back the way that trainer reads it, into one neutral form per training sequence. No trainer
+is installed here: slime's `Sample` is a recorded signature (slime 0.3.1, git 624b824), rLLM's merge is written down from
+rLLM git 9beb6e0, verl's and Tinker's forms are plain data (verl 0.9.1, Tinker SDK 0.38.0).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.collect import CollectedRollout, Group, collect
+from agentcore_rl_toolkit.backends.recorded import (
+    BAD_KINDS,
+    EXPERT_LAYERS,
+    EXPERT_TOP_K,
+    GOOD_KINDS,
+    recorded_episodes,
+    requests_for,
+)
+from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
+from agentcore_rl_toolkit.backends.samples import Sample, rollout_samples, to_samples
+from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
+from agentcore_rl_toolkit.backends.slime.hooks import keep_informative_group, normalize_rewards
+from agentcore_rl_toolkit.backends.tinker.convert import to_tinker
+from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
+from agentcore_rl_toolkit.backends.verl.convert import to_verl
+
+EPISODES = recorded_episodes()
+SHAPE = (EXPERT_LAYERS, EXPERT_TOP_K)
+
+
+@dataclass
+class SlimeSample:
+    """The fields of slime's `Sample` that take part, with slime's defaults."""
+
+    group_index: int | None = None
+    index: int | None = None
+    rollout_id: int | None = None
+    prompt: Any = ""
+    tokens: list[int] = field(default_factory=list)
+    response: str = ""
+    response_length: int = 0
+    reward: Any = None
+    loss_mask: list[int] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | None = None
+    rollout_routed_experts: Any = None
+    remove_sample: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+    session_id: str | None = None
+
+    class Status(Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
+        FAILED = "failed"
+
+    status: Status = Status.PENDING
+
+
+class SlimeArgs:
+    num_layers = EXPERT_LAYERS
+    moe_router_topk = EXPERT_TOP_K
+    use_rollout_routing_replay = True
+    advantage_estimator = "grpo"
+    rewards_normalization = True
+    grpo_std_normalization = True
+    reward_key = None
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """One training sequence as a loss sees it. Logprobs only of trained tokens."""
+
+    tokens: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    advantage: float
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    replay = Replay(EPISODES)
+    return collect(requests_for(EPISODES), client=replay.client, gateway=replay.gateway)
+
+
+@pytest.fixture(scope="module")
+def expected(groups: list[Group]) -> dict[str, list[Neutral]]:
+    """By session: what should be trained, from the core itself."""
+    found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
+    for sample in to_samples(groups):
+        found[sample.session_id].append(of_sample(sample))
+    return found
+
+
+def of_sample(sample: Sample) -> Neutral:
+    mask = (0,) * len(sample.prompt_ids) + tuple(sample.response_mask)
+    logprobs = tuple(lp for lp in sample.response_logprobs if lp is not None)
+    return Neutral(tuple(sample.token_ids), mask, logprobs, sample.advantage)
+
+
+def close(found: list[Neutral], wanted: list[Neutral], tolerance: float = 1e-6) -> None:
+    def key(n: Neutral) -> tuple[Any, ...]:
+        return n.tokens, n.mask
+
+    assert sorted(map(key, found)) == sorted(map(key, wanted))
+    for f, w in zip(sorted(found, key=key), sorted(wanted, key=key), strict=True):
+        assert f.logprobs == w.logprobs
+        assert f.advantage == pytest.approx(w.advantage, abs=tolerance)
+
+
+def read_slime(groups: list[Group]) -> dict[str, list[Neutral]]:
+    """As slime's RolloutManager does: flatten, post-process the rewards, clear the masks of removed samples."""
+    found: dict[str, list[Neutral]] = {}
+    flat: list[SlimeSample] = []
+    for g, group in enumerate(groups):
+        for i, rollout in enumerate(group.rollouts):
+            base = SlimeSample(group_index=g, index=g * len(group.rollouts) + i)
+            flat.extend(to_slime(rollout, base, args=SlimeArgs))
+    raw, processed = normalize_rewards(SlimeArgs, flat)
+    assert len(raw) == len(processed) == len(flat)
+    for sample, advantage in zip(flat, processed, strict=True):
+        assert sample.loss_mask is not None
+        assert sample.rollout_log_probs is not None
+        assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
+        mask = [0] * len(sample.loss_mask) if sample.remove_sample else sample.loss_mask
+        found.setdefault(str(sample.session_id), [])
+        if not any(mask):
+            assert advantage == 0.0
+            continue
+        logprobs = tuple(lp for lp, m in zip(sample.rollout_log_probs, mask, strict=True) if m)
+        full = (0,) * (len(sample.tokens) - sample.response_length) + tuple(mask)
+        found[str(sample.session_id)].append(Neutral(tuple(sample.tokens), full, logprobs, advantage))
+    return found
+
+
+def grpo_of_rows(scores: dict[int, float], epsilon: float = 1e-6) -> dict[int, float]:
+    """verl's and rLLM's outcome GRPO: mean and sample standard deviation over the sessions that have rows."""
+    values = list(scores.values())
+    mean = sum(values) / len(values)
+    std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else 1.0
+    return {key: (value - mean) / (std + epsilon) for key, value in scores.items()}
+
+
+def read_verl(groups: list[Group]) -> dict[str, list[Neutral]]:
+    """As the V1 trainer does: advantage from the last row of every session, given to all its rows."""
+    found: dict[str, list[Neutral]] = {}
+    for group in groups:
+        rows = {r.index: to_verl(r, expert_shape=SHAPE) for r in group.rollouts}
+        advantages = grpo_of_rows({i: outputs[-1]["reward_score"] for i, outputs in rows.items() if outputs})
+        for rollout in group.rollouts:
+            found[rollout.session_id] = []
+            for output in rows[rollout.index]:
+                mask, logprobs = output["response_mask"], output["response_logprobs"]
+                assert len(mask) == len(logprobs) == len(output["response_ids"])
+                found[rollout.session_id].append(
+                    Neutral(
+                        (*output["prompt_ids"], *output["response_ids"]),
+                        (0,) * len(output["prompt_ids"]) + tuple(mask),
+                        tuple(lp for lp, m in zip(logprobs, mask, strict=True) if m),
+                        advantages[rollout.index],
+                    )
+                )
+    return found
+
+
+def merge_steps(steps: list[dict[str, Any]]) -> tuple[list[int], list[int], list[float]]:
+    """rLLM's merge of steps whose prompt extends what came before."""
+    tokens = list(steps[0]["prompt_ids"])
+    mask, logprobs = [0] * len(tokens), []
+    for step in steps:
+        prompt = step["prompt_ids"]
+        assert prompt[: len(tokens)] == tokens, "rLLM would start a new row here"
+        assert len(step["logprobs"]) == len(step["response_ids"]) > 0, "rLLM asserts on this"
+        mask += [0] * (len(prompt) - len(tokens)) + [1] * len(step["response_ids"])
+        tokens = [*prompt, *step["response_ids"]]
+        logprobs += step["logprobs"]
+    return tokens, mask, logprobs
+
+
+def read_rllm(groups: list[Group]) -> dict[str, list[Neutral]]:
+    found: dict[str, list[Neutral]] = {}
+    for group in groups:
+        episodes = {r.index: to_rllm(r, expert_shape=SHAPE) for r in group.rollouts}
+        rewards = {i: e["trajectories"][0]["reward"] for i, e in episodes.items() if e["trajectories"]}
+        advantages = grpo_of_rows(rewards)
+        for rollout in group.rollouts:
+            found[rollout.session_id] = []
+            for trajectory in episodes[rollout.index]["trajectories"]:
+                tokens, mask, logprobs = merge_steps(trajectory["steps"])
+                found[rollout.session_id].append(
+                    Neutral(tuple(tokens), tuple(mask), tuple(logprobs), advantages[rollout.index])
+                )
+    return found
+
+
+def read_tinker(groups: list[Group]) -> dict[str, list[Neutral]]:
+    found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
+    for sample in to_samples(groups):
+        datum = to_tinker(sample)
+        assert datum is not None
+        inputs = datum["loss_fn_inputs"]
+        lengths = {len(datum["tokens"]), *(len(v) for v in inputs.values())}
+        assert len(lengths) == 1
+        assert datum["tokens"][1:] == inputs["target_tokens"][:-1]
+        mask = tuple(int(w) for w in inputs["weights"])
+        logprobs = tuple(lp for lp, m in zip(inputs["logprobs"], mask, strict=True) if m)
+        advantages = {a for a, m in zip(inputs["advantages"], mask, strict=True) if m}
+        assert len(advantages) == 1
+        assert not any(a for a, m in zip(inputs["advantages"], mask, strict=True) if not m)
+        tokens = (datum["tokens"][0], *inputs["target_tokens"])
+        found[sample.session_id].append(Neutral(tokens, (0, *mask), logprobs, advantages.pop()))
+    return found
+
+
+READERS: dict[str, Callable[[list[Group]], dict[str, list[Neutral]]]] = {
+    "slime": read_slime,
+    "verl": read_verl,
+    "rllm": read_rllm,
+    "tinker": read_tinker,
+}
+
+
+@pytest.fixture(scope="module", params=sorted(READERS))
+def read(request: pytest.FixtureRequest, groups: list[Group]) -> dict[str, list[Neutral]]:
+    return READERS[request.param](groups)
+
+
+@pytest.mark.parametrize("case", range(len(EPISODES)), ids=lambda i: f"{i:02d}-{EPISODES[i].kind}")
+def test_a_backend_trains_what_the_core_says(
+    case: int, groups: list[Group], expected: dict[str, list[Neutral]], read: dict[str, list[Neutral]]
+) -> None:
+    rollout = [r for g in groups for r in g.rollouts][case]
+    close(read[rollout.session_id], expected[rollout.session_id])
+    assert bool(expected[rollout.session_id]) == (EPISODES[case].kind in GOOD_KINDS)
+
+
+def test_trl_trains_the_longest_branch_of_the_same(groups: list[Group], expected: dict[str, list[Neutral]]) -> None:
+    output, _ = to_trl(groups, num_generations=8, filler_id=0)
+    rollouts = [r for g in groups for r in g.rollouts]
+    for i, rollout in enumerate(rollouts):
+        wanted = expected[rollout.session_id]
+        if not wanted:
+            assert output[REWARD_KEY][i] is None
+            continue
+        best = max(wanted, key=lambda n: sum(n.mask))
+        prompt, mask = output["prompt_ids"][i], output["env_mask"][i]
+        assert tuple(prompt + output["completion_ids"][i]) == best.tokens
+        assert (0,) * len(prompt) + tuple(mask) == best.mask
+        assert tuple(lp for lp in output["logprobs"][i] if lp is not None) == best.logprobs
+
+
+def test_every_kind_is_in_the_table() -> None:
+    kinds = {e.kind for e in EPISODES}
+    assert kinds == {*GOOD_KINDS, *BAD_KINDS}
+    assert len(EPISODES) == 64
+
+
+def test_the_table_is_the_same_every_time() -> None:
+    again = recorded_episodes()
+    assert [(e.kind, e.record, [t.completion_ids for t in e.turns]) for e in again] == [
+        (e.kind, e.record, [t.completion_ids for t in e.turns]) for e in EPISODES
+    ]
+
+
+# -- expert routing ----------------------------------------------------------------------------------------------------
+
+
+def moe(groups: list[Group]) -> list[tuple[CollectedRollout, Sample, list[int]]]:
+    """Rollouts with routing, their sample, and the numbers of the last turn as the engine sent them."""
+    rollouts = [r for g in groups for r in g.rollouts]
+    found = []
+    for rollout, episode in zip(rollouts, EPISODES, strict=True):
+        if episode.kind == "moe":
+            data = episode.turns[-1].routed_experts
+            assert data is not None
+            (sample,) = rollout_samples(rollout, 0.0)
+            found.append((rollout, sample, [n for (n,) in struct.iter_unpack("<i", data)]))
+    assert found
+    return found
+
+
+def flat(nested: Any) -> list[int]:
+    return [nested] if isinstance(nested, int) else [n for part in nested for n in flat(part)]
+
+
+def test_expert_routing_reaches_every_backend_that_replays_it(groups: list[Group]) -> None:
+    for rollout, sample, numbers in moe(groups):
+        rows = len(sample.token_ids) - 1
+        (slime,) = to_slime(rollout, SlimeSample(index=0), args=SlimeArgs)
+        (verl,) = to_verl(rollout, expert_shape=SHAPE)
+        matrices = to_rllm(rollout, expert_shape=SHAPE)["trajectories"][0]["steps"][-1]["routing_matrices"]
+        assert json.loads(matrices[0]) == {"shape": list(SHAPE), "dtype": "int32"}
+        assert flat(slime.rollout_routed_experts) == numbers
+        assert flat(verl["routed_experts"]) == numbers
+        assert [n for (n,) in struct.iter_unpack("<i", base64.b64decode(matrices[1]))] == numbers
+        assert len(slime.rollout_routed_experts) == len(verl["routed_experts"]) == rows
+
+
+# -- slime's own rules -------------------------------------------------------------------------------------------------
+
+
+def test_siblings_of_a_forked_episode_share_their_rollout_id(groups: list[Group]) -> None:
+    for index, rollout in enumerate(r for g in groups for r in g.rollouts):
+        made = to_slime(rollout, SlimeSample(index=index, group_index=0))
+        assert {s.rollout_id for s in made} == {index}
+        assert len({id(s.metadata) for s in made}) == len(made)
+
+
+def test_a_masked_rollout_becomes_a_removed_sample_with_its_reason(groups: list[Group]) -> None:
+    masked = [r for g in groups for r in g.rollouts if not r.usable]
+    for rollout in masked:
+        (made,) = to_slime(rollout, SlimeSample(index=1, metadata={"mine": 1}))
+        assert made.remove_sample
+        assert made.loss_mask == [0]
+        assert made.status is SlimeSample.Status.FAILED
+        assert made.metadata["mine"] == 1
+        assert made.metadata[NOTE]["outcome"] == rollout.outcome.value
+
+
+def test_a_group_of_equal_usable_rewards_is_dropped_by_the_filter(groups: list[Group]) -> None:
+    good = next(r for g in groups for r in g.rollouts if r.usable and r.reward == 1.0)
+    bad = next(r for g in groups for r in g.rollouts if not r.usable)
+    same = [to_slime(good, SlimeSample(index=i, group_index=0)) for i in range(3)]
+    same.append(to_slime(bad, SlimeSample(index=3, group_index=0)))
+    assert not keep_informative_group(SlimeArgs, same)
+    other = next(r for g in groups for r in g.rollouts if r.usable and r.reward == 0.0)
+    same.append(to_slime(other, SlimeSample(index=4, group_index=0)))
+    assert keep_informative_group(SlimeArgs, same)
+
+
+def test_the_logged_mean_reward_is_not_moved_by_masked_rollouts(groups: list[Group]) -> None:
+    flat_samples = [
+        s
+        for g, group in enumerate(groups)
+        for i, r in enumerate(group.rollouts)
+        for s in to_slime(r, SlimeSample(index=g * 8 + i, group_index=g))
+    ]
+    raw, _ = normalize_rewards(SlimeArgs, flat_samples)
+    for g, group in enumerate(groups):
+        by_rollout = {s.rollout_id: r for s, r in zip(flat_samples, raw, strict=True) if s.group_index == g}
+        usable = [r for r in group.rewards if r is not None]
+        assert sum(by_rollout.values()) / len(by_rollout) == pytest.approx(sum(usable) / len(usable))
+
+
+# -- verl's limits -----------------------------------------------------------------------------------------------------
+
+
+def test_a_sequence_over_verls_limits_is_left_out_not_cut(groups: list[Group]) -> None:
+    rollouts = [r for g in groups for r in g.rollouts if r.usable]
+    for rollout in rollouts:
+        outputs = to_verl(rollout, prompt_length=14, response_length=20)
+        assert all(len(o["prompt_ids"]) <= 14 and len(o["response_ids"]) <= 20 for o in outputs)
+        everything = to_verl(rollout)
+        for output in outputs:
+            assert output["extra_fields"]["agentcore_left_out"] == len(everything) - len(outputs)
+    assert sum(len(to_verl(r, prompt_length=14, response_length=20)) for r in rollouts) < sum(
+        len(to_verl(r)) for r in rollouts
+    )
+
+
+def test_a_masked_rollout_gives_verl_no_row(groups: list[Group]) -> None:
+    assert all(to_verl(r) == [] for g in groups for r in g.rollouts if not r.usable)
+
+
+def test_weight_versions_become_verls_global_steps(groups: list[Group]) -> None:
+    rollouts = [r for g in groups for r in g.rollouts]
+    mixed = [r for r, e in zip(rollouts, EPISODES, strict=True) if e.kind == "mixed_versions"]
+    for rollout in mixed:
+        (output,) = to_verl(rollout)
+        steps = output["extra_fields"]
+        assert (steps["min_global_steps"], steps["max_global_steps"]) == (3, 4)
