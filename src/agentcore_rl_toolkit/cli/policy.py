@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import click
 
 from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
+
+_NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "starlette", "uvicorn")
 
 
 @click.group(name="policy")
@@ -19,16 +22,11 @@ def group() -> None:
 def _need_policy_extra() -> None:
     # Waiting threads of OpenMP spin by default, which steals the cores of everything else on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        import safetensors
-        import starlette
-        import tokenizers
-        import torch
-        import uvicorn  # noqa: F401  (all of these are only tried here)
-    except ImportError as e:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
         raise MissingExtraError(
-            f"{e.name} is not installed. The policy needs: pip install 'agentcore-rl-toolkit[policy]'"
-        ) from e
+            f"{', '.join(missing)} not installed. The policy needs: pip install 'agentcore-rl-toolkit[policy]'"
+        )
 
 
 @group.command()
@@ -80,8 +78,8 @@ def serve(
 ) -> None:
     """Serve the policy over an OpenAI-compatible API that also returns exact tokens.
 
-    Endpoints: /v1/chat/completions, /v1/completions, /inference/v1/generate, /update_weights, /pause, /resume, /health, /v1/models,
-    /metrics. Stop it with Ctrl-C or SIGTERM.
+    Endpoints: /v1/chat/completions, /v1/completions, /inference/v1/generate, /update_weights, /pause, /resume, /health,
+    /v1/models, /metrics. Stop it with Ctrl-C or SIGTERM.
     """
     try:
         _need_policy_extra()

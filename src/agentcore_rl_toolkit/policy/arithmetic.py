@@ -1,8 +1,8 @@
 """Arithmetic word problems without end: the task that the built-in policy is trained on.
 
-A problem needs one or two operations. Its wording comes from one of the templates below, its names, things and numbers from a
-seeded generator. Whether a problem belongs to the train or to the held-out split is decided by its numbers alone (`split_of`), so no
-held-out problem, in any wording, is ever seen in training.
+A problem needs one or two operations. Its wording comes from one of the templates below, its names, things and numbers from
+a seeded generator. Whether a problem belongs to the train or to the held-out split is decided by its numbers alone
+(`split_of`), so no held-out problem, in any wording, is ever seen in training.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from ..errors import ConfigError
 
 Split = Literal["train", "held_out"]
 
-NAMES = ["Tom", "Ann", "Bob", "Eve", "Sam", "Mia", "Leo", "Zoe", "Max", "Ida", "Ben", "Amy", "Kai", "Lea", "Jon", "Una", "Raj", "Ada", "Omar", "Nina", "Hugo", "Vera", "Paul", "Rosa"]
-THINGS = ["apples", "books", "coins", "pens", "cards", "eggs", "cups", "nuts", "stamps", "shells", "plums", "cakes", "keys", "roses", "bricks", "marbles"]
+NAMES = (
+    *("Tom", "Ann", "Bob", "Eve", "Sam", "Mia", "Leo", "Zoe", "Max", "Ida", "Ben", "Amy"),
+    *("Kai", "Lea", "Jon", "Una", "Raj", "Ada", "Omar", "Nina", "Hugo", "Vera", "Paul", "Rosa"),
+)
+THINGS = (
+    *("apples", "books", "coins", "pens", "cards", "eggs", "cups", "nuts"),
+    *("stamps", "shells", "plums", "cakes", "keys", "roses", "bricks", "marbles"),
+)
 
 # Placeholders: {n} {m} two different names, {i} things, {a} {b} {c} numbers. Then the operations: names of numbers, or R for the
 # result of the operation before.

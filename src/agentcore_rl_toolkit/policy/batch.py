@@ -1,10 +1,10 @@
 """Generation of many completions at once, one token of each per step; sequences come and go between steps.
 
-Theory of operation. Running sequences hold rows 0..n-1 of the decoder's cache. `add` gives a sequence the next row, fills it from the
-prefix cache and marks it as new; the next `step` first reads the prompts of all new sequences together (which gives each its first
-token), then takes one decoding step for the others. A sequence that ends gives its row to the last running one, so rows stay
-contiguous and no step ever gathers. Weights change only between steps; a sequence in flight keeps its cache, as in vLLM and SGLang,
-and says which weight versions its first and last token came from.
+Theory of operation. Running sequences hold rows 0..n-1 of the decoder's cache. `add` gives a sequence the next row, fills it
+from the prefix cache and marks it as new; the next `step` reads the prompts of all new sequences together, which gives each its
+first token; steps after that take one decoding step for everybody. A sequence that ends gives its row to the last running one, so
+rows stay contiguous and no step ever gathers. Weights change only between steps; a sequence in flight keeps its cache, as in vLLM
+and SGLang, and says which weight versions its first and last token came from.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Batch:
         return gone
 
     def _remove(self, row: int, waiting: bool) -> None:
-        """Close the hole at ``row``. New sequences stay behind the others: a hole among the others takes the last of those first."""
+        """Close the hole at ``row``. New sequences stay behind the others, so a hole among the others takes their last first."""
         if waiting:
             self._new -= 1
         else:

@@ -1,11 +1,11 @@
 """The forward pass of Qwen3, written out for generation on a CPU.
 
-Same numbers as transformers' ``Qwen3ForCausalLM`` (a test holds them to 1e-5) in about a fifth of its time per step: at this size a
-step is mostly the overhead of calling operations, so the query, key and value projections are one matrix, both norms and both
+Same numbers as transformers' ``Qwen3ForCausalLM`` (a test holds them to 1e-5) in a fraction of its time per step: at this size
+a step is mostly the overhead of calling operations, so the query, key and value projections are one matrix, both norms and both
 rotations are done at once, and keys and values are written into one preallocated cache instead of being concatenated.
 
-Rows of the cache are sequences. A call covers a contiguous range of rows, each with its own number of tokens already in the cache,
-so the same code reads a prompt (many new tokens) and takes a decoding step (one).
+Rows of the cache are sequences. A call covers a contiguous range of rows, each with its own number of tokens already in the
+cache, so the same code reads a prompt (many new tokens) and takes a decoding step (one).
 """
 
 from __future__ import annotations
@@ -147,20 +147,18 @@ class Decoder:
     ) -> torch.Tensor:
         """Logits of the next token of each row.
 
-        ``starts_N`` says how many tokens of a row the cache already holds; ``last_N`` which of the Q new ones is its last (rows may
-        be padded on the right), None for Q - 1. ``width`` is an upper bound of starts + Q over the rows.
+        ``starts_N`` says how many tokens of a row the cache already holds; ``last_N`` which of the Q new ones is its last
+        (rows may be padded on the right), None for Q - 1. ``width`` is an upper bound of starts + Q over the rows.
         Shapes: (N, Q), (N,) -> (N, V).
         """
         shape = self.shape
         n, q = ids_NQ.shape
         self._reserve(width)
         heads, kv_heads = shape.heads, shape.kv_heads
-        if q == 1:
-            positions_NQ = starts_N[:, None]
-        else:
-            # padding may run past the context; its results are never read
-            positions_NQ = (starts_N[:, None] + self._columns[:q]).clamp_(max=shape.context - 1)
-        mask = (self._columns[:width] <= positions_NQ[:, :, None])[:, None]
+        # padding may run past the context; its results are never read
+        positions_NQ = (starts_N[:, None] + self._columns[:q]).clamp_(max=shape.context - 1)
+        seen = (self._columns[:width] <= positions_NQ[:, :, None])[:, None]
+        mask = torch.where(seen, 0.0, float("-inf"))
         cos, sin = self._cos[positions_NQ], self._sin[positions_NQ]
         rows_N1 = torch.arange(first_row, first_row + n)[:, None]
         x = F.embedding(ids_NQ, self._embedding)
@@ -169,12 +167,12 @@ class Decoder:
             h = h.view(n, q, heads + 2 * kv_heads, shape.head_size)
             qk = F.rms_norm(h[:, :, : heads + kv_heads], (shape.head_size,), None, shape.norm_epsilon) * layer.qk_norm
             qk = torch.addcmul(qk * cos, qk.roll(shape.head_size // 2, -1), sin)
-            self.keys[k][rows_N1, positions_NQ] = qk[:, :, heads:]
-            self.values[k][rows_N1, positions_NQ] = h[:, :, heads + kv_heads :]
+            self.keys[k][rows_N1, :, positions_NQ] = qk[:, :, heads:]
+            self.values[k][rows_N1, :, positions_NQ] = h[:, :, heads + kv_heads :]
             attended = F.scaled_dot_product_attention(
                 qk[:, :, :heads].transpose(1, 2),
-                self.keys[k][first_row : first_row + n, :width].transpose(1, 2),
-                self.values[k][first_row : first_row + n, :width].transpose(1, 2),
+                self.keys[k][first_row : first_row + n, :, :width],
+                self.values[k][first_row : first_row + n, :, :width],
                 attn_mask=mask,
                 enable_gqa=heads != kv_heads,
             )
@@ -192,7 +190,7 @@ class Decoder:
     def move_row(self, source: int, target: int, tokens: int) -> None:
         """Copy the first ``tokens`` cached tokens of a row over another row."""
         for cache in (*self.keys, *self.values):
-            cache[target, :tokens] = cache[source, :tokens]
+            cache[target, :, :tokens] = cache[source, :, :tokens]
 
     def _reserve(self, width: int) -> None:
         if width <= self._width:
@@ -200,9 +198,9 @@ class Decoder:
         grown = min(self.shape.context, -(-width // _CACHE_STEP) * _CACHE_STEP)
         for caches in (self.keys, self.values):
             for k, old in enumerate(caches):
-                new = torch.zeros(self.rows, grown, self.shape.kv_heads, self.shape.head_size)
+                new = torch.zeros(self.rows, self.shape.kv_heads, grown, self.shape.head_size)
                 if self._width:
-                    new[:, : self._width] = old
+                    new[:, :, : self._width] = old
                 caches[k] = new
         self._width = grown
 

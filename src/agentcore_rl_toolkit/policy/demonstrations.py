@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +54,172 @@ _TOOL_DESCRIPTIONS = (
 _ARGUMENT_NAMES = ("expr", "formula", "input", "query", "text", "operation")
 _ARGUMENT_DESCRIPTIONS = (
     "The expression",
-    "For example 4 * 5",
     "What to compute",
-    "An expression such as 7 - 2",
+    "An expression",
     "math expression",
     "",
+)
+# Wrong operators are the rarest: they have to be unlearnt wording by wording, the other habits only once.
+_SLOPPY_STYLES = ("guess", "operator", "early")
+_SLOPPY_SHARES = (0.5, 0.15, 0.35)
+# Made-up sentences and names come from these, so that the policy learns to pass over text it has never seen, and to copy names.
+_WORDS = (
+    *(
+        "the",
+        "a",
+        "to",
+        "of",
+        "and",
+        "in",
+        "is",
+        "you",
+        "that",
+        "it",
+        "for",
+        "on",
+        "with",
+        "as",
+        "this",
+        "be",
+        "at",
+        "one",
+        "or",
+    ),
+    *(
+        "from",
+        "not",
+        "your",
+        "all",
+        "will",
+        "each",
+        "how",
+        "their",
+        "do",
+        "if",
+        "which",
+        "then",
+        "them",
+        "make",
+        "like",
+        "time",
+    ),
+    *(
+        "write",
+        "see",
+        "number",
+        "no",
+        "way",
+        "people",
+        "first",
+        "word",
+        "call",
+        "who",
+        "now",
+        "find",
+        "long",
+        "day",
+        "get",
+        "come",
+    ),
+    *(
+        "made",
+        "part",
+        "new",
+        "sound",
+        "take",
+        "only",
+        "little",
+        "work",
+        "place",
+        "year",
+        "live",
+        "show",
+        "every",
+        "good",
+        "name",
+    ),
+    *(
+        "give",
+        "most",
+        "very",
+        "after",
+        "thing",
+        "our",
+        "just",
+        "line",
+        "right",
+        "think",
+        "say",
+        "help",
+        "low",
+        "turn",
+        "cause",
+    ),
+    *(
+        "much",
+        "mean",
+        "before",
+        "move",
+        "old",
+        "same",
+        "tell",
+        "want",
+        "also",
+        "around",
+        "form",
+        "three",
+        "small",
+        "set",
+        "put",
+    ),
+    *(
+        "end",
+        "does",
+        "another",
+        "well",
+        "large",
+        "must",
+        "big",
+        "even",
+        "such",
+        "here",
+        "why",
+        "ask",
+        "need",
+        "house",
+        "point",
+    ),
+    *(
+        "step",
+        "value",
+        "result",
+        "tool",
+        "answer",
+        "final",
+        "question",
+        "user",
+        "check",
+        "output",
+        "text",
+        "return",
+        "function",
+    ),
+    *(
+        "solve",
+        "do",
+        "eval",
+        "run",
+        "plus",
+        "sum",
+        "my",
+        "math",
+        "calc",
+        "equation",
+        "problem",
+        "let's",
+        "please",
+        "don't",
+    ),
 )
 _PREFIXES = ("Question: ", "Problem: ", "Q: ", " ", "\n", "Please solve this: ", "Here is a problem.\n", "Hello! ")
 _SUFFIXES = (
@@ -74,7 +236,7 @@ _SUFFIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """Everything of a conversation that is not the problem: system prompt (None: no such message), tools, text around the problem."""
+    """Everything of a conversation but the problem: system prompt (None: no such message), tools, text around the problem."""
 
     system_prompt: str | None
     tools: list[dict[str, Any]]
@@ -121,23 +283,64 @@ def varied_surroundings(rng: random.Random) -> Surroundings:
     elif kind < 0.16:
         system = ""
     elif kind < 0.75:
-        system = rng.choice((" ", " ", "\n")).join(rng.sample(_SENTENCES, rng.randint(1, 3)))
+        sentences = [
+            _made_up_sentence(rng) if rng.random() < 0.3 else s for s in rng.sample(_SENTENCES, rng.randint(1, 3))
+        ]
+        system = rng.choice((" ", " ", "\n")).join(sentences)
     tool = tool_spec(
-        rng.choice(_TOOL_NAMES) if rng.random() < 0.35 else TOOL_NAME,
-        rng.choice(_TOOL_DESCRIPTIONS) if rng.random() < 0.5 else TOOL_DESCRIPTION,
-        rng.choice(_ARGUMENT_NAMES) if rng.random() < 0.3 else ARGUMENT_NAME,
-        rng.choice(_ARGUMENT_DESCRIPTIONS) if rng.random() < 0.5 else ARGUMENT_DESCRIPTION,
+        _varied(TOOL_NAME, _TOOL_NAMES, _made_up_name, 0.4, rng),
+        _varied(TOOL_DESCRIPTION, _TOOL_DESCRIPTIONS, _made_up_sentence, 0.5, rng),
+        _varied(ARGUMENT_NAME, _ARGUMENT_NAMES, _made_up_name, 0.4, rng),
+        _varied(ARGUMENT_DESCRIPTION, _ARGUMENT_DESCRIPTIONS, _made_up_example, 0.5, rng),
     )
     if rng.random() < 0.1:
         tool["function"]["parameters"]["additionalProperties"] = False
     if rng.random() < 0.1:
         tool["function"]["strict"] = rng.random() < 0.5
-    return Surroundings(
-        system_prompt=system,
-        tools=[tool],
-        prefix=rng.choice(_PREFIXES) if rng.random() < 0.3 else "",
-        suffix=rng.choice(_SUFFIXES) if rng.random() < 0.3 else "",
+    prefix = suffix = ""
+    if rng.random() < 0.35:
+        prefix = rng.choice(_PREFIXES) if rng.random() < 0.5 else _made_up_sentence(rng) + rng.choice((" ", "\n"))
+    if rng.random() < 0.35:
+        suffix = (
+            rng.choice(_SUFFIXES) if rng.random() < 0.4 else rng.choice((" ", "\n", "\n\n")) + _made_up_sentence(rng)
+        )
+    return Surroundings(system_prompt=system, tools=[tool], prefix=prefix, suffix=suffix)
+
+
+def _varied(
+    usual: str, known: tuple[str, ...], make_up: Callable[[random.Random], str], chance: float, rng: random.Random
+) -> str:
+    """``usual``, or with a chance one of the known or a made-up one."""
+    if rng.random() >= chance:
+        return usual
+    return make_up(rng) if rng.random() < 0.6 else rng.choice(known)
+
+
+def _made_up_sentence(rng: random.Random) -> str:
+    words = rng.choices(_WORDS, k=rng.randint(2, 9))
+    if rng.random() < 0.15:
+        words[-1] = str(rng.randint(1, 20))
+    return " ".join(words).capitalize() + rng.choice((".", ".", ".", "!", ":", ""))
+
+
+def _made_up_name(rng: random.Random) -> str:
+    kind = rng.random()
+    if kind < 0.4:
+        return "_".join(w.replace("'", "") for w in rng.sample(_WORDS, rng.randint(1, 2)))
+    if kind < 0.55:
+        first, second = (w.replace("'", "") for w in rng.sample(_WORDS, 2))
+        return first + second.capitalize()
+    return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 8)))
+
+
+def _made_up_example(rng: random.Random) -> str:
+    sign = rng.choice(("+", "-", "*"))
+    blank = rng.choice((" ", ""))
+    example = f"{rng.randint(1, 30)}{blank}{sign}{blank}{rng.randint(1, 30)}"
+    lead = rng.choice(
+        ("Like", "like", "For example", "e.g.", "An expression such as", "such as", _made_up_sentence(rng))
     )
+    return f"{lead} {example}"
 
 
 def demonstrate(
@@ -152,7 +355,7 @@ def demonstrate(
     messages = surroundings.opening(problem)
     style = "expert"
     if rng.random() >= expert_share:
-        style = rng.choices(("guess", "operator", "early"), (0.4, 0.4, 0.2))[0]
+        style = rng.choices(_SLOPPY_STYLES, _SLOPPY_SHARES)[0]
     if style == "guess":
         return [*messages, _final(str(rng.randint(2, 400)))]
     steps: tuple[str, ...] = problem.steps

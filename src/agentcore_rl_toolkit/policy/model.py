@@ -1,4 +1,4 @@
-"""The network: an ordinary Qwen3 causal language model of about 0.3 million parameters, loadable by every engine that knows Qwen3."""
+"""The network: an ordinary Qwen3 causal language model of 0.3 million parameters, which every engine for Qwen3 can load."""
 
 from __future__ import annotations
 

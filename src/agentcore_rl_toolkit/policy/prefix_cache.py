@@ -1,7 +1,7 @@
 """Keys and values of prompts already read, kept in blocks, so that a conversation's next turn reads only what is new.
 
-A block holds 16 tokens and is known by the block before it and its own tokens: equal prefixes share blocks, whoever sent them. The
-tools and the system prompt of a run are thus read once per weight version, a problem once per group.
+A block holds 16 tokens and is known by the block before it and its own tokens: equal prefixes share blocks, whoever sent them.
+The tools and the system prompt of a run are thus read once per weight version, a problem once per group.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PrefixCache:
         self._free = list(range(capacity - 1, -1, -1))
         self._next_serial = 1
         self._pool = torch.empty(0)
-        self._dims = (shape.layers, 2, BLOCK, shape.kv_heads, shape.head_size)
+        self._dims = (shape.layers, 2, shape.kv_heads, BLOCK, shape.head_size)
         self.hit_tokens = 0
         self.asked_tokens = 0
 
@@ -62,11 +62,11 @@ class PrefixCache:
             return 0
         self.hit_tokens += tokens
         self._decoder.reserve(tokens)
-        blocks = self._pool[slots]  # (n, layers, 2, BLOCK, heads, size)
-        merged = blocks.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
+        blocks = self._pool[slots]  # (n, layers, 2, heads, BLOCK, size)
+        merged = blocks.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
         for layer, (keys, values) in enumerate(zip(self._decoder.keys, self._decoder.values, strict=True)):
-            keys[row, :tokens] = merged[layer, 0]
-            values[row, :tokens] = merged[layer, 1]
+            keys[row, :, :tokens] = merged[layer, 0]
+            values[row, :, :tokens] = merged[layer, 1]
         return tokens
 
     @torch.inference_mode()
@@ -87,8 +87,8 @@ class PrefixCache:
                 self._next_serial += 1
                 block = self._pool[slot]
                 for layer, (keys, values) in enumerate(zip(self._decoder.keys, self._decoder.values, strict=True)):
-                    block[layer, 0] = keys[row, first : first + BLOCK]
-                    block[layer, 1] = values[row, first : first + BLOCK]
+                    block[layer, 0] = keys[row, :, first : first + BLOCK]
+                    block[layer, 1] = values[row, :, first : first + BLOCK]
             else:
                 self._known.move_to_end(key)
             serial = self._serial_of_slot[slot]

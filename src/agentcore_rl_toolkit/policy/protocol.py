@@ -1,7 +1,7 @@
 """Requests of the policy server, checked field by field. Wrong ones become OpenAI's error object, which names the field.
 
-Field names and meanings are OpenAI's and, beyond them, vLLM's. What the policy cannot honour is refused, never ignored; fields that
-are unknown altogether are ignored, as OpenAI-compatible servers do.
+Field names and meanings are OpenAI's and, beyond them, vLLM's. What the policy cannot honour is refused, never ignored; fields
+that are unknown altogether are ignored, as OpenAI-compatible servers do.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ Kind = Literal["chat", "completion", "generate"]
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_N = 64
 _MAX_TOP_LOGPROBS = 20
+_KIND_OF_STATUS = {404: "not_found_error", 429: "rate_limit_error"}
 _DEFAULT_MAX_TOKENS = 16  # of completions and of vLLM's generate; a chat may use what the context leaves
 
 # Values under which a field asks for nothing that would have to be done.
@@ -48,7 +49,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class RequestError(PolicyError):
-    """A request that is answered with an error object. ``status`` is the HTTP status, ``param`` the field, ``code`` OpenAI's code."""
+    """A request that is answered with an error object: HTTP ``status``, the field in ``param``, OpenAI's ``code``."""
 
     def __init__(
         self,
@@ -67,10 +68,7 @@ class RequestError(PolicyError):
         self.retry_after_s = retry_after_s
 
     def to_openai(self) -> dict[str, Any]:
-        if self.status == 429:
-            kind = "rate_limit_error"
-        else:
-            kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "server_error" if self.status >= 500 else _KIND_OF_STATUS.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -140,7 +138,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: ChatTokenizer, *, context: int
 
 
 def read_completion(body: Mapping[str, Any], tokenizer: ChatTokenizer, *, context: int) -> Call:
-    """Check a body of ``/v1/completions``; the prompt is a text, a list of token ids, or a list of either. Raises: RequestError."""
+    """Check a body of ``/v1/completions``: a text, a list of token ids, or a list of either. Raises: RequestError."""
     _refuse_unsupported(body)
     prompts = _prompts(body, tokenizer)
     top = _integer(body, "logprobs", low=0, high=_MAX_TOP_LOGPROBS)
@@ -301,10 +299,8 @@ def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _prompts(body: Mapping[str, Any], tokenizer: ChatTokenizer) -> list[list[int]]:
     prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        many = prompt
-    else:
-        many = [prompt]
+    several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    many: list[Any] = prompt if isinstance(prompt, list) and several else [prompt]
     if len(many) > _MAX_N:
         raise RequestError(f"at most {_MAX_N} prompts in one request", param="prompt")
     read: list[list[int]] = []

@@ -61,11 +61,12 @@ class Sampler:
     def sample(self, logits_NV: torch.Tensor, generator: torch.Generator) -> Sampled:
         """Draw a token for each row; seeded rows draw from their own generators, the others from the shared one."""
         logprobs_NV = torch.log_softmax(logits_NV, -1)
-        noise_NV = torch.empty_like(logprobs_NV).exponential_(generator=generator)
+        uniform_N1 = torch.rand(logprobs_NV.shape[0], 1, generator=generator)
         for row, own in self._seeded:
-            noise_NV[row].exponential_(generator=own)
-        # argmax of p / Exp(1) draws from p: exponential races, one winner with probability p each
-        chosen_N = (self._distribution(logprobs_NV) / noise_NV).argmax(-1)
+            uniform_N1[row] = torch.rand(1, generator=own)
+        # Inverse transform. 1 - u lies in (0, 1], so a token of probability 0 can never be hit.
+        cumulated_NV = self._distribution(logprobs_NV).cumsum(-1)
+        chosen_N = (cumulated_NV < (1 - uniform_N1) * cumulated_NV[:, -1:]).sum(-1)
         if self._any_greedy:
             chosen_N = torch.where(self._greedy, logits_NV.argmax(-1), chosen_N)
         picked_N = logprobs_NV.gather(1, chosen_N[:, None])[:, 0]

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(config: ServeConfig) -> None:
-    """Serve until SIGTERM, SIGINT or the parent's end. Raises: ConfigError (port in use, no policy in the directory), PolicyError."""
+    """Serve until SIGTERM, SIGINT or the parent's end. Raises: ConfigError (port in use, no policy there), PolicyError."""
     torch.set_num_threads(config.threads)
     # The engine's thread gives the interpreter lock away at every operation; with the default of 5 ms it would wait that long for
     # it whenever the HTTP side is busy.
@@ -98,7 +98,7 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
         loop.add_signal_handler(sign, stop)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = None if config.parent_pid is None else asyncio.create_task(_watch(config.parent_pid, stop))
-    while not server.started and not serving.done():
+    while not server.started and not serving.done():  # noqa: ASYNC110  (uvicorn has no event for it)
         await asyncio.sleep(0.005)
     host, port = listener.getsockname()[:2]
     url = f"http://{host}:{port}"
@@ -133,9 +133,8 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _watch(parent_pid: int, stop: object) -> None:
+async def _watch(parent_pid: int, stop: Callable[[], None]) -> None:
     """Call ``stop`` when the parent process is gone."""
-    assert callable(stop)
     ours = os.getppid() == parent_pid
     while True:
         # a zombie parent still answers signal 0, but its children have been given to another process

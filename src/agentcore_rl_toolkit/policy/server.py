@@ -45,23 +45,23 @@ class _GenerateEndpoint:
         self._read = read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        started = time.monotonic()
         status = 200
         try:
-            body = _json_object(await _read_body(receive, MAX_BODY_BYTES))
-            call = self._read(body, service.engine.tokenizer, context=service.engine.context)
-            model = service.check_model(body.get("model"))
-            reply, changed = service.submit(call, model)
+            await self._answer(receive, send)
         except RequestError as e:
             status = e.status
             await _send_error(send, e)
-            return
         except _ClientGoneError:
-            status = 499
-            return
+            status = 499  # nginx's number for it; nobody receives it
         finally:
-            service.count(scope["path"], status, started)
+            self._service.count(scope["path"], status)
+
+    async def _answer(self, receive: Receive, send: Send) -> None:
+        service = self._service
+        body = _json_object(await _read_body(receive, MAX_BODY_BYTES))
+        call = self._read(body, service.engine.tokenizer, context=service.engine.context)
+        model = service.check_model(body.get("model"))
+        reply, changed = service.submit(call, model)
         hung_up = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             if call.stream:
@@ -76,13 +76,8 @@ class _GenerateEndpoint:
 
     async def _whole(self, reply: Reply, changed: asyncio.Event, hung_up: asyncio.Task[None], send: Send) -> None:
         while not reply.finished:
-            if not await _next_news(changed, hung_up):
-                return
-        try:
-            reply.raise_if_failed()
-        except RequestError as e:
-            await _send_error(send, e)
-            return
+            await _next_news(changed, hung_up)
+        reply.raise_if_failed()
         await _send_json(send, 200, reply.to_json())
 
     async def _stream(self, reply: Reply, changed: asyncio.Event, hung_up: asyncio.Task[None], send: Send) -> None:
@@ -90,8 +85,7 @@ class _GenerateEndpoint:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         finished = False
         while not finished:
-            if not await _next_news(changed, hung_up):
-                return
+            await _next_news(changed, hung_up)
             finished = reply.finished
             try:
                 if finished:
@@ -156,7 +150,8 @@ class PolicyService:
             raise RequestError(e.message, code="shutting_down", status=503) from e
         return Reply(call, generations, self.engine.tokenizer, model=model), changed
 
-    def count(self, path: str, status: int, started: float) -> None:
+    def count(self, path: str, status: int) -> None:
+        """Note an answered request for /metrics."""
         self.requests[path, status] = self.requests.get((path, status), 0) + 1
 
     def _dispatch(self, news: list[Generation]) -> None:
@@ -172,8 +167,8 @@ def create_app(
 ) -> Starlette:
     """The ASGI application of a started engine.
 
-    ``stream_interval`` is the number of tokens between chunks of a stream (after the first): every chunk costs the client more CPU
-    than its tokens cost the policy.
+    ``stream_interval`` is the number of tokens between chunks of a stream (after the first): every chunk costs the client more
+    CPU than its tokens cost the policy.
     """
     service = PolicyService(
         engine, served_model=served_model, request_timeout_s=request_timeout_s, stream_interval=stream_interval
@@ -217,7 +212,7 @@ def create_app(
         except _ClientGoneError:
             status = 499
         finally:
-            service.count(scope["path"], status, started)
+            service.count(scope["path"], status)
 
     return Starlette(
         routes=[
@@ -254,8 +249,8 @@ def _call_listeners(news: list[Generation]) -> None:
             generation.listener(generation)
 
 
-async def _next_news(changed: asyncio.Event, hung_up: asyncio.Task[None]) -> bool:
-    """Wait until something changed; False when the client hung up instead."""
+async def _next_news(changed: asyncio.Event, hung_up: asyncio.Task[None]) -> None:
+    """Wait until something changed. Raises: _ClientGoneError when the client hung up instead."""
     if not changed.is_set():
         news = asyncio.ensure_future(changed.wait())
         try:
@@ -263,9 +258,8 @@ async def _next_news(changed: asyncio.Event, hung_up: asyncio.Task[None]) -> boo
         finally:
             news.cancel()
         if not changed.is_set():
-            return False
+            raise _ClientGoneError
     changed.clear()
-    return True
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes:
@@ -285,8 +279,9 @@ async def _read_body(receive: Receive, limit: int) -> bytes:
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass  # uvicorn repeats the empty body until then
+    message: Mapping[str, Any] = {}
+    while message.get("type") != "http.disconnect":  # the server may repeat the empty end of the body
+        message = await receive()
 
 
 def _json_object(body: bytes) -> Mapping[str, Any]:

@@ -65,8 +65,8 @@ def parse_tool_calls(text: str) -> ParsedText:
 class StreamParser:
     """Splits a growing text into what may be sent at once and what must wait.
 
-    Text from ``<tool_call>`` on is held back until the end, since only then it is known whether all of it can be read; so is an end
-    that may turn out to be the beginning of a mark, of a stop string, or of a character.
+    Text from ``<tool_call>`` on is held back until the end, since only then it is known whether all of it can be read; so is an
+    end that may turn out to be the beginning of a mark, of a stop string, or of a character.
     """
 
     def __init__(self, *, stops: Sequence[str] = (), tools: bool = True) -> None:

@@ -1,0 +1,77 @@
+"""Shared pieces: the shipped policy in its three forms (transformers, decoder, server process)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentcore_rl_toolkit.policy.decoder import Decoder
+from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, load_policy
+from agentcore_rl_toolkit.policy.tokens import ChatTokenizer
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> ChatTokenizer:
+    return ChatTokenizer.from_directory(WEIGHTS_DIR)
+
+
+@pytest.fixture(scope="session")
+def hf() -> tuple[Any, Any]:
+    """``(model, tokenizer)`` of the shipped policy as transformers objects."""
+    return load_policy()
+
+
+@pytest.fixture
+def decoder() -> Decoder:
+    return Decoder.from_directory(rows=16)
+
+
+@dataclass
+class ServerProcess:
+    """A policy server of our own, in its own process."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    ready: dict[str, Any]
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(timeout=20)
+
+
+def start_server(folder: Path, *options: str, parent_pid: int | None = None) -> ServerProcess:
+    """Start `agentcore-rl policy serve` and wait until it listens."""
+    ready_file = folder / "ready.json"
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "policy", "serve", "--ready-file", str(ready_file)]
+    command += ["--parent-pid", str(parent_pid or os.getpid()), *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not ready_file.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            _, stderr = process.communicate(timeout=10)
+            raise AssertionError(f"the server did not start: {stderr.decode()}")
+        time.sleep(0.02)
+    ready = json.loads(ready_file.read_text())
+    return ServerProcess(process=process, url=ready["url"], ready=ready)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    running = start_server(tmp_path_factory.mktemp("policy"), "--seed", "7")
+    yield running
+    running.stop()
+    assert running.process.stderr is not None
+    running.process.stderr.close()
