@@ -170,6 +170,7 @@ class ObjectStore(ABC):
         started = time.monotonic()
         limit_s = float("inf") if timeout_s is None else timeout_s
         failures = 0
+        fault: Exception | None = None
         while True:
             # the first try gets a second even with timeout_s=0, which means "once" and not "never"
             left_s = max(limit_s - (time.monotonic() - started), 0.0 if failures else 1.0)
@@ -177,9 +178,10 @@ class ObjectStore(ABC):
                 async with asyncio.timeout(min(policy.attempt_limit_s(body_bytes), left_s)):
                     return await attempt()
             except TransientStoreError as e:
-                fault: Exception = e
-            except TimeoutError as e:
                 fault = e
+            except TimeoutError as e:
+                # a try cut short by the end says less than the one before it
+                fault = fault if fault is not None and left_s < policy.attempt_s else e
             failures += 1
             delay_s = policy.delay_s(failures, jitter())
             spent_s = time.monotonic() - started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 import time
@@ -27,12 +28,14 @@ class MemoryStore(ObjectStore):
             self._objects = _spaces.setdefault(name, {})
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
+        await asyncio.sleep(0)  # the other stores let others run, so this one does too
         with _lock:
             if create_only and self._prefix + key in self._objects:
                 raise ObjectExistsError(f"{key!r} exists in {self.url}", key=key)
             self._objects[self._prefix + key] = (bytes(body), time.time())
 
     async def _get(self, key: str) -> bytes:
+        await asyncio.sleep(0)
         with _lock:
             entry = self._objects.get(self._prefix + key)
         if entry is None:
@@ -40,6 +43,7 @@ class MemoryStore(ObjectStore):
         return entry[0]
 
     async def _head(self, key: str) -> ObjectInfo:
+        await asyncio.sleep(0)
         with _lock:
             entry = self._objects.get(self._prefix + key)
         if entry is None:
@@ -47,12 +51,14 @@ class MemoryStore(ObjectStore):
         return _info(key, entry)
 
     async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
+        await asyncio.sleep(0)
         start, cut = self._prefix + prefix, len(self._prefix)
         with _lock:
             found = [(k[cut:], v) for k, v in self._objects.items() if k.startswith(start)]
         return [_info(k, v) for k, v in sorted(found, key=lambda kv: kv[0]) if after is None or k > after]
 
     async def _delete(self, key: str) -> None:
+        await asyncio.sleep(0)
         with _lock:
             self._objects.pop(self._prefix + key, None)
 

@@ -38,11 +38,32 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     if threading.current_thread() is portal.thread:
         coroutine.close()
         raise RuntimeError("a sync store call on the store's own loop would wait for itself; use the *_async method")
-    future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(coroutine, portal.loop)
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+    tasks: list[asyncio.Task[T]] = []
+
+    def begin() -> None:
+        task = portal.loop.create_task(coroutine)
+        tasks.append(task)
+        task.add_done_callback(hand_over)
+
+    def hand_over(task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            answer.cancel()
+        elif (error := task.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(task.result())
+
+    def cancel() -> None:
+        for task in tasks:
+            task.cancel()
+
     try:
-        return future.result()
+        # asyncio.run_coroutine_threadsafe would leave a moment in which the work runs and Ctrl-C finds nothing to cancel
+        portal.loop.call_soon_threadsafe(begin)
+        return answer.result()
     except BaseException:
-        future.cancel()
+        portal.loop.call_soon_threadsafe(cancel)
         raise
 
 

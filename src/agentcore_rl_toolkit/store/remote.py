@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
@@ -75,13 +76,20 @@ class RemoteStore(ObjectStore):
             return obstore.store.from_url(
                 f"{self._scheme}://{self._bucket}", client_options=cast(Any, options), **common
             )
+        region = self._region or find_region()
         endpoint = self._endpoint_url or find_endpoint()
         if endpoint is not None:
             options["allow_http"] = True
-            common["endpoint"] = endpoint.rstrip("/")
+        elif os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+            endpoint = (
+                f"https://s3.{region}.amazonaws.com"  # obstore reads these by itself, also when they are to be ignored
+            )
+        if endpoint is not None:
+            # under this name it also wins over the environment's
+            common["aws_endpoint_url_s3"] = endpoint.rstrip("/")
         return obstore.store.S3Store(
             self._bucket,
-            region=self._region or find_region(),
+            region=region,
             virtual_hosted_style_request=False,
             client_options=cast(Any, options),
             credential_provider=AwsCredentials(),
@@ -101,8 +109,11 @@ class RemoteStore(ObjectStore):
         import obstore
 
         async def read() -> bytes:
-            result = await obstore.get_async(self._store(), self._prefix + key)
-            return bytes(await result.bytes_async())
+            # Two limits, because the size is known only after the first answer: a silent server must not get a large body's time.
+            async with asyncio.timeout(self.retry.attempt_limit_s(0)):
+                result = await obstore.get_async(self._store(), self._prefix + key)
+            async with asyncio.timeout(self.retry.attempt_limit_s(result.meta["size"])):
+                return bytes(await result.bytes_async())
 
         return await self._mapped(key, read())
 

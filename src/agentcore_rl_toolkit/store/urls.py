@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -108,16 +107,18 @@ def url_matches(url_or_bucket: str, patterns: Iterable[str]) -> bool:
     A pattern is a bucket name or store URL and covers everything below it (``s3://b/team`` covers ``s3://b/team/run`` but not
     ``s3://b/teams``); ``*`` stands for any characters inside one bucket name or path.
 
-    Raises: ConfigError when the URL itself cannot be read.
+    Raises: ConfigError when the URL or a pattern cannot be read.
     """
     subject = str(parse_url(url_or_bucket)).rstrip("/")
     for pattern in patterns:
         pattern = pattern.strip()
         if not pattern:
             continue
-        if "://" not in pattern:
+        if "*" not in pattern:
+            pattern = str(parse_url(pattern))
+        elif "://" not in pattern:
             pattern = "s3://" + pattern
-        pattern = pattern.rstrip("/")
-        if fnmatch.fnmatchcase(subject, pattern) or fnmatch.fnmatchcase(subject, pattern + "/*"):
+        within = re.escape(pattern.rstrip("/")).replace(r"\*", "[^/]*")
+        if re.fullmatch(f"{within}(/.*)?", subject, re.DOTALL):
             return True
     return False

@@ -1,0 +1,123 @@
+"""Stores under test: a directory, memory, a real S3 server (moto), and an S3 endpoint that misbehaves as told."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from agentcore_rl_toolkit.store import ObjectStore, open_store
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def aws_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, aws_env: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh bucket on the S3 server that the environment points at."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_endpoint)
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    import urllib.request
+
+    request = urllib.request.Request(f"{s3_endpoint}/{name}", method="PUT")
+    request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request")
+    with urllib.request.urlopen(request, timeout=10) as response:
+        assert response.status == 200
+    return name
+
+
+@pytest.fixture(params=["file", "memory", "memory-prefix", "s3", "s3-prefix"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """Each kind of store in turn, empty."""
+    kind = request.param
+    if kind == "file":
+        return open_store(f"file://{tmp_path}/a folder/objects")
+    if kind.startswith("memory"):
+        return open_store(f"memory://{uuid.uuid4().hex}" + ("/some/where" if kind.endswith("prefix") else ""))
+    name = request.getfixturevalue("bucket")
+    return open_store(f"s3://{name}/some/where" if kind.endswith("prefix") else name)
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Scripted:
+    """An S3 endpoint that answers each request with what `answer` returns: (status, body), or None to hang up without a word."""
+
+    url: str = ""
+    requests: list[Request] = field(default_factory=list)
+    answer: Callable[[Request, int], tuple[int, bytes] | None] = lambda _request, _n: (200, b"")
+
+    def count(self, method: str) -> int:
+        return sum(r.method == method for r in self.requests)
+
+
+@pytest.fixture
+def scripted(aws_env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
+    script = Scripted()
+    lock = threading.Lock()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            seen = Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+            with lock:
+                script.requests.append(seen)
+                number = len(script.requests)
+            answer = script.answer(seen, number)
+            if answer is None:
+                self.close_connection = True
+                return
+            status, content = answer
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", '"0123"')
+            self.send_header("Last-Modified", "Fri, 20 Nov 2026 10:00:00 GMT")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any
+
+        def log_message(self, *args: object) -> None:
+            """Nothing: the requests are in the script."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    script.url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", script.url)
+    yield script
+    server.shutdown()
+    server.server_close()
+    thread.join(5)

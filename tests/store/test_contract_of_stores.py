@@ -1,0 +1,201 @@
+"""What every store promises, checked on each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
+from agentcore_rl_toolkit.store import ObjectStore, open_store
+
+
+async def test_an_object_comes_back_as_it_went_in(store: ObjectStore) -> None:
+    body = bytes(range(256)) * 100
+    await store.put_async("exp/in put/s=1+2,3:4@5.json", body)
+    assert await store.get_async("exp/in put/s=1+2,3:4@5.json") == body
+
+
+@pytest.mark.parametrize("size", [0, 1, 6_000_000])
+async def test_empty_and_large_objects(store: ObjectStore, size: int) -> None:
+    await store.put_async("k", b"x" * size, create_only=True)
+    assert len(await store.get_async("k")) == size
+    assert (await store.head_async("k")).size == size
+
+
+async def test_a_put_replaces_unless_create_only(store: ObjectStore) -> None:
+    await store.put_async("a/k", b"1")
+    await store.put_async("a/k", b"2")
+    with pytest.raises(ObjectExistsError) as caught:
+        await store.put_async("a/k", b"3", create_only=True)
+    assert caught.value.key == "a/k"
+    assert await store.get_async("a/k") == b"2"
+
+
+async def test_create_only_refuses_even_the_same_content(store: ObjectStore) -> None:
+    await store.put_async("k", b"1", create_only=True)
+    with pytest.raises(ObjectExistsError):
+        await store.put_async("k", b"1", create_only=True)
+
+
+async def test_of_many_creators_exactly_one_wins(store: ObjectStore) -> None:
+    puts = [store.put_async("race", str(i).encode(), create_only=True) for i in range(16)]
+    results = await asyncio.gather(*puts, return_exceptions=True)
+    winners = [i for i, r in enumerate(results) if r is None]
+    assert len(winners) == 1
+    assert all(isinstance(r, ObjectExistsError) for i, r in enumerate(results) if i not in winners)
+    assert await store.get_async("race") == str(winners[0]).encode()
+
+
+async def test_missing_objects_are_named(store: ObjectStore) -> None:
+    for operation in (store.get_async, store.head_async):
+        with pytest.raises(ObjectNotFoundError, match="none/here") as caught:
+            await operation("none/here")
+        assert caught.value.key == "none/here"
+    with pytest.raises(KeyError):
+        await store.get_async("none/here")
+
+
+async def test_deleting_twice_is_no_error(store: ObjectStore) -> None:
+    await store.put_async("a/k", b"1")
+    await store.delete_async("a/k")
+    await store.delete_async("a/k")
+    await store.delete_async("never/there")
+    with pytest.raises(ObjectNotFoundError):
+        await store.get_async("a/k")
+
+
+async def test_head_and_list_agree(store: ObjectStore) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=2)  # S3 rounds to seconds
+    await store.put_async("e/i/s.json", b"12345")
+    head = await store.head_async("e/i/s.json")
+    (listed,) = await store.list_async("e/")
+    assert head == listed
+    assert (head.key, head.size) == ("e/i/s.json", 5)
+    assert head.last_modified.tzinfo is not None
+    assert before <= head.last_modified <= datetime.now(UTC) + timedelta(seconds=2)
+    assert head.last_modified_s == head.last_modified.timestamp()
+    assert head.etag
+
+
+async def test_rewriting_moves_the_modification_time_or_the_etag(store: ObjectStore) -> None:
+    await store.put_async("a.alive", b"1", durable=False)
+    first = await store.head_async("a.alive")
+    await asyncio.sleep(0.01)
+    await store.put_async("a.alive", b"2", durable=False)
+    second = await store.head_async("a.alive")
+    assert (first.last_modified, first.etag) != (second.last_modified, second.etag)
+    assert second.last_modified >= first.last_modified
+
+
+KEYS = ["a/b", "a/b-1", "a/b/c.json", "a/b/d.json", "a/bc/x", "a.b", "b/a", "Z"]
+
+
+async def test_a_prefix_is_a_string_prefix(store: ObjectStore) -> None:
+    keys = [k for k in KEYS if k != "a/b"]  # as a file it would be in the way of a/b/c.json
+    for key in keys:
+        await store.put_async(key, b"")
+    for prefix in ["", "a", "a/", "a/b", "a/b/", "a/b/c", "a/b/c.json", "b", "none", "none/", "a/none/"]:
+        expected = sorted(k for k in keys if k.startswith(prefix))
+        assert [o.key for o in await store.list_async(prefix)] == expected, prefix
+
+
+async def test_after_leaves_out_what_was_seen(store: ObjectStore) -> None:
+    keys = [k for k in KEYS if k != "a/b"]
+    for key in keys:
+        await store.put_async(key, b"")
+    for after in ["", "a", "a/", "a/b/c", "a/b/c.json", "a/b/zz", "a/bc/x", "zzz"]:
+        expected = sorted(k for k in keys if k.startswith("a/") and k > after)
+        assert [o.key for o in await store.list_async("a/", after)] == expected, after
+
+
+async def test_a_store_nobody_wrote_to_is_empty(store: ObjectStore) -> None:
+    assert await store.list_async() == []
+    assert await store.list_async("x/y/") == []
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "a\nb", "k" * 1025, ".tmp-x", None]
+)
+async def test_a_key_that_could_escape_is_refused_before_anything_happens(store: ObjectStore, key: str) -> None:
+    for call in (lambda: store.put_async(key, b""), lambda: store.get_async(key), lambda: store.delete_async(key)):
+        with pytest.raises(ConfigError):
+            await call()
+
+
+async def test_the_sync_face_works_inside_a_running_loop(store: ObjectStore) -> None:
+    store.put("s/k", b"1", create_only=True)
+    assert store.get("s/k") == b"1"
+    assert store.head("s/k").size == 1
+    assert [o.key for o in store.list("s/")] == ["s/k"]
+    store.delete("s/k")
+    assert store.list("s/") == []
+
+
+def test_one_store_serves_many_threads_and_loops(store: ObjectStore) -> None:
+    def sync_user(i: int) -> None:
+        store.put(f"t/{i}", str(i).encode())
+        assert store.get(f"t/{i}") == str(i).encode()
+
+    def async_user(i: int) -> None:
+        async def use() -> None:
+            await store.put_async(f"t/{i}", str(i).encode())
+            assert await store.get_async(f"t/{i}") == str(i).encode()
+
+        asyncio.run(use())
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: (sync_user if i % 2 else async_user)(i), range(24)))
+    assert len(store.list("t/")) == 24
+
+
+async def test_a_reader_never_sees_half_an_object(store: ObjectStore) -> None:
+    bodies = [bytes([i]) * 300_000 for i in range(8)]
+    await store.put_async("k", bodies[0])
+    stop = threading.Event()
+
+    async def write() -> None:
+        for body in bodies * 2:
+            await store.put_async("k", body)
+        stop.set()
+
+    async def read() -> int:
+        reads = 0
+        while not stop.is_set():
+            assert await store.get_async("k") in bodies
+            reads += 1
+        return reads
+
+    _, reads = await asyncio.gather(write(), read())
+    assert reads > 0
+
+
+segment = st.text(st.sampled_from("abZ0-_.=+ :@,é日"), min_size=1, max_size=6).filter(
+    lambda s: s not in (".", "..") and not s.startswith(".tmp-")
+)
+key_strategy = st.lists(segment, min_size=1, max_size=4).map("/".join)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(key_strategy, max_size=12, unique=True), key_strategy, key_strategy)
+async def test_a_directory_lists_what_memory_lists(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[str], prefix: str, after: str
+) -> None:
+    folders = {k.rpartition("/")[0] + "/" for k in keys if "/" in k}
+    free = [k for k in keys if not any(f.startswith(k + "/") for f in folders)]  # files cannot be folders as well
+    root = tmp_path_factory.mktemp("model")
+    file, memory = open_store(f"file://{root}"), open_store(f"memory://{root}")
+    for store in (file, memory):
+        for key in free:
+            await store.put_async(key, key.encode(), durable=False)
+    for p in ("", prefix, prefix[: len(prefix) // 2]):
+        for a in (None, after):
+            assert [o.key for o in await file.list_async(p, a)] == [o.key for o in await memory.list_async(p, a)]
+            assert [o.key for o in await file.list_async(p, a)] == sorted(
+                k for k in free if k.startswith(p) and (a is None or k > a)
+            )

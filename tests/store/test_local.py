@@ -1,0 +1,154 @@
+"""The directory store: atomic under a kill, durable when asked, safe across fork, honest about what a file system cannot do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.errors import StoreError
+from agentcore_rl_toolkit.store import open_store
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+async def test_objects_are_plain_files_at_their_key(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/run")
+    await store.put_async("e/i/s.json", b"{}", create_only=True)
+    assert (tmp_path / "run/e/i/s.json").read_bytes() == b"{}"
+    assert [p.name for p in (tmp_path / "run/e/i").iterdir()] == ["s.json"]
+
+
+async def test_nothing_is_made_before_the_first_put(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/run")
+    assert await store.list_async() == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("durable", "at_least"), [(True, 4), (False, 0)])
+async def test_a_durable_put_syncs_the_file_and_each_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, at_least: int
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store = open_store(f"file://{tmp_path}")
+    await store.put_async("e/i/s.json", b"{}", create_only=True, durable=durable)
+    assert len(synced) == at_least
+    if durable:
+        assert synced[0].startswith(f"{tmp_path}/e/i/.tmp-")
+        assert synced[1:] == [f"{tmp_path}/e/i", f"{tmp_path}/e", f"{tmp_path}"]
+        await store.put_async("e/i/t.json", b"{}")
+        assert len(synced) == 6  # the file and its folder; the folders above are known to be there
+
+
+def test_a_killed_writer_leaves_no_object_and_no_visible_trace(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from agentcore_rl_toolkit.store import open_store\n"
+        "store = open_store('file://' + sys.argv[1])\n"
+        "print('go', flush=True)\n"
+        "i = 0\n"
+        "while True:\n"
+        "    store.put(f'e/{i}', b'x' * 30_000_000, create_only=i % 2 == 0)\n"
+        "    i += 1\n"
+    )
+    for delay_s in (0.01, 0.05, 0.12):
+        with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            time.sleep(delay_s)
+            writer.send_signal(signal.SIGKILL)
+        for found in open_store(f"file://{tmp_path}").list():
+            assert found.size == 30_000_000
+            open_store(f"file://{tmp_path}").delete(found.key)
+
+
+async def test_unfinished_files_are_not_listed(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    await store.put_async("e/k", b"1")
+    (tmp_path / "e/.tmp-0123").write_bytes(b"half")
+    assert [o.key for o in await store.list_async()] == ["e/k"]
+
+
+async def test_a_failed_put_cleans_up_after_itself(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    await store.put_async("e/k/below", b"1")
+    with pytest.raises(StoreError, match="folder and an object at once"):
+        await store.put_async("e/k", b"2")
+    with pytest.raises(StoreError, match="folder and an object at once"):
+        await store.put_async("e/k/below/deeper", b"2")
+    assert [name for _, _, files in os.walk(tmp_path) for name in files] == ["below"]
+
+
+async def test_a_folder_is_no_object(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    await store.put_async("e/k/below", b"1")
+    with pytest.raises(KeyError):
+        await store.head_async("e/k")
+    with pytest.raises(StoreError):
+        await store.get_async("e/k")
+
+
+def test_a_full_disk_is_retried_and_then_told(tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys\n"
+        "from agentcore_rl_toolkit.store import open_store, RetryPolicy\n"
+        "from agentcore_rl_toolkit.errors import StoreError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "store = open_store('file://' + sys.argv[1], retry=RetryPolicy(first_delay_s=0.01))\n"
+        "store.put('small', b'x' * 1000)\n"
+        "try:\n"
+        "    store.put('large', b'x' * 1001, timeout_s=0.2)\n"
+        "except StoreError as e:\n"
+        "    print(e)\n"
+        "print([o.key for o in store.list()])\n"
+    )
+    out = run(code, str(tmp_path)).stdout
+    assert "large" in out.splitlines()[0]
+    assert out.splitlines()[-1] == "['small']"
+    assert [p.name for p in tmp_path.iterdir()] == ["small"]
+
+
+def test_parent_and_forked_child_both_keep_working(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, asyncio\n"
+        "from agentcore_rl_toolkit.store import open_store\n"
+        "store = open_store('file://' + sys.argv[1])\n"
+        "store.put('parent/1', b'1')\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    store.put('child/1', b'1')\n"
+        "    asyncio.run(store.put_async('child/2', b'1'))\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "store.put('parent/2', b'1')\n"
+        "print([o.key for o in store.list()])\n"
+    )
+    assert run(code, str(tmp_path)).stdout.strip() == "['child/1', 'child/2', 'parent/1', 'parent/2']"
+
+
+def test_importing_and_opening_start_no_thread_and_load_no_obstore(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from agentcore_rl_toolkit.store import open_store\n"
+        "for url in ('file://' + sys.argv[1], 'memory://x', 'some-bucket', 's3://b-b/p'):\n"
+        "    open_store(url)\n"
+        "print(len(os.listdir('/proc/self/task')), 'obstore' in sys.modules, 'boto3' in sys.modules)\n"
+    )
+    assert run(code, str(tmp_path)).stdout.split() == ["1", "False", "False"]

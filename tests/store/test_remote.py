@@ -1,0 +1,289 @@
+"""S3 when it misbehaves, over real sockets: what is retried, what is final, and what each fault is called."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.errors import (
+    ConfigError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+    StorePermissionError,
+)
+from agentcore_rl_toolkit.store import ObjectStore, RetryPolicy, open_store
+from agentcore_rl_toolkit.store.credentials import AwsCredentials
+
+QUICK = RetryPolicy(first_delay_s=0.01, max_delay_s=0.05)
+
+
+def s3_error(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>as told</Message></Error>".encode()
+
+
+@pytest.fixture
+def remote(scripted: Any) -> ObjectStore:
+    return open_store("the-bucket", retry=QUICK)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (500, s3_error("InternalError")),
+        (503, s3_error("SlowDown")),
+        (503, b"not even xml"),
+        (429, b""),
+        (408, s3_error("RequestTimeout")),
+        (409, s3_error("ConditionalRequestConflict")),
+        None,
+    ],
+    ids=["500", "slow-down", "503-plain", "429", "408", "409-conflict", "hang-up"],
+)
+@pytest.mark.parametrize("create_only", [False, True])
+async def test_a_passing_fault_is_retried(scripted: Any, remote: ObjectStore, fault: Any, create_only: bool) -> None:
+    scripted.answer = lambda _request, n: fault if n <= 3 else (200, b"")
+    await remote.put_async("a/k", b"body", create_only=create_only)
+    assert scripted.count("PUT") == 4
+    assert {r.body for r in scripted.requests} == {b"body"}
+    assert all(("if-none-match" in r.headers) == create_only for r in scripted.requests)
+
+
+async def test_reading_and_listing_are_retried_too(scripted: Any, remote: ObjectStore) -> None:
+    listing = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+    scripted.answer = lambda r, n: (503, b"") if n % 2 else (200, listing if "list-type" in r.path else b"content")
+    assert await remote.get_async("k") == b"content"
+    assert (await remote.head_async("k")).size == len(b"content")
+    assert await remote.list_async("p/") == []
+    assert len(scripted.requests) == 6
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (403, "AccessDenied", StorePermissionError),
+        (403, "InvalidAccessKeyId", StorePermissionError),
+        (401, "Unauthorized", StorePermissionError),
+        (400, "EntityTooLarge", StoreError),
+        (400, "AuthorizationHeaderMalformed", StoreError),
+        (301, "PermanentRedirect", StoreError),
+        (404, "NoSuchBucket", StoreError),
+    ],
+)
+async def test_a_lasting_fault_is_told_at_once(
+    scripted: Any, remote: ObjectStore, status: int, code: str, error: type[Exception]
+) -> None:
+    scripted.answer = lambda _request, _n: (status, s3_error(code))
+    with pytest.raises(error) as caught:
+        await remote.put_async("a/k", b"body")
+    assert len(scripted.requests) == 1
+    assert not isinstance(caught.value, ObjectNotFoundError)
+    assert "Debug source" not in str(caught.value)
+
+
+async def test_messages_say_what_to_do(scripted: Any, remote: ObjectStore) -> None:
+    scripted.answer = lambda _request, _n: (404, s3_error("NoSuchBucket"))
+    with pytest.raises(StoreError, match=r"s3://the-bucket does not exist: create the bucket"):
+        await remote.list_async("p/")
+    scripted.answer = lambda _request, _n: (301, b"")
+    with pytest.raises(StoreError, match="set AWS_REGION"):
+        await remote.put_async("k", b"")
+
+
+async def test_a_lost_answer_to_a_create_that_succeeded_is_a_success(scripted: Any, remote: ObjectStore) -> None:
+    stored: list[bytes] = []
+
+    def answer(request: Any, _n: int) -> tuple[int, bytes] | None:
+        if request.method == "GET":
+            return 200, stored[0]
+        if stored:
+            return 412, s3_error("PreconditionFailed")
+        stored.append(request.body)
+        return None  # stored, but nobody hears of it
+
+    scripted.answer = answer
+    await remote.put_async("k", b"mine", create_only=True)
+    assert [r.method for r in scripted.requests] == ["PUT", "PUT", "GET"]
+
+
+async def test_a_lost_answer_does_not_hide_somebody_elses_object(scripted: Any, remote: ObjectStore) -> None:
+    def answer(request: Any, n: int) -> tuple[int, bytes] | None:
+        if request.method == "GET":
+            return 200, b"theirs"
+        return None if n == 1 else (412, s3_error("PreconditionFailed"))
+
+    scripted.answer = answer
+    with pytest.raises(ObjectExistsError):
+        await remote.put_async("k", b"mine", create_only=True)
+
+
+async def test_a_refused_try_is_no_lost_answer(scripted: Any, remote: ObjectStore) -> None:
+    scripted.answer = lambda r, n: (429, b"") if n == 1 else (412, s3_error("PreconditionFailed"))
+    with pytest.raises(ObjectExistsError):
+        await remote.put_async("k", b"mine", create_only=True)
+    assert scripted.count("GET") == 0
+
+
+@pytest.mark.serial
+async def test_retries_end_at_the_deadline_and_say_why(scripted: Any, remote: ObjectStore) -> None:
+    scripted.answer = lambda _request, _n: (503, s3_error("SlowDown"))
+    started = time.monotonic()
+    with pytest.raises(
+        StoreError, match=r"put of 'k' in s3://the-bucket did not succeed within .* tries\); last fault.*503"
+    ):
+        await remote.put_async("k", b"", timeout_s=0.5)
+    assert 0.3 <= time.monotonic() - started < 3
+    assert len(scripted.requests) > 3
+
+
+async def test_a_deadline_of_zero_means_one_try(scripted: Any, remote: ObjectStore) -> None:
+    scripted.answer = lambda _request, _n: (503, b"")
+    with pytest.raises(StoreError):
+        await remote.get_async("k", timeout_s=0)
+    assert len(scripted.requests) == 1
+
+
+async def test_no_deadline_outlasts_an_outage(scripted: Any, remote: ObjectStore) -> None:
+    scripted.answer = lambda _request, n: (503, b"") if n <= 12 else (200, b"")
+    await remote.put_async("k", b"", timeout_s=None)
+    assert len(scripted.requests) == 13
+
+
+@pytest.mark.serial
+async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(scripted: Any) -> None:
+    store = open_store("the-bucket", retry=RetryPolicy(attempt_s=0.4, first_delay_s=0.01))
+
+    def answer(_request: Any, n: int) -> tuple[int, bytes]:
+        if n == 1:
+            time.sleep(2)
+        return 200, b"content"
+
+    scripted.answer = answer
+    started = time.monotonic()
+    assert await store.get_async("k", timeout_s=10) == b"content"
+    assert time.monotonic() - started < 1.9
+
+
+async def test_an_endpoint_given_in_code_wins_and_one_that_is_down_is_a_passing_fault(scripted: Any) -> None:
+    store = open_store("the-bucket", endpoint_url="http://127.0.0.1:9", retry=QUICK)
+    with pytest.raises(StoreError, match="did not succeed within"):
+        await store.put_async("k", b"", timeout_s=0.3)
+    assert scripted.requests == []
+    await open_store("the-bucket", endpoint_url=scripted.url).put_async("k", b"")
+
+
+async def test_expired_credentials_are_fetched_again(
+    scripted: Any, remote: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(request: Any, _n: int) -> tuple[int, bytes]:
+        if "Credential=fresh/" in request.headers["authorization"]:
+            return 200, b""
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh")  # what a credential refresher does between two requests
+        return 400, s3_error("ExpiredToken")
+
+    scripted.answer = answer
+    await remote.put_async("k", b"")
+    assert len(scripted.requests) == 2
+
+
+async def test_path_style_http_endpoint_and_prefix(scripted: Any) -> None:
+    await open_store("s3://the-bucket/team/x", retry=QUICK).put_async("a b/k", b"")
+    assert scripted.requests[0].path == "/the-bucket/team/x/a%20b/k"
+    assert "us-east-1/s3/aws4_request" in scripted.requests[0].headers["authorization"]
+
+
+async def test_the_service_endpoint_wins_over_the_general_one(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    await open_store("the-bucket").put_async("k", b"")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", scripted.url)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    await open_store("the-bucket").put_async("k", b"")
+    assert len(scripted.requests) == 2
+
+
+async def test_the_environment_is_read_at_the_first_operation(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    store = open_store("the-bucket")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", scripted.url)
+    await store.put_async("k", b"")
+    assert len(scripted.requests) == 1
+
+
+async def test_listing_follows_every_page(bucket: str) -> None:
+    store = open_store(bucket)
+    gate = asyncio.Semaphore(16)
+
+    async def put(i: int) -> None:
+        async with gate:
+            await store.put_async(f"e/{i:05d}", b"")
+
+    await asyncio.gather(*(put(i) for i in range(1100)))
+    listed = [o.key for o in await store.list_async("e/")]
+    assert listed == [f"e/{i:05d}" for i in range(1100)]
+    assert [o.key for o in await store.list_async("e/", after="e/01050")] == listed[1051:]
+
+
+async def test_credentials_from_a_profile(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    (tmp_path / "creds").write_text("[work]\naws_access_key_id = testing\naws_secret_access_key = testing\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "creds"))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    store = open_store(bucket)
+    await store.put_async("k", b"1", create_only=True)
+    assert await store.get_async("k") == b"1"
+
+
+async def test_no_credentials_at_all_is_a_clear_error(
+    scripted: Any, remote: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(StorePermissionError, match="no AWS credentials found; set AWS_ACCESS_KEY_ID"):
+        await remote.put_async("k", b"", timeout_s=5)
+    assert scripted.requests == []
+
+
+def test_environment_credentials_follow_the_environment(aws_env: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = AwsCredentials()
+    first = provider()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "rotated")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    second = provider()
+    assert (first["access_key_id"], first["token"]) == ("testing", None)
+    assert (second["access_key_id"], second["token"]) == ("rotated", "token")
+    assert second["expires_at"].tzinfo is not None
+
+
+def test_s3_with_keys_in_the_environment_never_loads_boto3(bucket: str) -> None:
+    code = (
+        "import sys, os, json\n"
+        "from agentcore_rl_toolkit.store import open_store\n"
+        "before = [sorted(sys.modules), len(os.listdir('/proc/self/task'))]\n"
+        f"store = open_store({bucket!r})\n"
+        "assert 'obstore' not in sys.modules and len(os.listdir('/proc/self/task')) == 1\n"
+        "store.put('k', b'1')\n"
+        "assert store.get('k') == b'1'\n"
+        "print(json.dumps(['obstore' in before[0], before[1], 'boto3' in sys.modules, 'obstore' in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [False, 1, False, True]
+
+
+async def test_an_unreadable_key_for_s3_is_the_callers_error(remote: ObjectStore) -> None:
+    with pytest.raises(ConfigError):
+        await remote.put_async("a/../b", b"")
