@@ -36,7 +36,7 @@ _TOOL = {
 
 def stub_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     """An assistant message with the outward form of ``answer`` (which tools it calls, under which ids) and the
-    sentinel as its end.
+    sentinel in it.
     """
     calls = answer.get("tool_calls") or []
     if not calls:
@@ -47,10 +47,10 @@ def stub_of(answer: Mapping[str, Any]) -> dict[str, Any]:
             "type": "function",
             "function": {
                 "name": call["function"]["name"],
-                "arguments": {"s": SENTINEL} if i == len(calls) - 1 else {},
+                "arguments": {"s": SENTINEL},
             },
         }
-        for i, call in enumerate(calls)
+        for call in calls
     ]
     return {"role": "assistant", "content": "", "tool_calls": stubs}
 
@@ -103,7 +103,8 @@ class SuffixRenderer:
         return self.after_sentinel(text)
 
     def after_sentinel(self, text: str) -> str | None:
-        at = text.find(SENTINEL)
+        # The last one: a template may write all calls of an answer, or only the first.
+        at = text.rfind(SENTINEL)
         if at < 0:
             return None
         at += len(SENTINEL)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from agentcore_rl_toolkit.errors import AgentCoreRLError
 
 from .renderer import Renderer
@@ -102,19 +104,17 @@ def sampled_body(
     user = {"role": "user", "content": "hello"}
     opening = renderer.template.render([user], tools=tools, now=0.0)
     whole = renderer.template.render([user, answer], tools=tools, add_generation_prompt=False, now=0.0)
-    if not whole.startswith(opening):
+    if whole.startswith(opening):
+        body = whole[len(opening) :]
+    else:
+        # In history the template may leave out what it puts in front of a new answer (an empty reasoning block).
+        asked, written = renderer.encode(opening), renderer.encode(whole)
         shared = 0
-        for a, b in zip(opening, whole, strict=False):
-            if a != b:
-                break
+        while shared < min(len(asked), len(written)) and asked[shared] == written[shared]:
             shared += 1
-        # The template may leave out, in history, what it puts in front of a new answer (an empty reasoning block).
-        extra = opening[shared:].strip()
-        if extra and not extra.startswith("<"):
+        if renderer.grammar.reasoning is None or renderer.grammar.reasoning[0] not in renderer.decode(asked[shared:]):
             return None
-        whole = opening[:shared] + whole[shared:]
-        opening = opening[:shared]
-    body = whole[len(opening) :]
+        body = renderer.decode(written[shared:])
     ends = [(at, c) for c in renderer.facts.closers if (at := body.find(c)) >= 0]
     if renderer.grammar.name == "harmony":
         ends = [(at, c) for c in ("<|call|>", "<|return|>") if (at := body.find(c)) >= 0]
@@ -177,8 +177,6 @@ def _round_trip(renderer: Renderer) -> tuple[bool | None, str]:
     parsed = renderer.parse(body, tools=_TOOLS)
     if parsed.status != "parsed":
         return False, f"the template's own call is read as {parsed.status}: {renderer.decode(body)!r}"
-    import msgspec
-
     got = [(c.name, msgspec.json.decode(c.arguments)) for c in parsed.tool_calls]
     wanted = [("look_up", msgspec.json.decode(_ARGUMENTS))]
     return (True, "calls are read back as written") if got == wanted else (False, f"{got} instead of {wanted}")
