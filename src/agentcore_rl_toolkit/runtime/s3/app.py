@@ -128,7 +128,7 @@ class S3App:
             log.exception("S3 request %s %s failed", scope["method"], scope["path"])
             answer = _error(S3Error("InternalError"), scope, request_id)
         with contextlib.suppress(ClientGoneError):
-            if request is not None and not request.body_read and not await request.drain():
+            if request is None or not (request.body_read or await request.drain()):
                 answer.headers["connection"] = "close"  # the rest of the body would be read as the next request
             await _reply(answer, request_id, scope["method"], send)
 

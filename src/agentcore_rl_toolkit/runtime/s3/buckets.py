@@ -79,8 +79,8 @@ def delete_objects(disk: Disk, bucket: Bucket, body: bytes) -> Answer:
         if not key:
             raise S3Error("MalformedXML")
         try:
-            if etag is not None and key in bucket.objects:
-                check_write({"if-match": etag}, bucket.objects[key])
+            if etag is not None:
+                check_write({"if-match": etag}, bucket.objects.get(key))
             disk.remove(bucket, key)
             if not quiet:
                 parts.append(f"<Deleted>{xml.element('Key', key)}</Deleted>")

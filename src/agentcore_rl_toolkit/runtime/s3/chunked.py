@@ -43,8 +43,6 @@ class ChunkedDecoder:
 
     def end(self) -> None:
         """Tell that the body ended. Raises: S3Error IncompleteBody when it ended too early."""
-        if self._state == "trailers" and not self._buffer:
-            self.finished = True  # some clients leave out the empty line after the last chunk
         if not self.finished:
             raise S3Error("IncompleteBody")
 

@@ -121,8 +121,8 @@ def _part(stored: StoredObject, number: str) -> tuple[int, int]:
 def delete(disk: Disk, bucket: Bucket, request: Request) -> Answer:
     """DeleteObject; a key that is not there is fine, unless a condition names it."""
     match = request.headers.get("if-match")
-    if match is not None and request.key in bucket.objects:
-        check_write({"if-match": match}, bucket.objects[request.key])
+    if match is not None:
+        check_write({"if-match": match}, bucket.objects.get(request.key))
     disk.remove(bucket, request.key)
     return Answer(status=204)
 

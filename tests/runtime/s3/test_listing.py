@@ -1,0 +1,83 @@
+"""Pages of listings against a definition by brute force, for any keys, prefixes, delimiters and page sizes."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.runtime.s3.index import SortedKeys
+from agentcore_rl_toolkit.runtime.s3.listing import page
+
+LETTERS = st.sampled_from(["a", "b", "/", "-", "é", "\ud7ff", "\ue000", "\U0010ffff"])
+KEYS = st.lists(st.text(LETTERS, min_size=1, max_size=7), max_size=25)
+PREFIX = st.text(LETTERS, max_size=3)
+DELIMITER = st.sampled_from(["", "/", "-", "--", "a/", "\U0010ffff"])
+
+
+def whole_listing(keys: list[str], prefix: str, delimiter: str) -> list[tuple[str, bool]]:
+    """The definition: keys with the prefix, rolled up at the first delimiter after it, in byte order."""
+    found: set[tuple[str, bool]] = set()
+    for key in keys:
+        if key.startswith(prefix):
+            end = key.find(delimiter, len(prefix)) if delimiter else -1
+            found.add((key, False) if end < 0 else (key[: end + len(delimiter)], True))
+    return sorted(found, key=lambda e: (e[0].encode(), e[1]))
+
+
+@settings(max_examples=400, deadline=None)
+@given(keys=KEYS, prefix=PREFIX, delimiter=DELIMITER, limit=st.integers(1, 6))
+def test_pages_together_are_the_whole_listing(keys: list[str], prefix: str, delimiter: str, limit: int) -> None:
+    index = SortedKeys(keys)
+    after, seen = "", []
+    for _ in range(len(keys) + 2):
+        found = page(index, prefix=prefix, delimiter=delimiter, after=after, limit=limit)
+        assert len(found.entries) <= limit
+        seen += found.entries
+        if found.last is None:
+            break
+        assert found.last == found.entries[-1][0]
+        after = found.last
+    else:
+        raise AssertionError("the listing does not end")
+    assert seen == whole_listing(keys, prefix, delimiter)
+
+
+@settings(max_examples=300, deadline=None)
+@given(keys=KEYS, prefix=PREFIX, after=st.text(LETTERS, max_size=7))
+def test_start_after_leaves_out_exactly_what_sorts_up_to_it(keys: list[str], prefix: str, after: str) -> None:
+    found = page(SortedKeys(keys), prefix=prefix, delimiter="", after=after, limit=1000)
+    expected = sorted({k for k in keys if k.startswith(prefix) and k.encode() > after.encode()}, key=str.encode)
+    assert [name for name, _ in found.entries] == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(keys=KEYS, prefix=PREFIX, after=st.text(LETTERS, max_size=7), delimiter=DELIMITER)
+def test_a_common_prefix_up_to_the_marker_is_not_listed_again(
+    keys: list[str], prefix: str, after: str, delimiter: str
+) -> None:
+    found = page(SortedKeys(keys), prefix=prefix, delimiter=delimiter, after=after, limit=1000)
+    expected = [e for e in whole_listing(keys, prefix, delimiter) if e[0].encode() > after.encode()]
+    assert found.entries == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.text(LETTERS, min_size=1, max_size=4)), max_size=80))
+def test_sorted_keys_behave_like_a_sorted_set(steps: list[tuple[bool, str]]) -> None:
+    index, model = SortedKeys(), set[str]()
+    for add, key in steps:
+        (index.add if add else index.remove)(key)
+        (model.add if add else model.discard)(key)
+        assert list(index.iterate("", inclusive=True)) == sorted(model)
+        assert len(index) == len(model)
+
+
+def test_blocks_split_and_vanish() -> None:
+    names = [f"{i:05}" for i in range(9000)]
+    index = SortedKeys()
+    for name in sorted(names, key=lambda n: n[::-1]):
+        index.add(name)
+    assert list(index.iterate("", inclusive=True)) == names
+    assert list(index.iterate("04000", inclusive=False))[:2] == ["04001", "04002"]
+    for name in names[:-1]:
+        index.remove(name)
+    assert list(index.iterate("", inclusive=True)) == names[-1:]
