@@ -1,0 +1,278 @@
+"""Merging turns, case by case; the general laws are in test_properties.py."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.errors import CaptureError
+from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def turn(index: int, prompt: list[int], completion: list[int], **more: Any) -> Turn:
+    fields: dict[str, Any] = {
+        "turn_id": f"t{index}",
+        "index": index,
+        "prompt_ids": prompt,
+        "completion_ids": completion,
+        "logprobs": [-0.01 * token for token in completion],
+        "finish_reason": "stop",
+        "weight_version_first": 3,
+        "weight_version_last": 3,
+    }
+    return Turn(**{**fields, **more})
+
+
+def test_turns_that_extend_each_other_become_one_sequence() -> None:
+    first = turn(0, PROMPT, [20, 21])
+    second = turn(1, [*PROMPT, 20, 21, 30, 31], [22])
+    result = build_trajectory("s", [first, second])
+    (sequence,) = result.sequences
+    assert sequence.token_ids == [*PROMPT, 20, 21, 30, 31, 22]
+    assert sequence.loss_mask == [0] * 8 + [1, 1, 0, 0, 1]
+    assert sequence.logprobs == [None] * 8 + [-0.2, -0.21, None, None, -0.22]
+    assert sequence.weight_versions == [None] * 8 + [3, 3, None, None, 3]
+    assert sequence.prompt_length == 8
+    assert sequence.turn_ids == ["t0", "t1"]
+    assert sequence.weight == 1.0
+    assert result.report.trained_token_share == 1.0
+    assert result.report.branches == 0
+
+
+def test_order_of_arrival_does_not_matter() -> None:
+    turns = [turn(0, PROMPT, [20]), turn(1, [*PROMPT, 20, 30], [21]), turn(2, [*PROMPT, 20, 30, 21, 31], [22])]
+    assert build_trajectory("s", turns[::-1]) == build_trajectory("s", turns)
+
+
+def test_a_shared_turn_is_trained_in_one_branch_only() -> None:
+    root = turn(0, PROMPT, [20, 21])
+    left = turn(1, [*PROMPT, 20, 21, 30], [22, 23])
+    right = turn(2, [*PROMPT, 20, 21, 31], [24])
+    result = build_trajectory("s", [root, left, right])
+    first, second = result.sequences
+    assert first.turn_ids == ["t0", "t1"]
+    assert first.context_turn_ids == []
+    assert second.turn_ids == ["t2"]
+    assert second.context_turn_ids == ["t0"]
+    assert second.loss_mask == [0] * 11 + [1]
+    assert second.prompt_length == 11
+    assert (first.weight, second.weight) == (0.8, 0.2)
+    assert result.report.branches == 1
+    assert result.report.trained_tokens == result.report.sampled_tokens == 5
+
+
+def test_untrainable_turns_are_counted_and_leave_context_only() -> None:
+    partial = turn(0, PROMPT, [20, 21], finish_reason=None)
+    aborted = turn(1, PROMPT, [20], finish_reason="abort")
+    blind = turn(2, PROMPT, [25], logprobs=[None])
+    marked = turn(3, PROMPT, [26], trainable=False, untrainable_reason="text_only")
+    empty = turn(4, PROMPT, [])
+    broken = turn(5, PROMPT, [27], logprobs=[float("nan")])
+    good = turn(6, [*PROMPT, 20, 21, 30], [22])
+    result = build_trajectory("s", [partial, aborted, blind, marked, empty, broken, good])
+    (sequence,) = result.sequences
+    assert sequence.turn_ids == ["t6"]
+    assert sequence.trained_tokens == 1
+    report = result.report
+    assert report.untrainable_turns == 6
+    assert report.untrainable_reasons == {
+        "unfinished": 2,
+        "missing_logprobs": 1,
+        "text_only": 1,
+        "empty": 1,
+        "bad_logprobs": 1,
+    }
+    assert report.trained_token_share == pytest.approx(1 / 7)
+
+
+def test_nothing_sampled_has_no_share() -> None:
+    result = build_trajectory("s", [])
+    assert result.sequences == []
+    assert result.report.trained_token_share is None
+
+
+def test_the_same_record_twice_is_one_turn() -> None:
+    result = build_trajectory("s", [turn(0, PROMPT, [20]), turn(0, list(PROMPT), [20])])
+    assert len(result.sequences) == 1
+    assert result.report.turns == 1
+    assert result.report.duplicate_turns == 1
+
+
+def test_two_different_turns_with_one_id_are_an_error_that_names_it() -> None:
+    with pytest.raises(CaptureError, match="t0") as caught:
+        build_trajectory("session-9", [turn(0, PROMPT, [20]), turn(0, PROMPT, [21])])
+    assert caught.value.session_id == "session-9"
+
+
+def test_of_a_retried_call_the_answer_that_was_used_is_kept() -> None:
+    lost = turn(0, PROMPT, [20, 21])
+    used = turn(1, PROMPT, [22], retry_of="t0")
+    after = turn(2, [*PROMPT, 22, 30], [23])
+    result = build_trajectory("s", [lost, used, after])
+    (sequence,) = result.sequences
+    assert sequence.turn_ids == ["t1", "t2"]
+    assert result.report.superseded_turns == 1
+    assert result.report.branches == 1  # t1 left t0's tokens
+    assert result.report.trained_token_share == 0.5
+
+
+def test_of_a_retried_call_that_nobody_continued_the_last_answer_is_kept() -> None:
+    chain = [turn(0, PROMPT, [20]), turn(1, PROMPT, [21], retry_of="t0"), turn(2, PROMPT, [22], retry_of="t1")]
+    (sequence,) = build_trajectory("s", chain).sequences
+    assert sequence.turn_ids == ["t2"]
+
+
+def test_a_parent_whose_only_continuation_was_superseded_is_still_trained() -> None:
+    parent = turn(0, PROMPT, [20])
+    dropped = turn(1, [*PROMPT, 20, 30], [21])
+    # The retry asks with a rewritten history, so it does not hang under the parent.
+    kept = turn(2, [9, 9, 9, 9], [22], retry_of="t1")
+    result = build_trajectory("s", [parent, dropped, kept])
+    assert [s.turn_ids for s in result.sequences] == [["t0"], ["t2"]]
+    assert result.report.trained_tokens == 2
+
+
+def cause(*turns: Turn, **options: Any) -> dict[str, int]:
+    return build_trajectory("s", turns, **options).report.branch_reasons
+
+
+def test_a_side_conversation_is_told_from_a_rewritten_history() -> None:
+    main = turn(0, PROMPT, [20])
+    side = turn(1, [1, 2, 3, 4, 5, 9, 9, 9], [40])
+    back = turn(2, [*PROMPT, 20, 30], [21])
+    assert cause(main, side) == {"history_rewritten": 1}
+    assert cause(main, side, back) == {"sub_agent": 1}
+
+
+def test_a_prompt_that_shares_little_is_a_sub_agent() -> None:
+    assert cause(turn(0, PROMPT, [20]), turn(1, [1, 9, 9, 9, 9, 9, 9, 9], [40])) == {"sub_agent": 1}
+
+
+def test_calls_that_overlap_in_time_are_parallel() -> None:
+    root = turn(0, PROMPT, [20])
+    times = {"started_s": 1.0, "finished_s": 3.0}
+    left = turn(1, [*PROMPT, 20, 30], [21], **times)
+    right = turn(2, [*PROMPT, 20, 31], [22], started_s=2.0, finished_s=4.0)
+    later = turn(2, [*PROMPT, 20, 31], [22], started_s=5.0, finished_s=6.0)
+    assert cause(root, left, right) == {"parallel_calls": 1}
+    assert cause(root, left, later) == {"history_rewritten": 1}
+
+
+def test_the_same_prompt_again_is_a_resampling() -> None:
+    assert cause(turn(0, PROMPT, [20]), turn(1, PROMPT, [21])) == {"resampled": 1}
+
+
+def test_the_gateways_own_reason_is_believed() -> None:
+    known = turn(1, [1, 2, 3, 4, 5, 9, 9, 9], [40], branch_reason="sub_agent")
+    assert cause(turn(0, PROMPT, [20]), known) == {"sub_agent": 1}
+
+
+def test_other_tokens_for_the_same_words_are_a_retokenisation() -> None:
+    said = turn(0, PROMPT, [50, 51, 52, 99])
+    drifted = turn(1, [*PROMPT, 50, 60, 61, 52, 99, 30], [21])
+    rewritten = turn(1, [*PROMPT, 50, 70, 71, 72, 73, 74, 75], [21])
+    assert cause(said, drifted) == {"retokenised": 1}
+    assert cause(said, rewritten) == {"history_rewritten": 1}
+
+
+def test_a_decoder_settles_what_tokens_leave_open() -> None:
+    words = {51: "ab", 60: "a", 61: "b", 52: "!", 70: "x"}
+
+    def decode(ids: Any) -> str:
+        return "".join(words.get(i, f"<{i}>") for i in ids)
+
+    said = turn(0, PROMPT, [51, 52])
+    assert cause(said, turn(1, [*PROMPT, 60, 61, 52, 30], [9]), decode=decode) == {"retokenised": 1}
+    assert cause(said, turn(1, [*PROMPT, 70, 61, 52, 30], [9]), decode=decode) == {"history_rewritten": 1}
+
+
+def test_weight_versions_are_per_token() -> None:
+    spanning = turn(0, PROMPT, [20, 21, 22], weight_version_first=4, weight_version_last=6)
+    exact = turn(1, [9], [20, 21, 22], token_weight_versions=[4, 5, 5], weight_version_last=5)
+    untold = turn(2, [8], [20], weight_version_first=None, weight_version_last=None)
+    result = build_trajectory("s", [spanning, exact, untold])
+    assert [s.weight_versions[s.prompt_length :] for s in result.sequences] == [[4, 4, 6], [4, 5, 5], [None]]
+    assert result.report.mixed_version_turns == 2
+    assert (result.report.weight_version_min, result.report.weight_version_max) == (4, 6)
+
+
+def test_expert_routing_is_carried_with_its_place() -> None:
+    first = turn(0, PROMPT, [20], routed_experts=b"one")
+    second = turn(1, [*PROMPT, 20, 30], [21], routed_experts=b"two")
+    (sequence,) = build_trajectory("s", [first, second]).sequences
+    assert [(e.turn_id, e.start, e.stop, e.data) for e in sequence.routed_experts] == [
+        ("t0", 8, 9, b"one"),
+        ("t1", 10, 11, b"two"),
+    ]
+
+
+def test_unparsed_tool_calls_are_counted() -> None:
+    report = build_trajectory("s", [turn(0, PROMPT, [20], parse_status="unparsed")]).report
+    assert report.unparsed_tool_calls == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": [-0.1, -0.2]},
+        {"token_weight_versions": [1, 2]},
+        {"branch_reason": "felt_like_it"},
+    ],
+)
+def test_a_turn_that_does_not_fit_together_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(CaptureError, match="t0"):
+        turn(0, PROMPT, [20], **fields)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**32, "7", None, 1.5])
+def test_a_token_id_that_is_none_is_refused(bad: Any) -> None:
+    with pytest.raises(CaptureError, match="token ids"):
+        build_trajectory("s", [turn(0, [1, bad], [20])])
+
+
+def grown(turns: int, new_tokens: int, sampled: int) -> list[Turn]:
+    """A session whose every turn extends the one before."""
+    source = random.Random(0)
+    history: list[int] = []
+    made = []
+    for index in range(turns):
+        history = [int(str(token)) for token in history]  # fresh objects, as a decoder makes them
+        history += [source.randrange(300, 150_000) for _ in range(new_tokens - sampled)]
+        completion = [source.randrange(300, 150_000) for _ in range(sampled)]
+        made.append(turn(index, history, completion, logprobs=[-0.5] * sampled))
+        history = history + completion
+    return made
+
+
+def test_thousands_of_turns_are_no_deeper_than_one() -> None:
+    result = build_trajectory("s", grown(3_000, 4, 2))
+    assert len(result.sequences) == 1
+    assert result.report.trained_tokens == 6_000
+
+
+def test_thousands_of_unrelated_prompts_do_not_compare_with_each_other() -> None:
+    shared = list(range(500))
+    turns = [turn(i, [*shared, 10_000 + i], [20]) for i in range(3_000)]
+    start = time.process_time()
+    result = build_trajectory("s", turns)
+    assert len(result.sequences) == 3_000
+    # 1.5 M prompt tokens; comparing every prompt with every other would be 4.5 G.
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.serial
+def test_twenty_turns_of_500_tokens_cost_a_few_milliseconds() -> None:
+    turns = grown(20, 500, 250)
+    best = min(_cpu_s(turns) for _ in range(20))
+    assert best < 0.012, f"{best * 1e3:.2f} ms"  # 1.1 ms on an idle core; room for a slow and busy one
+
+
+def _cpu_s(turns: list[Turn]) -> float:
+    start = time.process_time()
+    build_trajectory("s", turns)
+    return time.process_time() - start
