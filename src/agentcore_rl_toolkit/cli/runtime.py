@@ -3,88 +3,206 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group()
 def group() -> None:
     """A local AgentCore Runtime: the AWS wire API, one isolated process per session, no AWS account.
 
-    Point any AWS client at it with AWS_ENDPOINT_URL_BEDROCK_AGENTCORE.
+    Point any AWS client at it with AWS_ENDPOINT_URL_BEDROCK_AGENTCORE (and ..._CONTROL for the control plane).
     """
 
 
+_SERVE_OPTIONS = [
+    click.option("--agent", "agents", multiple=True, metavar="NAME=PATH.py", help="An agent to serve; repeatable."),
+    click.option("--host", default="127.0.0.1", show_default=True),
+    click.option("--port", default=0, show_default=True, help="0 takes any free port."),
+    click.option("--session-env", multiple=True, metavar="K=V", help="A variable every session sees; repeatable."),
+    click.option("--state-dir", type=_FOLDER, help="Keep logs and deployed agents here [default: a temporary folder]."),
+    click.option(
+        "--start",
+        "start_mode",
+        type=click.Choice(["auto", "fork", "exec"]),
+        default="auto",
+        show_default=True,
+        help="fork: sessions are forks of the loaded agent; exec: each loads it anew; auto: fork where that is safe.",
+    ),
+    click.option("--strict-snapshot", is_flag=True, help="Same random state in every session, as from one snapshot."),
+    click.option("--idle-timeout", default=900.0, show_default=True, help="Seconds until an idle session ends."),
+    click.option("--max-lifetime", default=28_800.0, show_default=True, help="Seconds until any session ends."),
+    click.option("--init-timeout", default=30.0, show_default=True, help="Seconds for the first healthy /ping."),
+    click.option("--stop-grace", default=60.0, show_default=True, help="Seconds from SIGTERM to SIGKILL at a stop."),
+    click.option(
+        "--ping-semantics",
+        type=click.Choice(["docs", "observed"]),
+        default="docs",
+        show_default=True,
+        help="Idle clock.",
+    ),
+    click.option("--isolation", default="auto", show_default=True, help="auto, namespaces, landlock or process."),
+    click.option("--writable", multiple=True, type=_FOLDER, help="A folder sessions may write to; repeatable."),
+    click.option("--network", type=click.Choice(["host", "loopback", "none"]), default="host", show_default=True),
+    click.option("--endpoint", "endpoints", multiple=True, metavar="127.0.0.1:PORT", help="Reachable with loopback."),
+    click.option("--memory-mb", type=int, help="Memory limit of a session."),
+    click.option("--cpus", type=float, help="CPU limit of a session, in cores."),
+    click.option("--processes", type=int, help="Limit on processes and threads of a session."),
+    click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025."),
+    click.option("--tps", type=float, help="Requests per second per agent and operation, instead of the profile's."),
+    click.option("--new-sessions-per-minute", type=float, help="Instead of the profile's."),
+    click.option("--max-sessions", type=int, help="Sessions at once, instead of the profile's."),
+    click.option("--faults", "faults_file", type=_FILE, help="Fault plan, TOML or JSON."),
+    click.option("--credential", "credentials", multiple=True, metavar="KEY:SECRET", help="Demand signed requests."),
+    click.option("--s3-dir", type=_FOLDER, help="Serve S3 over this folder; sessions get its address."),
+    click.option("--s3-port", default=0, show_default=True),
+    click.option("--s3-endpoint", help="Address of another S3 server for the sessions."),
+    click.option("--ready-file", type=_FILE, help="Written as JSON once listening."),
+    click.option("--parent-pid", type=int, help="Stop when this process is gone."),
+]
+
+
 @group.command()
-@click.option("--agent", "agents", multiple=True, metavar="NAME=PATH.py", help="An agent to serve; may be repeated.")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=0, show_default=True, help="0 takes any free port.")
-@click.option("--session-env", multiple=True, metavar="K=V", help="A variable every session sees; may be repeated.")
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Keep logs and deployed agents here [default: a temporary folder].",
-)
-@click.option(
-    "--start",
-    "start_mode",
-    type=click.Choice(["auto", "fork", "exec"]),
-    default="auto",
-    show_default=True,
-    help="fork: sessions are forked from a loaded agent; exec: each loads it anew; auto: fork where that is safe.",
-)
-@click.option(
-    "--strict-snapshot", is_flag=True, help="Start every session from the same random state, as a snapshot does."
-)
-@click.option("--idle-timeout", default=900.0, show_default=True, help="Seconds until an idle session ends.")
-@click.option("--max-lifetime", default=28_800.0, show_default=True, help="Seconds until any session ends.")
-@click.option(
-    "--init-timeout", default=30.0, show_default=True, help="Seconds a session has for its first healthy /ping."
-)
-@click.option(
-    "--stop-grace", default=60.0, show_default=True, help="Seconds between SIGTERM and SIGKILL of a stopped session."
-)
-@click.option("--ready-file", type=click.Path(path_type=Path, dir_okay=False), help="Written as JSON once listening.")
-@click.option("--parent-pid", type=int, help="Stop when this process is gone.")
-def serve(
-    agents: tuple[str, ...],
-    host: str,
-    port: int,
-    session_env: tuple[str, ...],
-    state_dir: Path | None,
-    start_mode: str,
-    strict_snapshot: bool,
-    idle_timeout: float,
-    max_lifetime: float,
-    init_timeout: float,
-    stop_grace: float,
-    ready_file: Path | None,
-    parent_pid: int | None,
-) -> None:
+def serve(**options: Any) -> None:
     """Serve agents until stopped.
 
     Example: agentcore-rl runtime serve --agent math=examples/strands_math_agent/rl_app.py
     """
+    from ..errors import ConfigError
     from ..runtime.agents import parse_agent_option
-    from ..runtime.config import RuntimeConfig
+    from ..runtime.config import IsolationConfig, RuntimeConfig
+    from ..runtime.faults import FaultPlan
+    from ..runtime.quotas import profile
     from ..runtime.service import run
     from ..runtime.wire import parse_environment
 
+    credentials = dict(text.partition(":")[::2] for text in options["credentials"])
+    if not all(credentials.values()):
+        raise ConfigError("--credential must be KEY:SECRET")
+    folder, s3_dir, memory = options["state_dir"], options["s3_dir"], options["memory_mb"]
     config = RuntimeConfig(
-        state_dir=state_dir.resolve() if state_dir is not None else None,
-        session_env=parse_environment(session_env),
-        start_mode=start_mode,
-        strict_snapshot=strict_snapshot,
-        idle_timeout_s=idle_timeout,
-        max_lifetime_s=max_lifetime,
-        init_timeout_s=init_timeout,
-        stop_grace_s=stop_grace,
+        state_dir=folder.resolve() if folder is not None else None,
+        session_env=parse_environment(options["session_env"]),
+        start_mode=options["start_mode"],
+        strict_snapshot=options["strict_snapshot"],
+        idle_timeout_s=options["idle_timeout"],
+        max_lifetime_s=options["max_lifetime"],
+        init_timeout_s=options["init_timeout"],
+        stop_grace_s=options["stop_grace"],
+        ping_semantics=options["ping_semantics"],
+        quotas=profile(
+            options["quotas"],
+            tps=options["tps"],
+            new_sessions_per_minute=options["new_sessions_per_minute"],
+            max_sessions=options["max_sessions"],
+        ),
+        faults=FaultPlan.load(options["faults_file"]) if options["faults_file"] is not None else FaultPlan(),
+        isolation=IsolationConfig(
+            tier=options["isolation"],
+            writable=tuple(path.resolve() for path in options["writable"]),
+            network=options["network"],
+            endpoints=options["endpoints"],
+            memory_bytes=memory * 2**20 if memory is not None else None,
+            cpus=options["cpus"],
+            processes=options["processes"],
+        ),
+        credentials=credentials,
+        s3_dir=s3_dir.resolve() if s3_dir is not None else None,
+        s3_port=options["s3_port"],
+        s3_endpoint=options["s3_endpoint"],
     )
     run(
         config,
-        [parse_agent_option(text) for text in agents],
-        host=host,
-        port=port,
-        ready_file=ready_file,
-        parent_pid=parent_pid,
+        [parse_agent_option(text) for text in options["agents"]],
+        host=options["host"],
+        port=options["port"],
+        ready_file=options["ready_file"],
+        parent_pid=options["parent_pid"],
     )
+
+
+for _option in reversed(_SERVE_OPTIONS):
+    serve = _option(serve)
+
+_url_option = click.option("--url", help="The runtime's address [default: the newest one of yours that is running].")
+
+
+@group.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--name", required=True, help="A letter, then up to 47 letters, digits or underscores.")
+@click.option("--env", "env", multiple=True, metavar="K=V", help="A variable of this agent; repeatable.")
+@_url_option
+def deploy(file: Path, name: str, env: tuple[str, ...], url: str | None) -> None:
+    """Give an agent file to a running runtime, in an environment of its own.
+
+    The environment is built with uv from the pyproject.toml (and uv.lock) or requirements.txt beside the file.
+    Deploying a name again makes a new version.
+    """
+    from ..runtime.remote import RuntimeView
+    from ..runtime.wire import parse_environment
+
+    view = RuntimeView.find(url)
+    arn = view.deploy(file.resolve(), name, parse_environment(env))
+    click.echo(arn)
+
+
+@group.command()
+@click.option("--all", "everything", is_flag=True, help="Also sessions that have ended.")
+@_url_option
+def ps(everything: bool, url: str | None) -> None:
+    """List sessions."""
+    from ..runtime.remote import RuntimeView, table
+
+    click.echo(table(RuntimeView.find(url).sessions(ended=everything)))
+
+
+@group.command()
+@click.argument("session")
+@click.option("--follow", "-f", is_flag=True, help="Go on as it grows.")
+@_url_option
+def logs(session: str, follow: bool, url: str | None) -> None:
+    """Print a session's output. SESSION: its id, or how it begins."""
+    from ..runtime.remote import RuntimeView
+
+    for text in RuntimeView.find(url).log(session, follow=follow):
+        click.echo(text, nl=False)
+
+
+@group.command()
+@click.argument("sessions", nargs=-1, required=True)
+@click.option("--grace", type=float, help="Seconds until SIGKILL [default: the runtime's].")
+@_url_option
+def stop(sessions: tuple[str, ...], grace: float | None, url: str | None) -> None:
+    """Stop sessions. SESSIONS: ids, or how they begin."""
+    from ..runtime.remote import RuntimeView
+
+    view = RuntimeView.find(url)
+    for session in sessions:
+        view.stop(session, grace)
+        click.echo(f"stopped {session}")
+
+
+@group.command()
+@click.option("--interval", default=2.0, show_default=True, help="Seconds between pictures.")
+@click.option("--once", is_flag=True, help="One picture, then end.")
+@_url_option
+def top(interval: float, once: bool, url: str | None) -> None:
+    """Watch a runtime: sessions by state, starts per second, memory and CPU of each."""
+    import time
+
+    from ..runtime.remote import RuntimeView, picture
+
+    view = RuntimeView.find(url)
+    before = None
+    while True:
+        before, text = picture(view, before)
+        if not once:
+            click.clear()
+        click.echo(text)
+        if once:
+            return
+        time.sleep(interval)

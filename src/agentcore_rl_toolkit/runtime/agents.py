@@ -29,6 +29,7 @@ class Agent:
     header_allowlist: frozenset[bytes] = frozenset()
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
+    invocation_path: bytes = b"/invocations"
 
 
 def make_runtime_id(name: str, salt: str) -> str:

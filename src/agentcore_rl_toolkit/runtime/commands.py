@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
-import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from . import eventstream
@@ -17,6 +18,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 MAX_COMMAND_CHARS = 65_536
 MAX_TIMEOUT_S, DEFAULT_TIMEOUT_S = 3_600, 300
 CHUNK_BYTES = 64_000  # AWS: 64 KB a chunk
+OUTPUT_AFTER_EXIT_S = 0.5  # how long to wait for the rest of the output when something in the background holds it open
+_numbers = itertools.count(1)
+_STREAMS = {b"o": "stdout", b"e": "stderr"}
 
 
 def parse_command(body: bytes) -> tuple[str, int]:
@@ -33,55 +37,55 @@ def parse_command(body: bytes) -> tuple[str, int]:
     return command, timeout
 
 
-async def run_command(session: Session, command: str, timeout_s: float, env: Mapping[str, str], send: Send) -> None:
-    """Run the command beside the session's server: same folder, same environment, ended with the session."""
-    process = await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        command,
-        cwd=session.directory,
-        env={**env, "HOME": str(session.directory), "TMPDIR": str(session.directory / "tmp")},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    session.commands.add(process.pid)
+async def run_command(session: Session, command: str, timeout_s: float, send: Send) -> None:
+    """Run the command beside the session's server, in the same confinement; it ends with the session.
+
+    A caller that goes away does not end it.
+    """
+    number = next(_numbers)
+    path = f"{session.socket_path}{number}"
     headers = [(b"content-type", eventstream.CONTENT_TYPE), (SESSION_HEADER, session.id.encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def emit(payload: Any) -> None:
         await send({"type": "http.response.body", "body": eventstream.event(payload), "more_body": True})
 
-    async def pump(name: str, stream: asyncio.StreamReader) -> None:
-        while data := await stream.read(CHUNK_BYTES):
-            await emit({"contentDelta": {name: data.decode(errors="replace")}})
+    pumps: list[asyncio.Task[None]] = []
 
-    assert process.stdout is not None
-    assert process.stderr is not None
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        pumps.append(task)
+        try:
+            name = _STREAMS.get(await reader.read(1))
+            while name is not None and (data := await reader.read(CHUNK_BYTES)):
+                await emit({"contentDelta": {name: data.decode(errors="replace")}})
+        except ConnectionError:
+            return
+        finally:
+            writer.close()
+
+    await emit({"contentStart": {}})
+    server = await asyncio.start_unix_server(pump, path)
     status = "COMPLETED"
     try:
-        await emit({"contentStart": {}})
+        process = session.process.command(str(number), command, path)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(pump("stdout", process.stdout), pump("stderr", process.stderr))
-                exit_code = await process.wait()
+                code = await asyncio.shield(process.ended)
         except TimeoutError:
             status = "TIMED_OUT"
-            kill_group(process.pid)
-            exit_code = await process.wait()
+            process.kill()
+            code = await process.ended
+        await asyncio.sleep(0)
+        if pumps:
+            _, late = await asyncio.wait(pumps, timeout=OUTPUT_AFTER_EXIT_S)
+            for task in late:
+                task.cancel()
+        exit_code = code if code >= -1 else 128 - code  # a signal, as a shell reports it
         await emit({"contentStop": {"exitCode": exit_code, "status": status}})
         await send({"type": "http.response.body", "body": b""})
     finally:
-        if process.returncode is None:
-            kill_group(process.pid)
-            await process.wait()
-        session.commands.discard(process.pid)
-
-
-def kill_group(pid: int) -> None:
-    """SIGKILL a command's process group."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+        server.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -5,6 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+from ..errors import ConfigError
+from .faults import FaultPlan
+from .quotas import PROFILES, QuotaProfile
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsolationConfig:
+    """How sessions are kept apart.
+
+    ``tier``: auto (the strongest one here that can hold ``network``), or namespaces, landlock, process. ``writable``
+    and ``read_only``: paths
+    sessions may use besides their own folder and the agent's. ``network``: host, loopback (only ``endpoints``, as
+    127.0.0.1:PORT) or none. Limits are per session; None: no limit. Units: bytes, cores.
+    """
+
+    tier: str = "auto"
+    writable: tuple[Path, ...] = ()
+    read_only: tuple[Path, ...] = ()
+    network: Literal["host", "loopback", "none"] = "host"
+    endpoints: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    processes: int | None = None
+    file_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,13 +40,17 @@ class RuntimeConfig:
     ``idle_timeout_s`` and ``max_lifetime_s`` are AWS's defaults for an agent that sets no lifecycle of its own.
     ``init_timeout_s`` is the platform's limit for the first healthy /ping (30 s on V1, 120 s on V2). ``stop_grace_s`` is the
     time between SIGTERM and SIGKILL of a stopped session; ``shutdown_grace_s`` the same when the whole runtime ends.
+    ``ping_semantics``: docs or observed, see `clock`. ``credentials``: access key -> secret; when given, requests must
+    be signed with one.
+    ``s3_dir``: serve an S3 endpoint over this folder in the same process. ``s3_endpoint``: another one that sessions
+    are to use.
     """
 
     region: str = "us-west-2"
     account_id: str = "123456789012"
     state_dir: Path | None = None
     session_env: Mapping[str, str] = field(default_factory=dict)
-    start_mode: str = "auto"
+    start_mode: Literal["auto", "fork", "exec"] = "auto"
     strict_snapshot: bool = False
     init_timeout_s: float = 30.0
     idle_timeout_s: float = 900.0
@@ -29,4 +59,22 @@ class RuntimeConfig:
     shutdown_grace_s: float = 5.0
     invoke_timeout_s: float = 900.0
     stream_timeout_s: float = 3_600.0
-    ping_semantics: str = "docs"
+    ping_semantics: Literal["docs", "observed"] = "docs"
+    quotas: QuotaProfile = PROFILES["unlimited"]
+    faults: FaultPlan = field(default_factory=FaultPlan)
+    isolation: IsolationConfig = field(default_factory=IsolationConfig)
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    s3_dir: Path | None = None
+    s3_port: int = 0
+    s3_endpoint: str | None = None
+    kept_logs: int = 2_000
+
+    def __post_init__(self) -> None:
+        for name in ("init_timeout_s", "idle_timeout_s", "max_lifetime_s", "invoke_timeout_s", "stream_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)!r}")
+        for name in ("stop_grace_s", "shutdown_grace_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)!r}")
+        if self.s3_dir is not None and self.s3_endpoint is not None:
+            raise ConfigError("give either s3_dir or s3_endpoint, not both")

@@ -4,73 +4,231 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .agents import Agent, make_runtime_id, runtime_arn
+from ..errors import AgentLoadError, ConfigError, LocalRuntimeError
+from . import environments, roots
+from .agents import Agent
 from .config import RuntimeConfig
+from .control import LOCAL_ARTIFACT, ControlPlane
+from .metrics import Metrics
 from .node import LocalNode
-from .sessions import SessionTable
-from .wire import Route, not_found, runtime_id
+from .quotas import Quotas
+from .registry import Record, Registry, Version
+from .sessions import Session, SessionTable
+from .wire import Route, WireError, runtime_id
+
+LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
+_PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
 
 
 class Runtime:
-    """Everything behind the HTTP face. Use as: ``start``, then serve, then ``close``."""
+    """Everything behind the HTTP face. Use as: ``start``, then serve, then ``close``. Raises: ConfigError."""
 
-    def __init__(self, config: RuntimeConfig) -> None:
+    def __init__(self, config: RuntimeConfig, *, s3_url: str | None = None) -> None:
         self.config = config
-        self.own_state = config.state_dir is None
-        self.state_dir = config.state_dir or Path(tempfile.mkdtemp(prefix="agentcore-rl-runtime-"))
-        self.state_dir.mkdir(parents=True, exist_ok=True)
-        # Unix socket paths are limited to about 100 bytes, which a state folder of the user's choice may exceed.
-        self.socket_dir = Path(tempfile.mkdtemp(prefix="acrl-"))
-        for name in ("sessions", "logs"):
-            (self.state_dir / name).mkdir(exist_ok=True)
-        self.agents: dict[str, Agent] = {}
-        self.node = LocalNode(config, state_dir=self.state_dir, extra_env={})
-        self.table = SessionTable(self.node, config, state_dir=self.state_dir, socket_dir=self.socket_dir)
-        self._reaper: asyncio.Task[None] | None = None
+        self._root_lock = roots.new_root()
+        self.root = self._root_lock.path
+        self.state_dir = config.state_dir or self.root / "state"
+        try:
+            self._state_lock = roots.own_state(self.state_dir)
+        except ConfigError:
+            self._root_lock.discard()
+            raise
+        for folder in (self.state_dir / "sessions", self.state_dir / "logs", self.root / "s"):
+            folder.mkdir(exist_ok=True)
+        self.started_s = time.monotonic()
+        self.quotas = Quotas(config.quotas)
+        self.faults = config.faults
+        self.metrics = Metrics()
+        self.registry = Registry(
+            region=config.region,
+            account_id=config.account_id,
+            path=self.state_dir / "agents.json" if config.state_dir is not None else None,
+        )
+        s3 = config.s3_endpoint or s3_url
+        self.node = LocalNode(
+            config,
+            state_dir=self.state_dir,
+            root=self.root,
+            extra_env={"AWS_ENDPOINT_URL_S3": s3, "AWS_ALLOW_HTTP": "true"} if s3 is not None else {},
+            endpoints=(s3_url.removeprefix("http://"),) if s3_url is not None else (),
+        )
+        self.table = SessionTable(self.node, config, state_dir=self.state_dir, socket_dir=self.root / "s")
+        self.table.admit = lambda agent, endpoint, live: self.quotas.new_session(
+            agent.runtime_id, endpoint, live, time.monotonic()
+        )
+        self.table.on_start = self._on_start
+        self.table.on_gone = self._on_gone
+        self.control = ControlPlane(self.registry, self)
+        self._agents: dict[tuple[str, int], Agent] = {}
+        self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+        self._logs: deque[Path] = deque()
 
-    async def start(self, agents: list[tuple[str, Path]]) -> dict[str, str]:
-        """Load the agents' templates. Returns name -> ARN. Raises: AgentLoadError."""
-        arns = {}
-        for name, script in agents:
-            identity = make_runtime_id(name, str(script))
-            self.agents[identity] = Agent(runtime_id=identity, version=1, name=name, script=script)
-            arns[name] = runtime_arn(self.config.region, self.config.account_id, identity)
-        await asyncio.gather(*(self.node.prepare(agent) for agent in self.agents.values()))
-        self._reaper = asyncio.create_task(self.table.reap(), name="session reaper")
-        return arns
+    async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
+        """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
+        await self.node.start()
+        await asyncio.to_thread(self._find_old_logs)
+        self._keep(self.table.reap())
+        known = {r.id for r in self.registry.records.values()}
+        mine = [self._register(name, script) for name, script in agents]
+        for record in self.registry.records.values():  # deployed before a restart
+            if record.id in known and record not in mine:
+                for version in record.versions.values():
+                    await self.deploy(record, version)
+        await asyncio.gather(*(self._load(record, record.latest) for record in mine))
+        return {record.name: self.registry.arn(record.id) for record in mine}
 
-    def find(self, route: Route) -> Agent:
-        """The agent version a request is for. Raises: WireError 400, 404."""
+    def _register(self, name: str, script: Path) -> Record:
+        fields = {
+            "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": f"{LOCAL_ARTIFACT}{script}"}},
+            "roleArn": LOCAL_ROLE.format(account=self.config.account_id),
+            "networkConfiguration": {"networkMode": "PUBLIC"},
+        }
+        record = self.registry.by_name(name)
+        if record is None:
+            record = self.registry.create(name, fields, salt=str(script))
+        elif record.latest.script != str(script):
+            record = self.registry.update(record.id, fields)
+        record.latest.script, record.latest.python = str(script), sys.executable
+        return record
+
+    # -- deploying
+    async def deploy(self, record: Record, version: Version) -> None:
+        """Load a version in the background; its status says how that went."""
+        key = (record.id, version.number)
+        task = asyncio.create_task(self._deploy(record, version), name=f"deploy {record.name}")
+        self._loading[key] = task
+        task.add_done_callback(lambda _: self._loading.pop(key, None))
+
+    async def _deploy(self, record: Record, version: Version) -> None:
+        try:
+            version.script, version.python = await asyncio.to_thread(self._resolve, version)
+            await self._load(record, version)
+        except (LocalRuntimeError, ConfigError, OSError) as e:
+            self.registry.settle(record, version, str(e))
+
+    async def _load(self, record: Record, version: Version) -> None:
+        agent = self._agents[record.id, version.number] = _agent_of(record, version)
+        await self.node.prepare(agent)
+        self.registry.settle(record, version, None)
+
+    def _resolve(self, version: Version) -> tuple[str, str]:
+        """Script and interpreter of an artifact; builds the environment. Blocks."""
+        if version.script is not None and version.python is not None and Path(version.python).exists():
+            return version.script, version.python
+        artifact = version.fields["agentRuntimeArtifact"]
+        uri = artifact.get("containerConfiguration", {}).get("containerUri", "")
+        if not uri.startswith(LOCAL_ARTIFACT):
+            raise ConfigError(
+                "this runtime serves agents by path: containerUri must be local:///path/to/agent.py, "
+                f"got {uri or next(iter(artifact))!r}"
+            )
+        script = Path(uri.removeprefix(LOCAL_ARTIFACT))
+        if not script.is_file():
+            raise ConfigError(f"there is no agent file {script}")
+        python = environments.build(environments.Dependencies.beside(script), environments.cache_dir())
+        return str(script), str(python)
+
+    async def remove(self, record: Record, versions: Sequence[Version]) -> None:
+        """Stop the sessions of deleted versions, then their templates, in the background."""
+        for version in versions:
+            agent = self._agents.pop((record.id, version.number), None)
+            if agent is not None:
+                self._keep(self._remove(agent))
+
+    async def _remove(self, agent: Agent) -> None:
+        sessions = [s for s in self.table.sessions.values() if s.agent == agent]
+        for session in sessions:
+            self.table.stop(session.key)
+        for session in sessions:
+            if session.process is not None:
+                await session.process.ended
+        await self.node.forget(agent)
+
+    # -- serving
+    async def find(self, route: Route) -> Agent:
+        """The agent version a request is for; waits while it is being created. Raises: WireError 400, 404, 424."""
         identity = runtime_id(route.runtime, route.query.get("accountId"))
-        agent = self.agents.get(identity)
-        if agent is None:
-            raise not_found(f"Agent runtime {identity}")
-        if route.qualifier != "DEFAULT":
-            raise not_found(f"Endpoint {route.qualifier} of agent runtime {identity}")
-        return agent
+        version = self.registry.get(identity).resolve(route.qualifier)
+        loading = self._loading.get((identity, version.number))
+        if loading is not None:
+            await asyncio.shield(loading)
+        if version.failure is not None:
+            raise WireError("RuntimeClientError", "The agent runtime is not ready.", localDetail=version.failure)
+        return self._agents[identity, version.number]
 
     def status(self) -> dict[str, Any]:
+        """What `/_local/status` shows."""
         return {
             "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - self.started_s, 1),
             "state_dir": str(self.state_dir),
+            "isolation": {"tier": self.node.tier, "network": self.config.isolation.network},
+            "quotas": self.config.quotas.name,
             "sessions": len(self.table.sessions),
             "started": self.table.started_total,
             "ended": self.table.ended_total,
-            "agents": self.node.modes(),
+            "templates": self.node.describe(),
+            "agents": [
+                {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.number, "status": r.status}
+                for r in self.registry.records.values()
+            ],
         }
 
     async def close(self) -> None:
         """End every session and template, and remove what is not to be kept."""
-        if self._reaper is not None:
-            self._reaper.cancel()
-            await asyncio.gather(self._reaper, return_exceptions=True)
         await self.table.close()
+        tasks = [*self._background, *self._loading.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.node.close()
-        shutil.rmtree(self.socket_dir, ignore_errors=True)
-        if self.own_state:
-            shutil.rmtree(self.state_dir, ignore_errors=True)
+        self._state_lock.release()
+        self._root_lock.discard()
+
+    def _on_start(self, session: Session) -> None:
+        if session.start_s is not None:
+            self.metrics.start_s.add(session.start_s)
+
+    def _on_gone(self, session: Session) -> None:
+        self.metrics.session_cpu_s += session.process.cpu_s or 0.0
+        self._logs.append(session.log_path)
+        while len(self._logs) > self.config.kept_logs:
+            self._logs.popleft().unlink(missing_ok=True)
+
+    def _find_old_logs(self) -> None:
+        logs = sorted((self.state_dir / "logs").glob("*/*.log"), key=lambda p: p.stat().st_mtime)
+        self._logs.extend(logs)
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _agent_of(record: Record, version: Version) -> Agent:
+    if version.script is None or version.python is None:
+        raise AgentLoadError(f"agent {record.name} has no script")
+    lifecycle = version.fields.get("lifecycleConfiguration", {})
+    headers = version.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
+    protocol = version.fields.get("protocolConfiguration", {})
+    path = protocol.get("path")
+    return Agent(
+        runtime_id=record.id,
+        version=version.number,
+        name=record.name,
+        script=Path(version.script),
+        python=Path(version.python),
+        env=version.fields.get("environmentVariables", {}),
+        header_allowlist=frozenset(h.lower().encode() for h in headers),
+        idle_timeout_s=lifecycle.get("idleRuntimeSessionTimeout"),
+        max_lifetime_s=lifecycle.get("maxLifetime"),
+        invocation_path=path.encode() if path else _PATHS.get(protocol.get("serverProtocol", "HTTP"), b"/invocations"),
+    )

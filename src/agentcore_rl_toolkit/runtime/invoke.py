@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ async def relay(
     path: bytes = b"/invocations",
     headers: Headers,
     body: Sequence[bytes],
+    request_id: str,
 ) -> None:
     """Send a request to an acquired session and stream its reply to ``send``. The session is released when the agent is done.
 
@@ -37,7 +37,7 @@ async def relay(
             connection = await session.connection()
             sent = forwarded_headers(headers, session.agent.header_allowlist)
             sent.append((SESSION_HEADER, session.id.encode()))
-            sent.append((REQUEST_ID_HEADER, str(uuid.uuid4()).encode()))
+            sent.append((REQUEST_ID_HEADER, request_id.encode()))
             await connection.send(method, path, sent, body)
             status = await connection.head()
             if status >= 400:

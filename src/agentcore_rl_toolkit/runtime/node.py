@@ -7,16 +7,24 @@ on other machines' nodes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import AgentLoadError
 from .agents import Agent, runtime_arn
 from .config import RuntimeConfig
+from .isolation import choose_tier
+from .isolation.relay import Relay
 from .launcher.handle import SessionProcess, TemplateProcess, TemplateSpec
+from .roots import MARKER, marker
+
+log = logging.getLogger(__name__)
 
 # What sessions see of the runtime's own environment: nothing else is inherited.
 INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
@@ -34,24 +42,52 @@ class SessionOrder:
 
 
 class Node(Protocol):
-    """Starts sessions. The returned process has ``started`` and ``ended`` futures, ``pid`` and ``stop(grace_s)``."""
+    """Starts sessions. The returned process has ``started`` and ``ended`` futures, ``pid``, ``command`` and ``stop(grace_s)``."""
 
     async def prepare(self, agent: Agent) -> None: ...
 
     async def start_session(self, order: SessionOrder) -> SessionProcess: ...
 
+    async def forget(self, agent: Agent) -> None: ...
+
     async def close(self) -> None: ...
 
 
 class LocalNode:
-    """Runs sessions on this machine, forked from one template process per agent version."""
+    """Runs sessions on this machine, forked from one template process per agent version.
 
-    def __init__(self, config: RuntimeConfig, *, state_dir: Path, extra_env: Mapping[str, str]) -> None:
+    ``endpoints`` (``127.0.0.1:PORT``) are reachable for sessions with network loopback, besides the configured ones.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        *,
+        state_dir: Path,
+        root: Path,
+        extra_env: Mapping[str, str],
+        endpoints: tuple[str, ...] = (),
+    ) -> None:
         self._config = config
         self._state_dir = state_dir
+        self._root = root
         self._extra_env = extra_env
+        self._endpoints = (*config.isolation.endpoints, *endpoints)
         self._templates: dict[tuple[str, int], TemplateProcess] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self._relay: Relay | None = None
+        self.tier = ""
+
+    async def start(self) -> None:
+        """Choose the isolation tier. Raises: ConfigError when the one asked for is not usable here."""
+        wanted = self._config.isolation
+        tier = await asyncio.to_thread(choose_tier, wanted.tier, network=wanted.network)
+        self.tier = tier.name
+        if tier.name == "process":
+            log.warning("sessions are plain processes: nothing keeps them from other files and processes of this user")
+        if wanted.network == "loopback" and self._endpoints and tier.name == "namespaces":
+            self._relay = Relay(self._root / "relay", self._endpoints)
+            await self._relay.start()
 
     async def prepare(self, agent: Agent) -> None:
         """Load the agent's template. Raises: AgentLoadError with its traceback."""
@@ -61,14 +97,23 @@ class LocalNode:
         """Fork a session. Raises: AgentLoadError, LocalRuntimeError."""
         template = await self._template(order.agent)
         order.log_path.parent.mkdir(parents=True, exist_ok=True)
-        return template.spawn(order.session_id, order.socket_path, order.directory, order.log_path, {})
+        return template.spawn(
+            order.session_id, order.socket_path, order.directory, order.log_path, {}, order.agent.script.parent
+        )
 
-    def modes(self) -> dict[str, dict[str, str | None]]:
-        """How each loaded agent starts its sessions, and why not by fork."""
-        return {
-            f"{runtime_id}:{version}": {"start": t.mode, "reason": t.reason}
+    def describe(self) -> list[dict[str, Any]]:
+        """The loaded agents: how they start their sessions, and why not by fork."""
+        return [
+            {
+                "runtime_id": runtime_id,
+                "version": version,
+                "start": t.mode,
+                "reason": t.reason,
+                "pid": t.process.pid if t.process is not None else None,
+                "sessions": len(t.sessions),
+            }
             for (runtime_id, version), t in self._templates.items()
-        }
+        ]
 
     async def forget(self, agent: Agent) -> None:
         """End an agent version's template and with it its sessions."""
@@ -77,7 +122,10 @@ class LocalNode:
             await template.close()
 
     async def close(self) -> None:
+        """End every template."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))
+        if self._relay is not None:
+            await self._relay.aclose()
 
     async def _template(self, agent: Agent) -> TemplateProcess:
         key = (agent.runtime_id, agent.version)
@@ -87,23 +135,26 @@ class LocalNode:
         async with self._locks.setdefault(key, asyncio.Lock()):
             template = self._templates.get(key)
             if template is None or not template.alive:
+                if template is not None:
+                    await template.close()
                 template = await self._load(agent)
                 self._templates[key] = template
         return template
 
     async def _load(self, agent: Agent) -> TemplateProcess:
-        log = self._state_dir / "logs" / f"{agent.name}.template.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        home = self._state_dir / "home" / agent.name
+        log_path = self._state_dir / "logs" / f"{agent.name}.template.log"
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        home = self._root / "home" / agent.name
         home.mkdir(parents=True, exist_ok=True)
         template = TemplateProcess(
             TemplateSpec(
                 script=agent.script,
                 python=agent.python,
-                env={**self.environment(agent), "HOME": str(home)},
+                env={**self.environment(agent), "HOME": str(home), "TMPDIR": str(home)},
                 mode=self._config.start_mode,
                 strict_snapshot=self._config.strict_snapshot,
-                log_path=log,
+                isolation=self._isolation(agent),
+                log_path=log_path,
             )
         )
         try:
@@ -111,6 +162,28 @@ class LocalNode:
         except AgentLoadError as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         return template
+
+    def _isolation(self, agent: Agent) -> dict[str, Any]:
+        c = self._config.isolation
+        limits = {
+            "memory_bytes": c.memory_bytes,
+            "cpus": c.cpus,
+            "processes": c.processes,
+            "file_bytes": c.file_bytes,
+        }
+        if self.tier == "process" and not any(limits.values()):
+            return {}
+        package = Path(__file__).resolve().parents[1]
+        return {
+            "tier": self.tier,
+            "name_prefix": hashlib.sha256(str(self._root).encode()).hexdigest()[:8] + "-",
+            "read_only": [str(p) for p in (agent.script.parent, package, *c.read_only)],
+            "writable": [str(p) for p in c.writable],
+            "limits": limits,
+            "network": c.network,
+            "endpoints": list(self._endpoints) if c.network == "loopback" else [],
+            "relay": str(self._relay.path) if self._relay is not None else None,
+        }
 
     def environment(self, agent: Agent) -> dict[str, str]:
         """Everything an agent's process sees: a few inherited names, what AWS sets, then what the user set."""
@@ -124,6 +197,8 @@ class LocalNode:
             "AWS_EC2_METADATA_DISABLED": "true",
             "OTEL_RESOURCE_ATTRIBUTES": f"cloud.resource_id={arn}",
             "PYTHONUNBUFFERED": "1",
-            "AGENTCORE_RL_RUNTIME": str(self._state_dir),
+            MARKER: marker(self._root),
         }
+        if sys.platform == "darwin":
+            env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # else a forked child that uses Foundation is killed
         return {**env, **self._extra_env, **self._config.session_env, **agent.env}

@@ -1,19 +1,30 @@
-"""The runtime's HTTP face: a plain ASGI application that maps AWS's paths to sessions."""
+"""The runtime's HTTP face: a plain ASGI application that maps AWS's paths to sessions and the control plane."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import websockets
+
+from . import control, local_api, sigv4
+from .agents import Agent
 from .commands import parse_command, run_command
+from .connection import break_off
 from .core import Runtime
+from .faults import Fault, as_error
 from .invoke import relay
 from .sessions import Session
 from .upstream import UpstreamLostError
+from .websocket import bridge
 from .wire import (
     MAX_PAYLOAD_BYTES,
+    REQUEST_ID_HEADER,
     SESSION_HEADER,
     Headers,
     Route,
@@ -28,6 +39,14 @@ from .wire import (
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Scope = dict[str, Any]
+
+CARD = "invocations/.well-known/agent-card.json"
+OPERATIONS = {
+    ("POST", "invocations"): "InvokeAgentRuntime",
+    ("POST", "commands"): "InvokeAgentRuntimeCommand",
+    ("POST", "stopruntimesession"): "StopRuntimeSession",
+    ("GET", CARD): "GetAgentCard",
+}
 
 
 async def read_body(headers: dict[bytes, bytes], receive: Receive) -> list[bytes]:
@@ -52,33 +71,41 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive) -> list[bytes
             return pieces
 
 
-async def reply_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
-    """Send a complete JSON reply."""
-    all_headers = [
-        (b"content-type", b"application/json"),
+async def reply(
+    send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), kind: bytes = b"application/json"
+) -> None:
+    """Send a complete reply."""
+    own = [
+        (b"content-type", kind),
         (b"content-length", b"%d" % len(body)),
-        (b"x-amzn-requestid", secrets.token_hex(16).encode()),
-        *(headers or []),
+        (b"x-amzn-requestid", str(uuid.uuid4()).encode()),
     ]
-    await send({"type": "http.response.start", "status": status, "headers": all_headers})
+    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
-async def reply_error(send: Send, error: WireError) -> None:
-    await reply_json(send, error.status, error.body(), [(b"x-amzn-errortype", error.code.encode())])
+async def _nowhere(message: dict[str, Any]) -> None:
+    return None
 
 
 class RuntimeApp:
-    """ASGI application over a `Runtime`."""
+    """ASGI application over a `Runtime`. ``s3``: an ASGI application that gets what arrives on ``s3_port``."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, s3: Any = None, s3_port: int | None = None) -> None:
         self.runtime = runtime
+        self._s3 = s3
+        self._s3_port = s3_port
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
+        elif self._s3 is not None and scope["server"][1] == self._s3_port:
+            await self._s3(scope, receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -91,63 +118,172 @@ class RuntimeApp:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         pieces, query = split_path(scope["raw_path"], scope["query_string"])
+        operation, status = "Unknown", 200
         try:
-            if pieces[0] == "runtimes" and len(pieces) >= 3:
-                await self._data_plane(Route("/".join(pieces[2:]), pieces[1], query), scope, receive, send)
-            elif pieces[0] == "_local":
-                await self._local(pieces[1:], send)
-            else:
-                raise not_found(f"Path {scope['path']}")
+            headers: Headers = scope["headers"]
+            body = await read_body(dict(headers), receive)
+            if pieces[0] == "_local":
+                operation = "Local"
+                await local_api.answer(self.runtime, scope["method"], pieces[1:], query, b"".join(body), send)
+                return
+            self._authenticate(scope, body)
+            managed = control.match(scope["method"], pieces)
+            if managed is not None:
+                operation = managed[0]
+                status = await self._control(managed, query, body, send)
+                return
+            route = Route("/".join(pieces[2:]), pieces[1] if len(pieces) > 1 else "", query)
+            named = OPERATIONS.get((scope["method"], route.operation)) if pieces[0] == "runtimes" else None
+            if named is None:
+                raise not_found(f"Operation {scope['method']} {scope['path']}")
+            operation = named
+            await self._data_plane(operation, route, scope, body, send)
         except WireError as e:
-            await reply_error(send, e)
+            status = e.status
+            await reply(send, e.status, e.body(), [(b"x-amzn-errortype", e.code.encode())])
+        except (ConnectionResetError, UpstreamLostError):
+            # The reply had begun, or the caller is gone: all that is left is to break the connection, so nobody takes
+            # it for whole.
+            status = 499
+            await break_off(scope)
+        finally:
+            self.runtime.metrics.request(operation, status)
 
-    async def _data_plane(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+    def _authenticate(self, scope: Scope, body: list[bytes]) -> None:
+        if self.runtime.config.credentials:
+            sigv4.verify(
+                self.runtime.config.credentials,
+                method=scope["method"],
+                raw_path=scope["raw_path"],
+                query_string=scope["query_string"],
+                headers=scope["headers"],
+                body=body,
+                now=time.time(),
+            )
+
+    async def _control(
+        self, managed: tuple[str, str, str], query: dict[str, str], body: list[bytes], send: Send
+    ) -> int:
+        operation, runtime, endpoint = managed
+        self.runtime.quotas.control(operation, time.monotonic())
+        call = control.Call(operation, runtime, endpoint, query, control.parse_body(b"".join(body)))
+        status, answer = await self.runtime.control.call(call)
+        await reply(send, status, json.dumps(answer).encode())
+        return status
+
+    async def _data_plane(self, operation: str, route: Route, scope: Scope, body: list[bytes], send: Send) -> None:
         headers: Headers = scope["headers"]
         by_name = dict(headers)
         check_headers(by_name)
         session_id = session_id_of(by_name)
-        body = await read_body(by_name, receive)
-        agent = self.runtime.find(route)
-        if route.operation == "invocations":
-            session = await self._session(agent, route, session_id)
-            await self._relay(session, headers, body, send)
-        elif route.operation == "commands":
-            command, timeout = parse_command(b"".join(body))
-            session = await self._session(agent, route, session_id)
-            try:
-                await run_command(session, command, timeout, self.runtime.node.environment(agent), send)
-            finally:
-                self.runtime.table.release(session)
-        elif route.operation == "stopruntimesession":
+        agent = await self.runtime.find(route)
+        self.runtime.quotas.request(operation, agent.runtime_id, time.monotonic())
+        faults = self._faults(operation, agent)
+        if operation == "StopRuntimeSession":
             if session_id is None:
                 raise invalid("runtimeSessionId is required", field="runtimeSessionId")
             if self.runtime.table.stop((agent.runtime_id, route.qualifier, session_id)) is None:
                 raise not_found(f"Session {session_id}")
-            await reply_json(send, 200, b"{}", [(SESSION_HEADER, session_id.encode())])
-        else:
-            raise not_found(f"Operation {route.operation}")
+            await reply(send, 200, b"{}", [(SESSION_HEADER, session_id.encode())])
+            return
+        command = parse_command(b"".join(body)) if operation == "InvokeAgentRuntimeCommand" else None
+        if any(f.kind == "drop" and f.when == "before" for f in faults):
+            await break_off(scope)
+            return
+        delay_s = sum(f.delay_s for f in faults if f.kind == "slow_start")
+        session = await self._acquire(agent, route, session_id, delay_s)
+        for fault in faults:
+            if fault.kind == "kill":
+                asyncio.get_running_loop().call_later(fault.delay_s, session.process.stop, 0.0)
+        if command is not None:
+            await self._command(session, *command, send)
+            return
+        path = b"/.well-known/agent-card.json" if operation == "GetAgentCard" else agent.invocation_path
+        dropped = any(f.kind == "drop" for f in faults)
+        if any(f.kind == "duplicate" for f in faults):
+            again = await self._acquire(agent, route, session.id, 0.0)
+            task = asyncio.create_task(self._twice(again, path, headers, body))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await relay(
+            self.runtime.table,
+            session,
+            _nowhere if dropped else send,
+            method=b"GET" if operation == "GetAgentCard" else b"POST",
+            path=path,
+            headers=headers,
+            body=body,
+            request_id=_request_id(by_name),
+        )
+        if dropped:
+            await break_off(scope)
 
-    async def _session(self, agent: Any, route: Route, session_id: str | None) -> Session:
-        return await self.runtime.table.acquire(agent, route.qualifier, session_id or _new_session_id())
+    def _faults(self, operation: str, agent: Agent) -> list[Fault]:
+        plan = self.runtime.faults
+        if not plan.rules:
+            return []
+        drawn = plan.draw(operation, agent.name, time.monotonic() - self.runtime.started_s)
+        for fault in drawn:
+            error = as_error(fault)
+            if error is not None:
+                raise error
+        return drawn
 
-    async def _relay(self, session: Session, headers: Headers, body: list[bytes], send: Send) -> None:
+    async def _acquire(self, agent: Agent, route: Route, session_id: str | None, delay_s: float) -> Session:
+        wanted = session_id or str(uuid.uuid4())
+        return await self.runtime.table.acquire(agent, route.qualifier, wanted, start_delay_s=delay_s)
+
+    async def _command(self, session: Session, text: str, timeout_s: float, send: Send) -> None:
         try:
-            await relay(self.runtime.table, session, send, headers=headers, body=body)
-        except UpstreamLostError as e:
-            # The reply had begun: all that is left is to break the connection, so the caller sees it is incomplete.
-            raise ConnectionResetError(str(e)) from e
+            await run_command(session, text, timeout_s, send)
+        finally:
+            self.runtime.table.release(session)
 
-    async def _local(self, path: list[str], send: Send) -> None:
-        if path == ["sessions"]:
-            answer = {"sessions": self.runtime.table.describe(), "ended": list(self.runtime.table.ended)}
-        elif path == ["status"]:
-            answer = self.runtime.status()
-        else:
-            raise not_found("/_local/" + "/".join(path))
-        await reply_json(send, 200, json.dumps(answer).encode())
+    async def _twice(self, session: Session, path: bytes, headers: Headers, body: list[bytes]) -> None:
+        try:
+            request_id = secrets.token_hex(16)
+            await relay(
+                self.runtime.table, session, _nowhere, path=path, headers=headers, body=body, request_id=request_id
+            )
+        except (WireError, UpstreamLostError):
+            return  # the caller sees the first delivery only
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The handshake is refused with the status the error would have had over HTTP."""
+        pieces, query = split_path(scope["raw_path"], scope["query_string"])
+        status = 101
+        try:
+            if pieces[0] != "runtimes" or len(pieces) != 3 or pieces[2] != "ws":
+                raise not_found(f"Path {scope['path']}")
+            await receive()  # websocket.connect
+            by_name = dict(scope["headers"])
+            given = {k.lower().encode(): v.encode() for k, v in query.items()}
+            session_id = session_id_of({**given, **by_name})  # presigned addresses carry it in the query
+            agent = await self.runtime.find(Route("ws", pieces[1], query))
+            self.runtime.quotas.request("WebSocket", agent.runtime_id, time.monotonic())
+            session = await self._acquire(agent, Route("ws", pieces[1], query), session_id, 0.0)
+            try:
+                await bridge(session, scope["headers"], _request_id(by_name), receive, send)
+            finally:
+                self.runtime.table.release(session)
+        except WireError as e:
+            status = e.status
+        except (OSError, websockets.InvalidHandshake):
+            status = 424
+        finally:
+            self.runtime.metrics.request("WebSocket", status)
+        if status != 101:
+            await _refuse(scope, send, status)
 
 
-def _new_session_id() -> str:
-    import uuid
+async def _refuse(scope: Scope, send: Send, status: int) -> None:
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await send({"type": "websocket.http.response.start", "status": status, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": b""})
+    else:
+        await send({"type": "websocket.close", "code": 1008})
 
-    return str(uuid.uuid4())
+
+def _request_id(headers: dict[bytes, bytes]) -> str:
+    given = headers.get(REQUEST_ID_HEADER)
+    return given.decode("latin-1") if given is not None else str(uuid.uuid4())

@@ -15,7 +15,9 @@ import uvicorn
 import uvloop
 
 from ..errors import ConfigError
+from . import roots
 from .config import RuntimeConfig
+from .connection import RuntimeProtocol
 from .core import Runtime
 from .server import RuntimeApp
 
@@ -36,7 +38,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def write_ready_file(path: Path, content: dict[str, object]) -> None:
+def write_ready_file(path: Path, content: dict[str, Any]) -> None:
     """Write JSON so that a reader sees all of it or nothing."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(content))
@@ -59,8 +61,16 @@ async def serve(
     parent_pid: int | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until the parent is gone. Raises: ConfigError, AgentLoadError."""
-    listener = bind(host, port)
-    runtime = Runtime(config)
+    listeners = [bind(host, port)]
+    s3: Any = None
+    s3_url: str | None = None
+    if config.s3_dir is not None:
+        from .s3 import S3App, S3Config
+
+        listeners.append(bind("127.0.0.1", config.s3_port))
+        s3_url = f"http://127.0.0.1:{listeners[1].getsockname()[1]}"
+        s3 = S3App(S3Config(root=config.s3_dir, auto_create=True, credentials=config.credentials, region=config.region))
+    runtime = Runtime(config, s3_url=s3_url)
     loop = asyncio.get_running_loop()
     loading = asyncio.ensure_future(runtime.start(list(agents)))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -69,7 +79,8 @@ async def serve(
         arns = await loading
     except BaseException as e:
         await runtime.close()
-        listener.close()
+        for listener in listeners:
+            listener.close()
         if isinstance(e, asyncio.CancelledError) and loading.cancelled():
             return  # told to stop while loading
         raise
@@ -79,8 +90,8 @@ async def serve(
         signal.signal(number, lambda signum, frame: None)
     server = uvicorn.Server(
         uvicorn.Config(
-            RuntimeApp(runtime),
-            http="httptools",
+            RuntimeApp(runtime, s3=s3, s3_port=listeners[-1].getsockname()[1] if s3 is not None else None),
+            http=RuntimeProtocol,
             ws="websockets-sansio",
             lifespan="on",
             log_level="warning",
@@ -92,14 +103,22 @@ async def serve(
             timeout_graceful_shutdown=int(config.shutdown_grace_s),
         )
     )
-    url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
-    watch = asyncio.create_task(_watch(server, url, arns, ready_file, parent_pid))
+    url = f"http://{host if ':' not in host else f'[{host}]'}:{listeners[0].getsockname()[1]}"
+    content: dict[str, Any] = {"url": url, "pid": os.getpid(), "agents": arns, "isolation": runtime.node.tier}
+    if s3_url is not None:
+        content["s3_url"] = s3_url
+    record = {**content, "root": str(runtime.root), "state_dir": str(runtime.state_dir)}
+    roots.describe_server(runtime.root, record)
+    roots.describe_server(runtime.state_dir, record)
+    watch = asyncio.create_task(_watch(server, content, ready_file, parent_pid))
     try:
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=listeners)
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
         _forget(ready_file)
+        if s3 is not None:
+            s3.close()
 
 
 def _forget(ready_file: Path | None) -> None:
@@ -108,15 +127,18 @@ def _forget(ready_file: Path | None) -> None:
 
 
 async def _watch(
-    server: uvicorn.Server, url: str, arns: dict[str, str], ready_file: Path | None, parent_pid: int | None
+    server: uvicorn.Server, content: dict[str, Any], ready_file: Path | None, parent_pid: int | None
 ) -> None:
     while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
         await asyncio.sleep(0.005)
     if ready_file is not None:
-        write_ready_file(ready_file, {"url": url, "pid": os.getpid(), "agents": arns})
-    print(f"AgentCore Runtime on {url}", flush=True)
-    print(f"  export AWS_ENDPOINT_URL_BEDROCK_AGENTCORE={url}", flush=True)
-    for name, arn in arns.items():
+        write_ready_file(ready_file, content)
+    print(f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}", flush=True)
+    for name in ("", "_CONTROL"):
+        print(f"  export AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{name}={content['url']}", flush=True)
+    if "s3_url" in content:
+        print(f"  export AWS_ENDPOINT_URL_S3={content['s3_url']}", flush=True)
+    for name, arn in content["agents"].items():
         print(f"  {name}: {arn}", flush=True)
     while parent_pid is not None:
         await asyncio.sleep(PARENT_CHECK_S)

@@ -55,7 +55,6 @@ class Session:
     exit_status: int | None = None
     idle_connections: list[Connection] = field(default_factory=list)
     check_at_s: float = 0.0
-    commands: set[int] = field(default_factory=set)
     ending: dict[str, Any] | None = None
 
     @property
@@ -114,7 +113,12 @@ class Session:
 
 
 class SessionTable:
-    """All live sessions. ``admit`` is asked before a new one is started and may raise a WireError."""
+    """All live sessions.
+
+    ``admit`` is asked before a new one is started and may raise a WireError; ``on_start`` and ``on_gone`` (its process
+    is no more, its folder
+    removed) tell who wants to know.
+    """
 
     def __init__(self, node: Node, config: RuntimeConfig, *, state_dir: Path, socket_dir: Path) -> None:
         self.node = node
@@ -122,7 +126,8 @@ class SessionTable:
         self.sessions: dict[Key, Session] = {}
         self.ended: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ENDINGS)
         self.admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None
-        self.on_end: Callable[[Session], None] = lambda session: None
+        self.on_start: Callable[[Session], None] = lambda session: None
+        self.on_gone: Callable[[Session], None] = lambda session: None
         self.started_total = 0
         self.ended_total: dict[str, int] = {}
         self._state_dir = state_dir
@@ -134,8 +139,8 @@ class SessionTable:
         self._new_check = asyncio.Event()
 
     # -- use
-    async def acquire(self, agent: Agent, endpoint: str, session_id: str) -> Session:
-        """The session of this id, started if there is none; counts as active until `release`.
+    async def acquire(self, agent: Agent, endpoint: str, session_id: str, *, start_delay_s: float = 0.0) -> Session:
+        """The session of this id, started if there is none (``start_delay_s`` late); counts as active until `release`.
 
         Raises: WireError 402/429 from admission, 424 when it did not start.
         """
@@ -143,7 +148,7 @@ class SessionTable:
         session = self.sessions.get(key)
         if session is None:
             self.admit(agent, endpoint, len(self.sessions))
-            session = self._begin(key, agent)
+            session = self._begin(key, agent, start_delay_s)
         session.clock.begin(time.monotonic())
         try:
             if session.ready.done():
@@ -198,7 +203,7 @@ class SessionTable:
         return [s.describe(now) for s in self.sessions.values()]
 
     # -- starting
-    def _begin(self, key: Key, agent: Agent) -> Session:
+    def _begin(self, key: Key, agent: Agent, start_delay_s: float) -> Session:
         number = next(self._numbers)
         now = time.monotonic()
         idle = agent.idle_timeout_s if agent.idle_timeout_s is not None else self.config.idle_timeout_s
@@ -216,12 +221,14 @@ class SessionTable:
         )
         self.sessions[key] = session
         self.started_total += 1
-        self._spawn_task(self._start(session))
+        self._spawn_task(self._start(session, start_delay_s))
         return session
 
-    async def _start(self, session: Session) -> None:
+    async def _start(self, session: Session, delay_s: float) -> None:
         try:
             async with asyncio.timeout(self.config.init_timeout_s):
+                if delay_s:
+                    await asyncio.sleep(delay_s)
                 await self._start_process(session)
         except TimeoutError:
             limit = f"{self.config.init_timeout_s:g}"
@@ -258,12 +265,16 @@ class SessionTable:
         )
         session.process = await self.node.start_session(order)
         self._spawn_task(self._wait_end(session))
+        if _is_over(session):  # stopped while it was being started
+            session.process.stop(0.0)
+            return
         await session.process.started
         await self._ping(session, first=True)
         if session.over:
             return
         now = time.monotonic()
         session.start_s = round(now - session.clock.born_s, 4)
+        self.on_start(session)
         session.state = "ready"
         session.clock.last_active_s = now
         if not session.ready.done():
@@ -281,6 +292,7 @@ class SessionTable:
                 "max_rss_bytes": session.process.max_rss_bytes,
             }
         await asyncio.get_running_loop().run_in_executor(None, _remove, session)
+        self.on_gone(session)
 
     # -- watching
     async def _check(self, session: Session) -> None:
@@ -350,12 +362,16 @@ class SessionTable:
         self.ended_total[reason] = self.ended_total.get(reason, 0) + 1
         session.ending = session.describe(time.monotonic())
         self.ended.append(session.ending)
-        self.on_end(session)
 
     def _spawn_task(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _is_over(session: Session) -> bool:
+    """For use after an await, where a type checker still believes what it saw before."""
+    return session.over
 
 
 def _remove(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""What a freshly forked process does to become a session of its own."""
+"""What a freshly forked process does to become a session, or a command beside one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 
 from . import linux
 from .script import run_script
-from .serve import leave, make_config, serve
+from .serve import leave, make_config, serve, stop_early
 
 # Sessions are short and their long-lived objects are frozen in the template: rarer collections save CPU and page copies.
 GC_THRESHOLDS = (5_000, 20, 20)
+MAX_LINKS = 200
 
 
 class Session:
@@ -23,16 +24,18 @@ class Session:
 
     random_state: Any = None
 
-    def __init__(self, order: dict[str, Any], listener: socket.socket, lifeline_fd: int, template_pid: int) -> None:
+    def __init__(self, order: dict[str, Any]) -> None:
         self.id: str = order["id"]
         self.directory: str = order["dir"]
         self.log_path: str = order["log"]
         self.socket_path: str = order["socket"]
         self.env: dict[str, str] = order["env"]
-        self.listener = listener
-        self.lifeline_fd = lifeline_fd
-        self.template_pid = template_pid
+        self.links: str | None = order.get("links")
+        self.listener: socket.socket
+        self.lifeline_fd: int | None = None
+        self.learning: Any = None
         self.pid = 0
+        self.orphans: set[int] = set()
 
     @classmethod
     def keep_random_state(cls) -> None:
@@ -43,7 +46,7 @@ class Session:
 
     def serve(self, config: Any) -> None:
         """Serve the template's app. Never returns."""
-        leave(serve(config, self.listener, self.lifeline_fd))
+        leave(serve(config, self.listener, self.lifeline_fd, self.learning))
 
     def run_cold(self, script: str, argv: list[str]) -> None:
         """Run the script from its first line and serve its app. Never returns."""
@@ -51,30 +54,85 @@ class Session:
         def take_over(app: Any, options: dict[str, Any]) -> None:
             self.serve(make_config(app, options))
 
-        run_script(script, argv, take_over)
+        def serve_here(server: Any) -> tuple[socket.socket, int | None]:
+            return self.listener, self.lifeline_fd
+
+        run_script(script, argv, take_over, serve_here)
 
 
-def become_session(session: Session) -> None:
+class Command:
+    """A shell command beside a session. Its output goes to two connections to the runtime's socket."""
+
+    def __init__(self, order: dict[str, Any], session: Session) -> None:
+        self.id: str = order["id"]
+        self.socket_path: str = order["socket"]
+        self.text: str = order["command"]
+        self.session = session
+        self.pid = 0
+        self.outputs: list[socket.socket] = []
+
+    def connect(self) -> None:
+        for name in (b"o", b"e"):
+            output = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.outputs.append(output)
+            output.connect(self.socket_path)
+            output.sendall(name)
+
+    def close(self) -> None:
+        for output in self.outputs:
+            output.close()
+
+
+def become_session(session: Session, template_pid: int | None) -> None:
     """Detach from the template: own process group, environment, folder, log, random state."""
     os.setsid()
+    signal.signal(signal.SIGTERM, stop_early)
     linux.die_with_parent(signal.SIGKILL)
-    if os.getppid() != session.template_pid:  # it died between the fork and the line above
+    if template_pid is not None and os.getppid() != template_pid:  # it died between the fork and the line above
         os._exit(1)
     linux.adopt_orphans()
     log = os.open(session.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    temporary = os.path.join(session.directory, "tmp")
-    os.makedirs(temporary, mode=0o700)
-    os.chdir(session.directory)
-    os.environ.update(session.env)
-    os.environ["TMPDIR"] = temporary
-    os.environ["HOME"] = session.directory
+    _settle(session)
     tempfile.tempdir = None
     _set_random_state(session)
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
+
+
+def become_command(command: Command) -> None:
+    """Turn into the shell that runs the command. Never returns."""
+    os.setsid()
+    linux.die_with_parent(signal.SIGKILL)
+    linux.adopt_orphans()
+    for output, fd in zip(command.outputs, (1, 2), strict=True):
+        os.dup2(output.fileno(), fd)
+    _settle(command.session, fresh=False)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.execve("/bin/sh", ["/bin/sh", "-c", command.text], dict(os.environ))
+
+
+def _settle(session: Session, *, fresh: bool = True) -> None:
+    """Environment, folder and temporary folder."""
+    temporary = os.path.join(session.directory, "tmp")
+    os.chdir(session.directory)
+    if fresh:
+        os.mkdir(temporary, 0o700)
+        _link_agent_files(session)
+    os.environ.update(session.env)
+    os.environ["TMPDIR"] = temporary
+    os.environ["HOME"] = os.environ["PWD"] = session.directory
+
+
+def _link_agent_files(session: Session) -> None:
+    """Show the agent's files in the working folder, as in a container's /app; what the agent writes stays with the session."""
+    if session.links is None:
+        return
+    for name in sorted(os.listdir(session.links))[:MAX_LINKS]:
+        if not name.startswith(".") and name not in ("__pycache__", "tmp"):
+            os.symlink(os.path.join(session.links, name), name)
 
 
 def _set_random_state(session: Session) -> None:

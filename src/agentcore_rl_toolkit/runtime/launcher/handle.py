@@ -30,6 +30,7 @@ class TemplateSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     mode: str = "auto"
     strict_snapshot: bool = False
+    isolation: Mapping[str, Any] = field(default_factory=dict)
     log_path: Path
     load_timeout_s: float = LOAD_TIMEOUT_S
 
@@ -48,9 +49,28 @@ class SessionProcess:
         self.cpu_s: float | None = None
         self.max_rss_bytes: int | None = None
 
+    def command(self, command_id: str, text: str, socket_path: str) -> CommandProcess:
+        """Run a shell command in the session's environment; its two outputs connect to this unix socket and send o or e."""
+        command = CommandProcess(self.template, command_id)
+        self.template.commands[command_id] = command
+        self.template.send(op="command", id=command_id, session=self.id, command=text, socket=socket_path)
+        return command
+
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL of the whole process group after the grace; at once when the grace is 0."""
         self.template.send(op="stop", id=self.id, grace_s=grace_s)
+
+
+class CommandProcess:
+    """A command beside a session. ``ended`` resolves to its exit status, -1 when it could not be started."""
+
+    def __init__(self, template: TemplateProcess, command_id: str) -> None:
+        self.template = template
+        self.id = command_id
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def kill(self) -> None:
+        self.template.send(op="kill_command", id=self.id)
 
 
 class TemplateProcess:
@@ -62,6 +82,7 @@ class TemplateProcess:
         self.reason: str | None = None
         self.process: asyncio.subprocess.Process | None = None
         self.sessions: dict[str, SessionProcess] = {}
+        self.commands: dict[str, CommandProcess] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self.closed = False
@@ -107,6 +128,7 @@ class TemplateProcess:
             mode=mode,
             reason=reason,
             strict_snapshot=self.spec.strict_snapshot,
+            isolation=dict(self.spec.isolation),
         )
         try:
             async with asyncio.timeout(self.spec.load_timeout_s):
@@ -132,14 +154,22 @@ class TemplateProcess:
         return f"{self.spec.script}: its process ended (status {status}) before the server started. Output:\n{tail}"
 
     def spawn(
-        self, session_id: str, socket_path: str, directory: Path, log: Path, env: Mapping[str, str]
+        self, session_id: str, socket_path: str, directory: Path, log: Path, env: Mapping[str, str], links: Path | None
     ) -> SessionProcess:
         """Order a session process. Its ``started`` resolves to the process id, or fails with LocalRuntimeError."""
         if not self.alive:
             raise LocalRuntimeError("the agent's template process is gone", session_id=session_id)
         process = SessionProcess(self, session_id, socket_path, directory)
         self.sessions[session_id] = process
-        self.send(op="spawn", id=session_id, socket=socket_path, dir=str(directory), log=str(log), env=dict(env))
+        self.send(
+            op="spawn",
+            id=session_id,
+            socket=socket_path,
+            dir=str(directory),
+            log=str(log),
+            env=dict(env),
+            links=str(links) if links is not None else None,
+        )
         return process
 
     def send(self, **order: Any) -> None:
@@ -157,8 +187,16 @@ class TemplateProcess:
             self._kill_group(process)
             _end(process, None, "the agent's template process died")
         self.sessions.clear()
+        for command in self.commands.values():
+            command.ended.set_result(-1)
+        self.commands.clear()
 
     def _on_event(self, event: dict[str, Any]) -> None:
+        if event["ev"] == "command_exit":
+            command = self.commands.pop(event["id"], None)
+            if command is not None:
+                command.ended.set_result(event["status"])
+            return
         process = self.sessions.get(event.get("id", ""))
         if process is None:
             return

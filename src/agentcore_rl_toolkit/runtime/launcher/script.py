@@ -15,10 +15,15 @@ class ScriptEndedError(Exception):
     """The script came to its end without starting a server."""
 
 
-def run_script(path: str, argv: list[str], take_over: TakeOver) -> None:
+def run_script(
+    path: str, argv: list[str], take_over: TakeOver, serve_here: Callable[[Any], tuple[Any, int | None]] | None = None
+) -> None:
     """Execute the file as ``__main__``; ``uvicorn.run(app, **options)`` becomes ``take_over(app, options)``.
 
-    Raises: ScriptEndedError when the file never calls it; whatever the file raises.
+    A script that makes a ``uvicorn.Server`` of its own cannot be stopped at that point; with ``serve_here`` it gets the listening
+    socket that function returns instead of its port, without it such a server is refused.
+
+    Raises: ScriptEndedError when the file starts no server; whatever the file raises.
     """
     import uvicorn
 
@@ -28,6 +33,7 @@ def run_script(path: str, argv: list[str], take_over: TakeOver) -> None:
     uvicorn.run = run  # looked up at call time by BedrockAgentCoreApp.run and by most scripts
     if "uvicorn.main" in sys.modules:
         sys.modules["uvicorn.main"].run = run  # type: ignore[attr-defined]
+    _take_over_servers(uvicorn.Server, take_over, serve_here)
     main = types.ModuleType("__main__")
     main.__file__ = path
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
@@ -37,7 +43,27 @@ def run_script(path: str, argv: list[str], take_over: TakeOver) -> None:
     with open(path, "rb") as f:
         code = compile(f.read(), path, "exec")
     exec(code, main.__dict__)
+    if serve_here is not None and getattr(uvicorn.Server, "_served_here", False):
+        return
     raise ScriptEndedError(
         f"{path} ended without starting a server; it should finish with\n\n"
         '    if __name__ == "__main__":\n        app.run()\n'
     )
+
+
+def _take_over_servers(
+    server_type: Any, take_over: TakeOver, serve_here: Callable[[Any], tuple[Any, int | None]] | None
+) -> None:
+    startup = server_type.startup
+
+    async def start(self: Any, sockets: Any = None) -> None:
+        if sockets is not None:  # ours already
+            await startup(self, sockets)
+        elif serve_here is None:
+            take_over(self.config.app, {})  # refuses: an event loop is running
+        else:
+            listener, _ = serve_here(self)
+            server_type._served_here = True
+            await startup(self, [listener])
+
+    server_type.startup = start

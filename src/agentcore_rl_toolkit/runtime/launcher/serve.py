@@ -29,7 +29,7 @@ def make_config(app: Any, options: dict[str, Any]) -> Any:
     return config
 
 
-def serve(config: Any, listener: socket.socket, lifeline_fd: int | None) -> int:
+def serve(config: Any, listener: socket.socket, lifeline_fd: int | None, learning: Any = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain. Returns the exit status for the process."""
     import uvicorn
 
@@ -39,6 +39,8 @@ def serve(config: Any, listener: socket.socket, lifeline_fd: int | None) -> int:
             self._loop, self._wake = loop, asyncio.Event()
             if lifeline_fd is not None:
                 loop.add_reader(lifeline_fd, _die)
+            if learning is not None:
+                learning.watch(loop)
             while not await self.on_tick(0):
                 try:
                     await asyncio.wait_for(self._wake.wait(), IDLE_TICK_S)
@@ -54,7 +56,7 @@ def serve(config: Any, listener: socket.socket, lifeline_fd: int | None) -> int:
     # uvicorn raises the signal again once it has drained. A handler of the agent's own then runs, as on AWS; the default
     # action would end the process before its exit functions ran.
     for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, stop_early):
             signal.signal(number, _nothing)
     server = SessionServer(config)
     try:
@@ -82,6 +84,11 @@ def leave(status: int) -> None:
             except (OSError, ValueError, AttributeError):
                 continue
         os._exit(status)
+
+
+def stop_early(signum: int, frame: Any) -> None:
+    """SIGTERM before the server is up. A handler, because the first process of a namespace ignores what it does not handle."""
+    os._exit(128 + signum)
 
 
 def _nothing(signum: int, frame: Any) -> None:

@@ -2,37 +2,40 @@
 
 Theory of operation. The runtime starts one template per agent and version and talks to it over a socket, one JSON object per
 line. In fork mode the script is executed here; at the point where it would start its server, the loop below runs instead and
-every session is a fork that carries on from that point: imports, module state and open configuration are shared copy-on-write.
-In exec mode (a script with threads or a running event loop cannot be forked safely) nothing is imported here, and each session
+every session is a fork that carries on from that point: imports, module state and open configuration are shared
+copy-on-write.
+In exec mode (a script with threads or a running event loop cannot be forked safely) nothing is imported here, and each
+session
 runs the whole script from its start in a fresh fork.
 
-Orders: ``spawn`` {id, socket, dir, log, env}, ``stop`` {id, grace_s}. Reports: ``ready`` {mode, reason}, ``error`` {traceback},
-``spawned`` {id, pid}, ``exit`` {id, status}, ``failed`` {id, error}.
+Orders: ``spawn`` {id, socket, dir, log, env}, ``stop`` {id, grace_s}, ``command`` {id, session, socket, command},
+``kill_command``
+{id}. Reports: ``ready`` {mode, reason}, ``unforkable`` {reason}, ``error`` {traceback}, ``spawned`` {id, pid},
+``failed`` {id,
+error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_exit`` {id, status}.
 
-Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every session's process
-group is killed, adopted orphans with it, then session folders are removed. When the template itself is killed, the
-kernel kills the sessions (Linux), or their lifeline pipe closes (elsewhere).
+Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is
+killed and the session folders are removed. When the template itself is killed, the kernel kills the sessions (Linux), or
+their lifeline pipe closes (elsewhere).
 """
 
 from __future__ import annotations
 
 import gc
-import heapq
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from . import linux, warm
-from .child import Session, become_session
+from .child import Session
+from .keeper import Keeper
 from .script import run_script
 from .serve import make_config
 
@@ -44,15 +47,11 @@ class CannotForkError(BaseException):
 
 
 class Template:
-    """Owns the control socket and the session processes."""
+    """Owns the control socket: orders in, reports out."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.pending = b""
-        self.sessions: dict[int, Session] = {}  # by process id
-        self.by_id: dict[str, Session] = {}
-        self.deadlines: list[tuple[float, str]] = []  # when to kill a session that was told to stop
-        self.lifeline_read, self.lifeline_write = os.pipe()
 
     def read_options(self) -> dict[str, Any]:
         """The first line on the control socket."""
@@ -66,142 +65,60 @@ class Template:
         return options
 
     def report(self, **event: Any) -> None:
-        self.control.sendall(json.dumps(event).encode() + b"\n")
+        """Tell the runtime. When it is gone, the loop learns it from the same socket."""
+        try:
+            self.control.sendall(json.dumps(event).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            return
 
-    def loop(self, serve: Serve) -> None:
+    def loop(self, options: dict[str, Any], serve: Serve, *, learn: bool) -> None:
         """Serve orders until the runtime goes away. Forked sessions run ``serve`` and never come back."""
         linux.adopt_orphans()
         linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to clean up
         previous = signal.signal(signal.SIGCHLD, _ignore)
         wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_read, False)
-        os.set_blocking(wake_write, False)
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         selector = selectors.DefaultSelector()
         selector.register(self.control, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
+        learning = warm.Learning() if learn else None
+        if learning is not None:
+            selector.register(learning.read_fd, selectors.EVENT_READ)
 
         def release() -> None:
-            """In a forked session: give up what belongs to the template."""
+            """In a forked child: give up what belongs to the template."""
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, previous if previous is not None else signal.SIG_DFL)
             selector.close()
-            for fd in (wake_read, wake_write, self.lifeline_write):
-                os.close(fd)
+            os.close(wake_read)
+            os.close(wake_write)
             self.control.close()
 
+        keeper = Keeper(options.get("isolation", {}), self.report, serve, release, learning)
         while True:
-            timeout = max(0.0, self.deadlines[0][0] - time.monotonic()) if self.deadlines else None
-            for key, _ in selector.select(timeout):
+            for key, _ in selector.select(keeper.timeout_s()):
                 if key.fd == wake_read:
-                    try:
-                        os.read(wake_read, 4096)
-                    except BlockingIOError:
-                        continue
-                elif not self._read_orders(serve, release):
-                    self._end_everything()
-            self._reap()
-            self._kill_overdue()
+                    _drain(wake_read)
+                elif learning is not None and key.fd == learning.read_fd:
+                    learning.take_reports()
+                elif not self._read_orders(keeper):
+                    keeper.end_everything()
+            keeper.reap()
+            keeper.kill_overdue()
 
-    def _read_orders(self, serve: Serve, release: Callable[[], None]) -> bool:
-        data = self.control.recv(262144)
+    def _read_orders(self, keeper: Keeper) -> bool:
+        try:
+            data = self.control.recv(262144)
+        except ConnectionResetError:
+            data = b""
         if not data:
             return False
         *lines, self.pending = (self.pending + data).split(b"\n")
         for line in lines:
-            order = json.loads(line)
-            if order["op"] == "spawn":
-                self._spawn(order, serve, release)
-            elif order["op"] == "stop":
-                self._stop(order["id"], float(order["grace_s"]))
+            keeper.obey(json.loads(line))
         return True
-
-    def _spawn(self, order: dict[str, Any], serve: Serve, release: Callable[[], None]) -> None:
-        session_id = order["id"]
-        try:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listener.bind(order["socket"])
-            listener.listen(128)
-            session = Session(order, listener, self.lifeline_read, os.getpid())
-            pid = os.fork()
-        except OSError as e:
-            self.report(ev="failed", id=session_id, error=f"{type(e).__name__}: {e}")
-            return
-        if pid == 0:
-            try:
-                release()
-                become_session(session)
-                serve(session)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        listener.close()
-        session.pid = pid
-        self.sessions[pid] = self.by_id[session_id] = session
-        self.report(ev="spawned", id=session_id, pid=pid)
-
-    def _stop(self, session_id: str, grace_s: float) -> None:
-        session = self.by_id.get(session_id)
-        if session is None:
-            return
-        if grace_s <= 0:
-            _signal_group(session.pid, signal.SIGKILL)
-            return
-        _signal(session.pid, signal.SIGTERM)
-        heapq.heappush(self.deadlines, (time.monotonic() + grace_s, session_id))
-
-    def _kill_overdue(self) -> None:
-        while self.deadlines and self.deadlines[0][0] <= time.monotonic():
-            _, session_id = heapq.heappop(self.deadlines)
-            session = self.by_id.get(session_id)
-            if session is not None:
-                _signal_group(session.pid, signal.SIGKILL)
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            session = self.sessions.pop(pid, None)
-            if session is None:
-                continue
-            self.by_id.pop(session.id, None)
-            _signal_group(pid, signal.SIGKILL)
-            # Each session adopts its own orphans, so a child of ours that is no session belonged to the one just reaped.
-            for stray in linux.children():
-                if stray not in self.sessions:
-                    _signal(stray, signal.SIGKILL)
-            self.report(
-                ev="exit",
-                id=session.id,
-                status=os.waitstatus_to_exitcode(status),
-                cpu_s=round(usage.ru_utime + usage.ru_stime, 6),
-                max_rss=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-            )
-
-    def _end_everything(self) -> None:
-        for pid in self.sessions:
-            _signal_group(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 5.0
-        while time.monotonic() < deadline:
-            for stray in linux.children():
-                _signal(stray, signal.SIGKILL)
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    time.sleep(0.002)
-            except ChildProcessError:
-                break
-        for session in self.sessions.values():
-            shutil.rmtree(session.directory, ignore_errors=True)
-            try:
-                os.unlink(session.socket_path)
-            except OSError:
-                continue
-        os._exit(0)
 
 
 def main(control_fd: int) -> None:
@@ -213,30 +130,42 @@ def main(control_fd: int) -> None:
     script, argv = options["script"], options.get("argv", [])
     warm.defer_certificates()
     if options["mode"] == "exec":
-        template.report(ev="ready", mode="exec", reason=options.get("reason", "asked for"))
-        template.loop(lambda session: session.run_cold(script, argv))
+        template.report(ev="ready", mode="exec", reason=options.get("reason"))
+        template.loop(options, lambda session: session.run_cold(script, argv), learn=False)
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
         reason = why_not_forkable()
         if reason is not None and options["mode"] != "fork":
             raise CannotForkError(reason)
         config = make_config(app, uvicorn_options)
-        warm.import_quietly(warm.late_imports())
+        warm.import_quietly([*warm.late_imports(), *options.get("preload", ())])
         if options.get("strict_snapshot"):
             Session.keep_random_state()
         gc.collect()
         gc.freeze()
-        template.report(ev="ready", mode="fork", reason=None)
-        template.loop(lambda session: session.serve(config))
+        template.report(ev="ready", mode="fork", reason=reason and f"forced, although {reason}")
+        template.loop(options, lambda session: session.serve(config), learn=reason is None)
 
     try:
         run_script(script, argv, take_over)
     except CannotForkError as e:
         template.report(ev="unforkable", reason=str(e))
     except BaseException:
-        template.report(ev="error", traceback=traceback.format_exc())
+        template.report(ev="error", traceback=_agents_traceback())
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _agents_traceback() -> str:
+    """The current exception without the launcher's own frames."""
+    kind, error, trace = sys.exc_info()
+    here = os.path.dirname(os.path.abspath(__file__))
+    while (
+        trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == here and trace.tb_next is not None
+    ):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(kind, error, trace))
 
 
 def why_not_forkable() -> str | None:
@@ -258,19 +187,12 @@ def why_not_forkable() -> str | None:
     return None
 
 
+def _drain(fd: int) -> None:
+    try:
+        os.read(fd, 4096)
+    except BlockingIOError:
+        return
+
+
 def _ignore(signum: int, frame: Any) -> None:
     return None
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
-        return

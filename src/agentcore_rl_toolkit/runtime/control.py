@@ -1,0 +1,317 @@
+"""The control plane: agent runtimes and their endpoints by AWS's API.
+
+Source: botocore service model `bedrock-agentcore-control` 2023-06-05. All paths end with a slash; lists are POST.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from .agents import NAME
+from .registry import DEFAULT, Endpoint, Record, Registry, Version
+from .wire import WireError, invalid
+
+STORED = (
+    "agentRuntimeArtifact",
+    "roleArn",
+    "networkConfiguration",
+    "description",
+    "authorizerConfiguration",
+    "requestHeaderConfiguration",
+    "protocolConfiguration",
+    "lifecycleConfiguration",
+    "hooksConfiguration",
+    "metadataConfiguration",
+    "environmentVariables",
+    "filesystemConfigurations",
+    "capacityProviderConfiguration",
+    "platformVersion",
+    "allowedPorts",
+    "resourceConfigurations",
+)
+LIFETIME_MIN_S, LIFETIME_MAX_S = 60, 28_800
+LOCAL_ARTIFACT = "local://"
+
+
+class Deployer(Protocol):
+    """What the control plane needs of the runtime behind it."""
+
+    async def deploy(self, record: Record, version: Version) -> None: ...
+
+    async def remove(self, record: Record, versions: Sequence[Version]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One control-plane request, its path matched and its body parsed."""
+
+    operation: str
+    runtime: str
+    endpoint: str
+    query: Mapping[str, str]
+    body: Mapping[str, Any]
+
+
+_ROUTES: tuple[tuple[str, str, str], ...] = (
+    ("PUT", r"runtimes", "CreateAgentRuntime"),
+    ("POST", r"runtimes", "ListAgentRuntimes"),
+    ("GET", r"runtimes/(?P<runtime>[^/]+)", "GetAgentRuntime"),
+    ("PUT", r"runtimes/(?P<runtime>[^/]+)", "UpdateAgentRuntime"),
+    ("DELETE", r"runtimes/(?P<runtime>[^/]+)", "DeleteAgentRuntime"),
+    ("POST", r"runtimes/(?P<runtime>[^/]+)/versions", "ListAgentRuntimeVersions"),
+    ("PUT", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints", "CreateAgentRuntimeEndpoint"),
+    ("POST", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints", "ListAgentRuntimeEndpoints"),
+    ("GET", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "GetAgentRuntimeEndpoint"),
+    ("PUT", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "UpdateAgentRuntimeEndpoint"),
+    ("DELETE", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "DeleteAgentRuntimeEndpoint"),
+)
+
+
+def match(method: str, path: Sequence[str]) -> tuple[str, str, str] | None:
+    """Operation, runtime id and endpoint name of a control-plane path, or None when it is none."""
+    joined = "/".join(path)
+    for verb, pattern, operation in _ROUTES:
+        found = re.fullmatch(pattern, joined) if verb == method else None
+        if found:
+            parts = found.groupdict()
+            return operation, parts.get("runtime", ""), parts.get("endpoint", "")
+    return None
+
+
+def parse_body(data: bytes) -> dict[str, Any]:
+    """The request's JSON object; nothing is an empty one. Raises: WireError 400."""
+    try:
+        body = json.loads(data) if data else {}
+    except ValueError as e:
+        raise invalid(f"The body is not JSON: {e}", reason="CannotParse") from None
+    if not isinstance(body, dict):
+        raise invalid("The body must be a JSON object", reason="CannotParse")
+    return body
+
+
+def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a version. Raises: WireError 400 for what AWS refuses."""
+    for name in ("agentRuntimeArtifact", "roleArn"):
+        if not body.get(name):
+            raise invalid(f"{name} is required", field=name)
+    if not isinstance(body["agentRuntimeArtifact"], dict) or len(body["agentRuntimeArtifact"]) != 1:
+        raise invalid("agentRuntimeArtifact must have exactly one member", field="agentRuntimeArtifact")
+    lifecycle = body.get("lifecycleConfiguration") or {}
+    idle = lifecycle.get("idleRuntimeSessionTimeout", 900)
+    lifetime = lifecycle.get("maxLifetime", LIFETIME_MAX_S)
+    for name, value in (("idleRuntimeSessionTimeout", idle), ("maxLifetime", lifetime)):
+        if not isinstance(value, int) or not LIFETIME_MIN_S <= value <= LIFETIME_MAX_S:
+            raise invalid(f"{name} must be {LIFETIME_MIN_S} to {LIFETIME_MAX_S} seconds", field=name)
+    if idle > lifetime:
+        raise invalid("idleRuntimeSessionTimeout must not exceed maxLifetime", field="lifecycleConfiguration")
+    variables = body.get("environmentVariables") or {}
+    if len(variables) > 50 or any(len(k) > 100 or len(v) > 5_000 for k, v in variables.items()):
+        raise invalid(
+            "at most 50 variables, names up to 100 and values up to 5000 characters", field="environmentVariables"
+        )
+    fields = {name: body[name] for name in STORED if body.get(name) is not None}
+    fields["lifecycleConfiguration"] = {"idleRuntimeSessionTimeout": idle, "maxLifetime": lifetime}
+    fields.setdefault("networkConfiguration", {"networkMode": "PUBLIC"})
+    return fields
+
+
+class ControlPlane:
+    """Answers control-plane calls over a registry; `Deployer` loads what is created."""
+
+    def __init__(self, registry: Registry, deployer: Deployer) -> None:
+        self.registry = registry
+        self.deployer = deployer
+        self._handlers: dict[str, Callable[[Call], Awaitable[tuple[int, dict[str, Any]]]]] = {
+            "CreateAgentRuntime": self._create,
+            "GetAgentRuntime": self._get,
+            "UpdateAgentRuntime": self._update,
+            "DeleteAgentRuntime": self._delete,
+            "ListAgentRuntimes": self._list,
+            "ListAgentRuntimeVersions": self._list_versions,
+            "CreateAgentRuntimeEndpoint": self._create_endpoint,
+            "GetAgentRuntimeEndpoint": self._get_endpoint,
+            "UpdateAgentRuntimeEndpoint": self._update_endpoint,
+            "DeleteAgentRuntimeEndpoint": self._delete_endpoint,
+            "ListAgentRuntimeEndpoints": self._list_endpoints,
+        }
+
+    async def call(self, call: Call) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of the reply. Raises: WireError."""
+        return await self._handlers[call.operation](call)
+
+    # -- runtimes
+    async def _create(self, call: Call) -> tuple[int, dict[str, Any]]:
+        name = call.body.get("agentRuntimeName")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise invalid(f"agentRuntimeName must match {NAME.pattern}", field="agentRuntimeName")
+        record = self.registry.create(name, check_fields(call.body))
+        version = record.latest
+        reply = {**self._identity(record, version), "createdAt": iso(version.created_s), "status": "CREATING"}
+        await self.deployer.deploy(record, version)
+        return 202, reply
+
+    async def _update(self, call: Call) -> tuple[int, dict[str, Any]]:
+        self.registry.get(call.runtime)
+        record = self.registry.update(call.runtime, check_fields(call.body))
+        version = record.latest
+        reply = {
+            **self._identity(record, version),
+            "createdAt": iso(record.created_s),
+            "lastUpdatedAt": iso(version.created_s),
+            "status": "UPDATING",
+        }
+        await self.deployer.deploy(record, version)
+        return 202, reply
+
+    async def _get(self, call: Call) -> tuple[int, dict[str, Any]]:
+        record = self.registry.get(call.runtime)
+        version = record.version(_number(call.query["version"])) if "version" in call.query else record.latest
+        reply = {
+            **self._identity(record, version),
+            "agentRuntimeName": record.name,
+            "createdAt": iso(version.created_s),
+            "lastUpdatedAt": iso(version.updated_s or version.created_s),
+            "status": version.status,
+            "platformVersion": "V2",
+            **version.fields,
+        }
+        if version.failure is not None:
+            reply["failureReason"] = version.failure
+        return 200, reply
+
+    async def _delete(self, call: Call) -> tuple[int, dict[str, Any]]:
+        record = self.registry.get(call.runtime)
+        if "version" in call.query:
+            version = self.registry.delete_version(call.runtime, _number(call.query["version"]))
+            await self.deployer.remove(record, [version])
+            return 202, {"status": "DELETING", "agentRuntimeId": record.id, "agentRuntimeVersion": str(version.number)}
+        self.registry.delete(call.runtime)
+        await self.deployer.remove(record, list(record.versions.values()))
+        return 202, {"status": "DELETING", "agentRuntimeId": record.id}
+
+    async def _list(self, call: Call) -> tuple[int, dict[str, Any]]:
+        records = sorted(self.registry.records.values(), key=lambda r: (-r.created_s, r.id))
+        page, token = paginate(records, call.query)
+        return 200, _with_token({"agentRuntimes": [self._summary(r, r.latest) for r in page]}, token)
+
+    async def _list_versions(self, call: Call) -> tuple[int, dict[str, Any]]:
+        record = self.registry.get(call.runtime)
+        versions = sorted(record.versions.values(), key=lambda v: -v.number)
+        page, token = paginate(versions, call.query)
+        return 200, _with_token({"agentRuntimes": [self._summary(record, v) for v in page]}, token)
+
+    def _identity(self, record: Record, version: Version) -> dict[str, Any]:
+        return {
+            "agentRuntimeArn": self.registry.arn(record.id),
+            "agentRuntimeId": record.id,
+            "agentRuntimeVersion": str(version.number),
+        }
+
+    def _summary(self, record: Record, version: Version) -> dict[str, Any]:
+        return {
+            **self._identity(record, version),
+            "agentRuntimeName": record.name,
+            "description": version.fields.get("description", ""),
+            "lastUpdatedAt": iso(version.updated_s or version.created_s),
+            "status": version.status,
+        }
+
+    # -- endpoints
+    async def _create_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
+        name = call.body.get("name")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise invalid(f"name must match {NAME.pattern}", field="name")
+        number = call.body.get("agentRuntimeVersion")
+        endpoint = self.registry.create_endpoint(
+            call.runtime, name, None if number is None else _number(number), call.body.get("description")
+        )
+        return 202, {
+            **self._endpoint_arns(call.runtime, name),
+            "targetVersion": str(endpoint.version),
+            "agentRuntimeId": call.runtime,
+            "endpointName": name,
+            "status": "CREATING",
+            "createdAt": iso(endpoint.created_s),
+        }
+
+    async def _get_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
+        return 200, self._describe(call.runtime, self.registry.endpoint(call.runtime, call.endpoint))
+
+    async def _update_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
+        endpoint = self.registry.endpoint(call.runtime, call.endpoint)
+        if call.endpoint == DEFAULT:
+            raise WireError("ConflictException", "The DEFAULT endpoint always follows the latest version")
+        if call.body.get("agentRuntimeVersion") is not None:
+            endpoint.version = self.registry.get(call.runtime).version(_number(call.body["agentRuntimeVersion"])).number
+        endpoint.description = call.body.get("description", endpoint.description)
+        endpoint.updated_s = datetime.now(UTC).timestamp()
+        self.registry.save()
+        described = self._describe(call.runtime, endpoint)
+        keep = (
+            "agentRuntimeEndpointArn",
+            "agentRuntimeArn",
+            "liveVersion",
+            "targetVersion",
+            "createdAt",
+            "lastUpdatedAt",
+        )
+        return 202, {**{k: described[k] for k in keep}, "status": "UPDATING"}
+
+    async def _delete_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
+        self.registry.delete_endpoint(call.runtime, call.endpoint)
+        return 202, {"status": "DELETING", "agentRuntimeId": call.runtime, "endpointName": call.endpoint}
+
+    async def _list_endpoints(self, call: Call) -> tuple[int, dict[str, Any]]:
+        record = self.registry.get(call.runtime)
+        page, token = paginate(sorted(record.endpoints.values(), key=lambda e: e.created_s), call.query)
+        return 200, _with_token({"runtimeEndpoints": [self._describe(call.runtime, e) for e in page]}, token)
+
+    def _endpoint_arns(self, runtime: str, name: str) -> dict[str, str]:
+        arn = self.registry.arn(runtime)
+        return {"agentRuntimeEndpointArn": f"{arn}/runtime-endpoint/{name}", "agentRuntimeArn": arn}
+
+    def _describe(self, runtime: str, endpoint: Endpoint) -> dict[str, Any]:
+        described = {
+            **self._endpoint_arns(runtime, endpoint.name),
+            "name": endpoint.name,
+            "id": endpoint.name,
+            "liveVersion": str(endpoint.version),
+            "targetVersion": str(endpoint.version),
+            "status": "READY",
+            "createdAt": iso(endpoint.created_s),
+            "lastUpdatedAt": iso(endpoint.updated_s),
+        }
+        return described if endpoint.description is None else {**described, "description": endpoint.description}
+
+
+def paginate(items: list[Any], query: Mapping[str, str]) -> tuple[list[Any], str | None]:
+    """One page and the token of the next. Raises: WireError 400 for a bad size or token."""
+    try:
+        size = int(query.get("maxResults", "100"))
+        start = int(base64.urlsafe_b64decode(query["nextToken"])) if query.get("nextToken") else 0
+    except ValueError:
+        raise invalid("maxResults or nextToken is not valid", field="nextToken") from None
+    if not 1 <= size <= 100:
+        raise invalid("maxResults must be 1 to 100", field="maxResults")
+    end = start + size
+    return items[start:end], base64.urlsafe_b64encode(str(end).encode()).decode() if end < len(items) else None
+
+
+def iso(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _number(text: Any) -> int:
+    if not isinstance(text, str) or not re.fullmatch(r"[1-9][0-9]{0,4}", text):
+        raise invalid(f"{text!r} is not a version", field="agentRuntimeVersion")
+    return int(text)
+
+
+def _with_token(reply: dict[str, Any], token: str | None) -> dict[str, Any]:
+    return reply if token is None else {**reply, "nextToken": token}

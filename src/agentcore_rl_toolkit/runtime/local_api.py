@@ -1,0 +1,95 @@
+"""`/_local/...`: what AWS does not show. Sessions, logs, metrics, status, faults."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from . import metrics
+from .core import Runtime
+from .faults import FaultPlan
+from .sessions import Session
+from .wire import invalid, not_found
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+LOG_BYTES = 1_000_000
+
+
+async def answer(
+    runtime: Runtime, method: str, path: Sequence[str], query: Mapping[str, str], body: bytes, send: Send
+) -> None:
+    """Reply to a local request. Raises: WireError 404, 400."""
+    match (method, *path):
+        case ("GET", "sessions"):
+            content = {"sessions": runtime.table.describe(), "ended": list(runtime.table.ended)}
+            await _json(send, content)
+        case ("GET", "status"):
+            await _json(send, runtime.status())
+        case ("GET", "metrics"):
+            await _send(send, _metrics(runtime), b"text/plain; version=0.0.4")
+        case ("GET", "sessions", session_id, "log"):
+            await _send(send, _log(runtime, session_id, int(query.get("offset", "0"))), b"text/plain; charset=utf-8")
+        case ("DELETE", "sessions", session_id):
+            for session in _find(runtime, session_id):
+                runtime.table.stop(session.key, grace_s=float(query["grace_s"]) if "grace_s" in query else None)
+            await _json(send, {"stopped": session_id})
+        case ("GET", "faults"):
+            await _json(send, {"injected": runtime.faults.injected, "rules": len(runtime.faults.rules)})
+        case ("PUT", "faults"):
+            try:
+                runtime.faults = FaultPlan.parse(json.loads(body or b"[]"))
+            except (ConfigError, ValueError) as e:
+                raise invalid(str(e), reason="CannotParse") from e
+            await _json(send, {"rules": len(runtime.faults.rules)})
+        case _:
+            raise not_found(f"{method} /_local/{'/'.join(path)}")
+
+
+def _find(runtime: Runtime, prefix: str) -> list[Session]:
+    found = [s for s in runtime.table.sessions.values() if s.id.startswith(prefix)]
+    if not found:
+        raise not_found(f"Session {prefix}")
+    return found
+
+
+def _log(runtime: Runtime, prefix: str, offset: int) -> bytes:
+    """A session's log from an offset on (negative: from its end), live or ended. Raises: WireError 404."""
+    paths = [str(s.log_path) for s in runtime.table.sessions.values() if s.id.startswith(prefix)]
+    paths += [e["log"] for e in reversed(runtime.table.ended) if e["session_id"].startswith(prefix)]
+    if not paths:
+        raise not_found(f"Session {prefix}")
+    path = Path(paths[0])
+    if not path.exists():
+        return b""
+    with path.open("rb") as f:
+        size = f.seek(0, os.SEEK_END)
+        f.seek(max(0, size + offset) if offset < 0 else min(offset, size))
+        return f.read(LOG_BYTES)
+
+
+def _metrics(runtime: Runtime) -> bytes:
+    states: dict[str, int] = {}
+    for session in runtime.table.describe():
+        states[session["state"]] = states.get(session["state"], 0) + 1
+    return metrics.render(
+        runtime.metrics,
+        states=states,
+        started=runtime.table.started_total,
+        ended=runtime.table.ended_total,
+        refused=runtime.quotas.refused,
+        faults=runtime.faults.injected,
+    )
+
+
+async def _json(send: Send, content: Any) -> None:
+    await _send(send, json.dumps(content).encode(), b"application/json")
+
+
+async def _send(send: Send, body: bytes, kind: bytes) -> None:
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,202 @@
+"""What the control plane knows: agent runtimes, their versions and endpoints, kept in a file.
+
+A runtime's fields are stored as AWS's API names them, so that reading one back gives what was written. Loading agents is the
+caller's business; here are only records and the rules about them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .agents import make_runtime_id, runtime_arn
+from .wire import WireError, not_found
+
+DEFAULT = "DEFAULT"
+MAX_VERSIONS, MAX_ENDPOINTS, MAX_RUNTIMES = 1_000, 10, 1_000
+
+
+@dataclass
+class Version:
+    """One immutable version: AWS's request fields, and where the agent is on this machine."""
+
+    number: int
+    fields: dict[str, Any]
+    created_s: float
+    status: str = "READY"
+    failure: str | None = None
+    script: str | None = None
+    python: str | None = None
+    updated_s: float = 0.0
+
+
+@dataclass
+class Endpoint:
+    """A name for a version. DEFAULT follows the latest."""
+
+    name: str
+    version: int
+    created_s: float
+    updated_s: float
+    description: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Record:
+    """An agent runtime."""
+
+    id: str
+    name: str
+    created_s: float
+    versions: dict[int, Version]
+    endpoints: dict[str, Endpoint]
+    status: str = "READY"
+
+    @property
+    def latest(self) -> Version:
+        return self.versions[max(self.versions)]
+
+    def version(self, number: int) -> Version:
+        """Raises: WireError 404."""
+        if number not in self.versions:
+            raise not_found(f"Version {number} of agent runtime {self.id}")
+        return self.versions[number]
+
+    def resolve(self, endpoint: str) -> Version:
+        """The version an endpoint serves. Raises: WireError 404."""
+        if endpoint not in self.endpoints:
+            raise not_found(f"Endpoint {endpoint} of agent runtime {self.id}")
+        return self.versions[self.endpoints[endpoint].version]
+
+
+class Registry:
+    """All records. ``path`` None keeps them in memory only."""
+
+    def __init__(self, *, region: str, account_id: str, path: Path | None) -> None:
+        self.region = region
+        self.account_id = account_id
+        self.records: dict[str, Record] = {}
+        self._path = path
+        if path is not None and path.exists():
+            for data in json.loads(path.read_text()):
+                record = _from_dict(data)
+                self.records[record.id] = record
+
+    def save(self) -> None:
+        """Write all records so that a crash leaves the old or the new file, never half of one."""
+        if self._path is not None:
+            partial = self._path.with_suffix(".partial")
+            partial.write_text(json.dumps([_to_dict(r) for r in self.records.values()]))
+            partial.replace(self._path)
+
+    def arn(self, identity: str) -> str:
+        return runtime_arn(self.region, self.account_id, identity)
+
+    def get(self, identity: str) -> Record:
+        """Raises: WireError 404."""
+        record = self.records.get(identity)
+        if record is None or record.status == "DELETED":
+            raise not_found(f"Agent runtime {identity}")
+        return record
+
+    def by_name(self, name: str) -> Record | None:
+        return next((r for r in self.records.values() if r.name == name), None)
+
+    def create(self, name: str, fields: Mapping[str, Any], *, salt: str | None = None) -> Record:
+        """A new runtime with version 1 and its DEFAULT endpoint. Raises: WireError 409, 402."""
+        if self.by_name(name) is not None:
+            raise WireError("ConflictException", f"An agent runtime named {name} already exists")
+        if len(self.records) >= MAX_RUNTIMES:
+            raise WireError("ServiceQuotaExceededException", f"{MAX_RUNTIMES} agent runtimes are the limit")
+        now = time.time()
+        identity = make_runtime_id(name, salt if salt is not None else str(time.time_ns()))
+        version = Version(1, dict(fields), now, status="CREATING", updated_s=now)
+        record = Record(identity, name, now, {1: version}, {DEFAULT: Endpoint(DEFAULT, 1, now, now)}, "CREATING")
+        self.records[identity] = record
+        self.save()
+        return record
+
+    def update(self, identity: str, fields: Mapping[str, Any]) -> Record:
+        """A new version; DEFAULT follows it. Raises: WireError 404, 402."""
+        record = self.get(identity)
+        if len(record.versions) >= MAX_VERSIONS:
+            raise WireError("ServiceQuotaExceededException", f"{MAX_VERSIONS} versions per agent runtime are the limit")
+        now = time.time()
+        number = record.latest.number + 1
+        record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
+        record.endpoints[DEFAULT].version = number
+        record.endpoints[DEFAULT].updated_s = now
+        record.status = "UPDATING"
+        self.save()
+        return record
+
+    def settle(self, record: Record, version: Version, failure: str | None) -> None:
+        """Loading a version has ended."""
+        failed = "CREATE_FAILED" if version.number == 1 else "UPDATE_FAILED"
+        version.status = "READY" if failure is None else failed
+        version.failure, version.updated_s = failure, time.time()
+        if record.latest is version:
+            record.status = version.status
+        self.save()
+
+    def delete(self, identity: str) -> Record:
+        """Raises: WireError 404."""
+        record = self.get(identity)
+        del self.records[identity]
+        self.save()
+        return record
+
+    def delete_version(self, identity: str, number: int) -> Version:
+        """Raises: WireError 404, 409 while an endpoint serves it."""
+        record = self.get(identity)
+        version = record.version(number)
+        if any(e.version == number for e in record.endpoints.values()):
+            raise WireError("ConflictException", f"Version {number} is served by an endpoint")
+        del record.versions[number]
+        self.save()
+        return version
+
+    def create_endpoint(self, identity: str, name: str, number: int | None, description: str | None) -> Endpoint:
+        """Raises: WireError 404, 409, 402."""
+        record = self.get(identity)
+        if name in record.endpoints:
+            raise WireError("ConflictException", f"Endpoint {name} already exists")
+        if len(record.endpoints) >= MAX_ENDPOINTS:
+            raise WireError(
+                "ServiceQuotaExceededException", f"{MAX_ENDPOINTS} endpoints per agent runtime are the limit"
+            )
+        now = time.time()
+        version = record.latest if number is None else record.version(number)
+        endpoint = record.endpoints[name] = Endpoint(name, version.number, now, now, description)
+        self.save()
+        return endpoint
+
+    def endpoint(self, identity: str, name: str) -> Endpoint:
+        """Raises: WireError 404."""
+        record = self.get(identity)
+        record.resolve(name)
+        return record.endpoints[name]
+
+    def delete_endpoint(self, identity: str, name: str) -> Endpoint:
+        """Raises: WireError 404, 409 for DEFAULT."""
+        endpoint = self.endpoint(identity, name)
+        if name == DEFAULT:
+            raise WireError("ConflictException", "The DEFAULT endpoint cannot be deleted")
+        del self.get(identity).endpoints[name]
+        self.save()
+        return endpoint
+
+
+def _to_dict(record: Record) -> dict[str, Any]:
+    return asdict(record)
+
+
+def _from_dict(data: dict[str, Any]) -> Record:
+    versions = {int(k): Version(**v) for k, v in data.pop("versions").items()}
+    endpoints = {k: Endpoint(**v) for k, v in data.pop("endpoints").items()}
+    return Record(**data, versions=versions, endpoints=endpoints)

@@ -1,0 +1,182 @@
+"""A running runtime seen from outside: what the command line does with one. Standard library HTTP only."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, LocalRuntimeError
+from . import roots
+from .control import LOCAL_ARTIFACT
+
+TIMEOUT_S = 30.0
+DEPLOY_TIMEOUT_S = 900.0
+_ROLE = "arn:aws:iam::123456789012:role/local"
+
+
+class RuntimeView:
+    """Talks to one runtime. Every method raises LocalRuntimeError when it cannot be reached or refuses."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    @classmethod
+    def find(cls, url: str | None = None) -> RuntimeView:
+        """The one at ``url``, else the newest running one of this user. Raises: ConfigError when there is none."""
+        if url is not None:
+            return cls(url)
+        running = roots.live_servers()
+        if not running:
+            raise ConfigError(
+                "no runtime of yours is running; start one with `agentcore-rl runtime serve`, or give --url"
+            )
+        return cls(running[0]["url"])
+
+    def call(self, method: str, path: str, body: Any = None) -> bytes:
+        """One request; the reply's bytes."""
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+                answer: bytes = reply.read()
+                return answer
+        except urllib.error.HTTPError as e:
+            text = e.read().decode(errors="replace")
+            try:
+                text = json.loads(text)["message"]
+            except (ValueError, KeyError, TypeError):
+                text = text or e.reason
+            raise LocalRuntimeError(f"{method} {path}: {text}") from e
+        except OSError as e:
+            raise LocalRuntimeError(f"cannot reach the runtime at {self.url}: {e}") from e
+
+    def get(self, path: str) -> Any:
+        return json.loads(self.call("GET", path))
+
+    def sessions(self, *, ended: bool = False) -> list[dict[str, Any]]:
+        """Live sessions, and the last that ended when asked for."""
+        answer = self.get("/_local/sessions")
+        found: list[dict[str, Any]] = [*(answer["ended"] if ended else ()), *answer["sessions"]]
+        return found
+
+    def log(self, session: str, *, follow: bool = False) -> Iterator[str]:
+        """A session's output in pieces."""
+        offset = 0
+        while True:
+            data = self.call("GET", f"/_local/sessions/{urllib.parse.quote(session)}/log?offset={offset}")
+            offset += len(data)
+            if data:
+                yield data.decode(errors="replace")
+            elif not follow:
+                return
+            else:
+                time.sleep(0.5)
+
+    def stop(self, session: str, grace_s: float | None = None) -> None:
+        query = "" if grace_s is None else f"?grace_s={grace_s}"
+        self.call("DELETE", f"/_local/sessions/{urllib.parse.quote(session)}{query}")
+
+    def deploy(self, script: Path, name: str, env: Mapping[str, str]) -> str:
+        """Create the agent, or a new version of it, and wait until it is loaded. Returns its ARN.
+
+        Raises: LocalRuntimeError with the reason when it does not load.
+        """
+        body = {
+            "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": f"{LOCAL_ARTIFACT}{script}"}},
+            "roleArn": _ROLE,
+            "environmentVariables": dict(env),
+        }
+        listed = self.get_all("/runtimes/", "agentRuntimes")
+        existing = next((r["agentRuntimeId"] for r in listed if r["agentRuntimeName"] == name), None)
+        if existing is None:
+            made = json.loads(self.call("PUT", "/runtimes/", {**body, "agentRuntimeName": name}))
+        else:
+            made = json.loads(self.call("PUT", f"/runtimes/{existing}/", body))
+        deadline = time.monotonic() + DEPLOY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            state = self.get(f"/runtimes/{made['agentRuntimeId']}/?version={made['agentRuntimeVersion']}")
+            if state["status"] == "READY":
+                return str(state["agentRuntimeArn"])
+            if state["status"].endswith("FAILED"):
+                raise LocalRuntimeError(f"{name} did not load: {state.get('failureReason', state['status'])}")
+            time.sleep(0.1)
+        raise LocalRuntimeError(f"{name} was not ready after {DEPLOY_TIMEOUT_S:g} s")
+
+    def get_all(self, path: str, key: str) -> list[dict[str, Any]]:
+        """All pages of a list operation."""
+        items: list[dict[str, Any]] = []
+        token = ""
+        while True:
+            page = json.loads(self.call("POST", f"{path}?maxResults=100{token}", {}))
+            items += page[key]
+            if "nextToken" not in page:
+                return items
+            token = f"&nextToken={urllib.parse.quote(page['nextToken'])}"
+
+
+def table(sessions: list[dict[str, Any]]) -> str:
+    """Sessions as aligned text."""
+    head = ("SESSION", "AGENT", "STATE", "PID", "AGE", "IDLE", "CALLS", "START")
+    rows = [
+        (
+            s["session_id"],
+            f"{s['agent']}:{s['version']}",
+            s["state"],
+            str(s["pid"] or "-"),
+            _seconds(s["age_s"]),
+            _seconds(s["idle_s"]),
+            str(s["invocations"]),
+            "-" if s["start_s"] is None else f"{s['start_s'] * 1e3:.0f} ms",
+        )
+        for s in sessions
+    ]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows))
+
+
+def picture(view: RuntimeView, before: tuple[float, int] | None) -> tuple[tuple[float, int], str]:
+    """One screen of `top`, and what the next one compares with."""
+    status, sessions = view.get("/_local/status"), view.sessions()
+    now = time.monotonic()
+    rate = "" if before is None else f", {(status['started'] - before[1]) / (now - before[0]):.1f} starts/s"
+    states: dict[str, int] = {}
+    for s in sessions:
+        states[s["state"]] = states.get(s["state"], 0) + 1
+    lines = [
+        f"{view.url}  up {_seconds(status['uptime_s'])}  isolation {status['isolation']['tier']}",
+        f"sessions {len(sessions)} ({', '.join(f'{n} {k}' for k, n in sorted(states.items())) or 'none'}){rate}",
+        "ended " + (", ".join(f"{n} {k}" for k, n in sorted(status["ended"].items())) or "none"),
+        "",
+        f"{'SESSION':<44} {'AGENT':<16} {'STATE':<10} {'MEMORY':>9} {'CPU':>9}",
+    ]
+    for s in sessions[:40]:
+        memory, cpu = usage(s["pid"]) if s["pid"] else (None, None)
+        lines.append(
+            f"{s['session_id'][:44]:<44} {s['agent'][:16]:<16} {s['state']:<10} "
+            f"{'-' if memory is None else f'{memory / 1e6:.1f} MB':>9} {'-' if cpu is None else f'{cpu:.2f} s':>9}"
+        )
+    return (now, status["started"]), "\n".join(lines)
+
+
+def usage(pid: int) -> tuple[float | None, float | None]:
+    """Private memory in bytes and CPU seconds of a process; None where the system does not tell."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        private = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_")) * 1024
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return private, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError):
+        return None, None
+
+
+def _seconds(value: float) -> str:
+    if value < 60:
+        return f"{value:.0f}s"
+    return f"{value / 60:.0f}m" if value < 3600 else f"{value / 3600:.1f}h"
