@@ -10,8 +10,9 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .report import Report
 
 AGENT_NAME = "math"
+CLOSE_DEADLINE_S = 5.0
 
 
 @click.command()
@@ -56,6 +58,7 @@ def command(out: Path | None, resume: bool, agent: Path | None, **options: Any) 
     loop_file = example("grpo_loop/train.py")
     agent_file = (agent or example("strands_math_agent/rl_app.py")).resolve()
     loop = load_module(loop_file)
+    _no_progress_bars()
     run_dir, config = choose_run(loop, out, resume, {k: v for k, v in options.items() if v is not None})
     try:
         summary = asyncio.run(_run(loop, run_dir, config, agent_file, console))
@@ -149,39 +152,59 @@ async def _run(loop: ModuleType, run_dir: Path, config: Any, agent_file: Path, c
                 f"{AGENT_NAME}={agent_file}",
                 "--state-dir",
                 str(run_dir / "sessions"),
+                "--writable",
+                str(run_dir / "store"),
             ],
         )
-        policy = await asyncio.to_thread(services.wait_ready, policy)
+        policy, runtime = await asyncio.gather(
+            asyncio.to_thread(services.wait_ready, policy), asyncio.to_thread(services.wait_ready, runtime)
+        )
         gateway = services.launch(
             "gateway",
             ["gateway", "serve", "--upstream", policy.url, "--engine", "policy", "--store", str(run_dir / "turns")],
         )
         gateway = await asyncio.to_thread(services.wait_ready, gateway)
-        runtime = await asyncio.to_thread(services.wait_ready, runtime)
         started = time.monotonic()
         total = 2 * config.held_out + config.steps * config.groups * config.rollouts
         for name, value in _LOCAL_CREDENTIALS.items():
             os.environ.setdefault(name, value)
-        with (
-            RolloutClient(
-                runtime.ready["agents"][AGENT_NAME],
-                store,
-                exp_id,
-                model_id="policy",
-                endpoint_url=runtime.url,
-                tps_limit=1000,
-            ) as client,
-            GatewayClient(gateway.url, admin_key=admin_key) as gateway_client,
-            Display(console, total) as display,
-        ):
-            observer = _Observer(display, report)
-            parts = loop.Services(client=client, gateway=gateway_client, policy_url=policy.url, run_dir=run_dir)
-            training = asyncio.create_task(loop.train(parts, config, observer))
-            await _until_done_or_broken(training, asyncio.create_task(services.watch()))
+        client = RolloutClient(
+            runtime.ready["agents"][AGENT_NAME],
+            store,
+            exp_id,
+            model_id="policy",
+            endpoint_url=runtime.url,
+            tps_limit=1000,
+        )
+        gateway_client = GatewayClient(gateway.url, admin_key=admin_key)
+        try:
+            with Display(console, total) as display:
+                parts = loop.Services(client=client, gateway=gateway_client, policy_url=policy.url, run_dir=run_dir)
+                training = asyncio.create_task(loop.train(parts, config, _Observer(display, report)))
+                await _until_done_or_broken(training, asyncio.create_task(services.watch()))
+        finally:
+            # A service that died may leave a call hanging; stopping the services ends it, so do not wait long here.
+            _close_within(CLOSE_DEADLINE_S, client.close, gateway_client.close)
         summary = report.summarise(exp_id=exp_id, config=dataclasses.asdict(config), wall_s=time.monotonic() - started)
         report.plot()
     _print_end(console, report, summary)
     return summary
+
+
+def _close_within(deadline_s: float, *closers: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=close, daemon=True) for close in closers]
+    for thread in threads:
+        thread.start()
+    give_up = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.join(max(0.0, give_up - time.monotonic()))
+
+
+def _no_progress_bars() -> None:
+    # Saving a policy of 2 MB needs none, and they would break the live panel.
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 # The local runtime accepts any signature; boto3 only insists that there is one to make.
