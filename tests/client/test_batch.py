@@ -172,8 +172,7 @@ async def test_cancelled_consumer_stops_every_session(client: RolloutClient, run
             raise AssertionError("nothing finishes here")
 
     task = asyncio.create_task(consume())
-    while runtime.runs < 4:
-        await asyncio.sleep(0.02)
+    await asyncio.to_thread(until, lambda: runtime.runs == 4)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -192,6 +191,15 @@ def test_sync_batch_inside_a_running_loop(client: RolloutClient) -> None:
         return client.map(rows(5))
 
     assert len(asyncio.run(notebook())) == 5
+
+
+def test_cancel_right_after_submit_resolves_the_future(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    for _ in range(50):
+        future = client.submit(rows(1)[0])
+        future.cancel()
+        assert future.exception(timeout=5) is None or future.outcome is Outcome.CANCELLED
+    client.flush()
+    assert runtime.live == []
 
 
 def test_slow_consumer_does_not_hold_up_the_rollouts(client: RolloutClient, runtime: ScriptedRuntime) -> None:
@@ -301,7 +309,7 @@ def test_resume_collects_what_is_done_and_sends_only_the_rest(
     assert runtime.runs - runs <= 10 - 4
     second.flush()
     assert runtime.live == []
-    again = make_client()
+    again = make_client()  # `second` is still open: its ledger is free as soon as its batch is over
     before = runtime.runs
     assert all(item.success for item in again.map(batch, 4, ledger=ledger, resume=True))
     assert runtime.runs == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -74,16 +75,16 @@ async def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -
         "try:\n    asyncio.run(FileLedger(sys.argv[1]).open_async())\n"
         "except ConfigError as e:\n    print('refused', e)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60
+    )
     assert "refused" in done.stdout, done.stderr
-    await ledger.close_async()
+    other = FileLedger(path)
     with pytest.raises(ConfigError):
-        held = FileLedger(path)
-        await held.open_async()
-        try:
-            await FileLedger(path).open_async()
-        finally:
-            await held.close_async()
+        await other.open_async()
+    await ledger.close_async()
+    assert await other.open_async() == []
+    await other.close_async()
 
 
 async def test_intent_that_cannot_be_stored_is_an_error(tmp_path: Path) -> None:

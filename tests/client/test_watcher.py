@@ -166,6 +166,7 @@ async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -
     first, second = w.add("e/i/a.json", expects_life=False), w.add("e/i/b.json", expects_life=False)
     began_s = time.monotonic()
     w.pushed(first)
+    w.push_was_true()
     assert await first.found is True
     assert time.monotonic() - began_s < 0.5
     await asyncio.sleep(0.3)

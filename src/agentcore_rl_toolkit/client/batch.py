@@ -18,6 +18,7 @@ from ..contract import Outcome
 from ..errors import AgentError, RolloutTimeoutError
 from .engine import Adoption, Engine
 from .future import RolloutFuture
+from .ledger import Ledger
 from .portal import Portal
 from .settings import RolloutRequest
 
@@ -96,27 +97,27 @@ def error_text(error: BaseException) -> str:
 
 
 class _Mailbox:
-    """Items from the engine's thread to one consumer, sync or async. None marks the end."""
+    """Items from the engine's thread to one consumer, sync or async. An exception or None in their place marks the end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._items: deque[BatchItem | None] = deque()
+        self._items: deque[BatchItem | BaseException | None] = deque()
         self._waiter: concurrent.futures.Future[None] | None = None
 
-    def put(self, item: BatchItem | None) -> None:
+    def put(self, item: BatchItem | BaseException | None) -> None:
         with self._lock:
             self._items.append(item)
             waiter, self._waiter = self._waiter, None
         if waiter is not None and waiter.set_running_or_notify_cancel():
             waiter.set_result(None)
 
-    def take(self) -> tuple[bool, BatchItem | None, concurrent.futures.Future[None] | None]:
-        """(True, item, None), or (False, None, a future to wait for before asking again)."""
+    def take(self) -> tuple[BatchItem | BaseException | None, concurrent.futures.Future[None] | None]:
+        """(item, None), or (None, a future to wait for before asking again)."""
         with self._lock:
             if self._items:
-                return True, self._items.popleft(), None
+                return self._items.popleft(), None
             self._waiter = concurrent.futures.Future()
-            return False, None, self._waiter
+            return None, self._waiter
 
 
 @dataclass(kw_only=True)
@@ -126,6 +127,7 @@ class BatchPlan:
     run: Sequence[tuple[RolloutRequest, Adoption | None]]
     ready: Sequence[BatchItem] = ()
     stop: Sequence[str] = ()
+    ledger: Ledger | None = None  # held; the feeder lets it go
 
 
 ProgressHook = Callable[[BatchProgress], object]
@@ -155,7 +157,7 @@ class BatchRun:
         self._over = False
         self._state = _FeedState()
         report = _Reporter(size, progress, log_interval)
-        self._feeder = portal.submit(_feed(self._state, engine, plan, max_concurrent, self._mailbox, report))
+        portal.submit(_feed(self._state, engine, plan, max_concurrent, self._mailbox, report))
 
     # ---- sync and async iteration over the same mailbox
 
@@ -168,13 +170,13 @@ class BatchRun:
             raise StopIteration
         self._portal.refuse_own_thread()
         while True:
-            there, item, waiter = self._mailbox.take()
-            if there and item is not None:
+            item, waiter = self._mailbox.take()
+            if isinstance(item, BatchItem):
                 self._left -= 1
                 return item
             if waiter is None:
-                self._raise_feeder_error()
-                raise StopIteration
+                self._over = True
+                raise StopIteration if item is None else item
             try:
                 waiter.result()
             except BaseException:
@@ -189,25 +191,18 @@ class BatchRun:
             self.close()
             raise StopAsyncIteration
         while True:
-            there, item, waiter = self._mailbox.take()
-            if there and item is not None:
+            item, waiter = self._mailbox.take()
+            if isinstance(item, BatchItem):
                 self._left -= 1
                 return item
             if waiter is None:
-                self._raise_feeder_error()
-                raise StopAsyncIteration
+                self._over = True
+                raise StopAsyncIteration if item is None else item
             try:
                 await asyncio.wrap_future(waiter)
             except BaseException:
                 self.close()
                 raise
-
-    def _raise_feeder_error(self) -> None:
-        self._over = True
-        if self._feeder.done() and not self._feeder.cancelled():
-            error = self._feeder.exception()
-            if error is not None:
-                raise error
 
     # ---- leaving
 
@@ -245,12 +240,12 @@ class _FeedState:
 
     def __init__(self) -> None:
         self.live: set[RolloutFuture] = set()
-        self.aborted = False
+        self.fed = False
+        self.ledger: Ledger | None = None
         self.task: asyncio.Task[Any] | None = None
 
     def abort(self, engine: Engine) -> None:
         """On the loop: start nothing more, cancel what runs."""
-        self.aborted = True
         if self.task is not None:
             self.task.cancel()
         for future in list(self.live):
@@ -299,14 +294,21 @@ async def _feed(
     slots = asyncio.Semaphore(max_concurrent)
     loop = asyncio.get_running_loop()
 
+    def let_go() -> None:
+        if state.fed and not state.live and state.ledger is not None:
+            engine.events.release(state.ledger)
+            state.ledger = None
+
     def over(future: RolloutFuture, index: int | None) -> None:
         state.live.discard(future)
+        let_go()
         slots.release()
         report.finished(future._done.result().outcome, len(state.live))
         mailbox.put(item_of(future, index))
 
     try:
         todo = await plan()
+        state.ledger = todo.ledger
         for session_id in todo.stop:
             engine.stops().put(session_id)
         for item in todo.ready:
@@ -323,9 +325,11 @@ async def _feed(
             future._done.add_done_callback(done)
     except asyncio.CancelledError:
         mailbox.put(None)
-    except BaseException:
-        mailbox.put(None)
-        raise
+    except Exception as e:
+        mailbox.put(e)
+    finally:
+        state.fed = True
+        let_go()
 
 
 class BatchResult:

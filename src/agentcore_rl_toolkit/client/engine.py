@@ -163,7 +163,10 @@ class Engine:
         future = RolloutFuture(self, progress, raise_failures=request.on_failure == "raise")
         flight = Flight(request, future, progress, adopted=adopt)
         loop = self._portal.loop
-        loop.call_soon_threadsafe(self._launch, flight)
+        if self._portal.on_own_thread:
+            self._launch(flight)
+        else:
+            loop.call_soon_threadsafe(self._launch, flight)
         return future
 
     def expire(self, future: RolloutFuture, timeout_s: float) -> None:
@@ -238,6 +241,12 @@ class Engine:
     def _launch(self, flight: Flight) -> None:
         self._flights[flight.future] = flight
         flight.task = asyncio.create_task(self._drive(flight))
+        flight.task.add_done_callback(lambda _: self._landed(flight))
+
+    def _landed(self, flight: Flight) -> None:
+        self._flights.pop(flight.future, None)
+        if not flight.future.done():  # cancelled before its first step: the coroutine never ran
+            self._resolve(flight, flight.verdict_asked_for())
 
     def _force(self, future: RolloutFuture, verdict: Verdict) -> None:
         flight = self._flights.get(future)
@@ -261,13 +270,15 @@ class Engine:
             while True:
                 verdict = await self._attempt(flight)
                 tried = progress.attempt - request.first_attempt
-                if flight.adopted is not None and not flight.adopted.accepted and verdict.outcome is Outcome.LOST:
-                    # The earlier process died before it could send this, or nothing came of it. Gone first, then again.
-                    if flight.last_stop is not None:
-                        await asyncio.wait([flight.last_stop])
-                elif tried >= request.retries or verdict.outcome not in request.retry_on:
+                # The earlier process died before it could send this, or nothing came of it: gone first, then again.
+                unsent = flight.adopted is not None and not flight.adopted.accepted and verdict.outcome is Outcome.LOST
+                if not unsent and (tried >= request.retries or verdict.outcome not in request.retry_on):
                     break
                 self.events.retried(progress, verdict)
+                if flight.last_stop is None:
+                    self.events.never_started(progress.session_id)
+                elif unsent:
+                    await asyncio.wait([flight.last_stop])
                 progress.attempt += 1
                 progress.session_id = new_session_id()
                 progress.entered_s.clear()
@@ -277,19 +288,23 @@ class Engine:
         except Exception as e:
             logger.exception("rollout failed inside the client", extra={"session_id": progress.session_id})
             verdict = Verdict(outcome=Outcome.LOST, error=e)
-        finally:
-            self._flights.pop(flight.future, None)
+        self._resolve(flight, verdict)
+
+    def _resolve(self, flight: Flight, verdict: Verdict) -> None:
+        progress = flight.progress
         if isinstance(verdict.error, AgentCoreRLError):
             verdict.error.session_id = verdict.error.session_id or progress.session_id
             verdict.error.input_id = verdict.error.input_id or progress.input_id
             verdict.error.key = verdict.error.key or progress.key or None
-        self.events.finished(request, progress, verdict)
+        self.events.finished(flight.request, progress, verdict)
+        if flight.last_stop is None:
+            self.events.never_started(progress.session_id)
         flight.future._resolve(verdict)
 
     async def _attempt(self, flight: Flight) -> Verdict:
         """One session from its place in the queue to its verdict."""
         session_id = flight.progress.session_id
-        flight.invoke, flight.waiting, flight.notified = None, None, False
+        flight.invoke, flight.waiting, flight.notified, flight.last_stop = None, None, False, None
         self._sessions[session_id] = flight
         stop = flight.adopted is not None
         try:
@@ -304,6 +319,8 @@ class Engine:
             call = flight.take_invoke()
             if call is not None or stop:
                 flight.last_stop = self.stops().put(session_id, after=call)
+            else:
+                flight.last_stop = None
 
     async def _run_session(self, flight: Flight) -> Verdict:
         request, progress = flight.request, flight.progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -30,7 +31,9 @@ class Events:
         self.exp_id = exp_id
         self.counts: Counter[str] = Counter()
         self.subscribers: list[Subscriber] = []
-        self._ledgers: dict[str, Ledger] = {}  # session id -> where its stop is to be noted
+        self._ledgers: dict[str, Ledger] = {}  # session id -> where its story is noted
+        self._holds: Counter[int] = Counter()
+        self._closing: set[asyncio.Future[None]] = set()
 
     def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
         for subscriber in self.subscribers:
@@ -51,7 +54,7 @@ class Events:
         """An invoke is about to be sent. Returns once that is on record, where a record is kept."""
         self.counts["submitted"] += 1
         if request.ledger is not None:
-            self._ledgers[progress.session_id] = request.ledger
+            self.adopt(progress.session_id, request.ledger)
             line = {
                 "event": "intent",
                 "t": time.time(),
@@ -124,16 +127,39 @@ class Events:
     def stopped(self, session_id: str, gone: bool) -> None:
         """A session's stop is over: `gone`, or given up."""
         self.counts["stopped" if gone else "stop_failed"] += 1
-        if gone:
-            self._note(session_id, {"event": "stopped"})
-        self._ledgers.pop(session_id, None)
+        self._forget(session_id, gone=gone)
         if self.subscribers:
             self._tell("stopped", {"session_id": session_id, "exp_id": self.exp_id, "gone": gone})
 
     def adopt(self, session_id: str, ledger: Ledger | None) -> None:
         """A session of an earlier process goes on here, in the same ledger."""
-        if ledger is not None:
+        if ledger is not None and session_id not in self._ledgers:
             self._ledgers[session_id] = ledger
+            self.hold(ledger)
+
+    def never_started(self, session_id: str) -> None:
+        """An attempt ended before a session could come of it."""
+        self._forget(session_id, gone=True)
+
+    def hold(self, ledger: Ledger) -> None:
+        """Keep a ledger open until it is released as often as it was held."""
+        self._holds[id(ledger)] += 1
+
+    def release(self, ledger: Ledger) -> None:
+        """Undo one `hold`; the last one closes the ledger, so that another client may resume from it."""
+        self._holds[id(ledger)] -= 1
+        if self._holds[id(ledger)] <= 0:
+            del self._holds[id(ledger)]
+            task = asyncio.ensure_future(ledger.close_async())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _forget(self, session_id: str, *, gone: bool) -> None:
+        if gone:
+            self._note(session_id, {"event": "stopped"})
+        ledger = self._ledgers.pop(session_id, None)
+        if ledger is not None:
+            self.release(ledger)
 
     def _note(self, session_id: str, line: Mapping[str, Any]) -> None:
         ledger = self._ledgers.get(session_id)

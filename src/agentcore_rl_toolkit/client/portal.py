@@ -58,6 +58,10 @@ class Portal:
     def started(self) -> bool:
         return self._loop is not None and not self._closed and self._pid == os.getpid()
 
+    @property
+    def on_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
         asyncio.set_event_loop(loop)
@@ -94,7 +98,7 @@ class Portal:
 
     def refuse_own_thread(self) -> None:
         """Raises: ConfigError on the loop's own thread, where a sync wait would never end."""
-        if threading.current_thread() is self._thread:
+        if self.on_own_thread:
             raise ConfigError("a sync method was called from the client's own loop; use the `_async` one")
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from ..contract import Outcome
 from ..errors import (
@@ -49,6 +49,22 @@ async def plan_resume(
     Raises: ConfigError when a row is not the one that the ledger holds under its index.
     """
     lines = await ledger.open_async()
+    engine.events.hold(ledger)
+    try:
+        return await _plan(requests, ledger, lines, engine, mode, fixed_inputs)
+    except BaseException:
+        engine.events.release(ledger)
+        raise
+
+
+async def _plan(
+    requests: Sequence[RolloutRequest],
+    ledger: Ledger,
+    lines: Sequence[Mapping[str, Any]],
+    engine: Engine,
+    mode: bool | Literal["retry_failed"],
+    fixed_inputs: bool,
+) -> BatchPlan:
     attempts = attempts_of(lines) if mode else {}
     last = last_attempts(attempts)
     run: list[tuple[RolloutRequest, Adoption | None]] = []
@@ -74,7 +90,7 @@ async def plan_resume(
     for session_id in stop:
         engine.events.adopt(session_id, ledger)
     ready = await asyncio.gather(*(_item(engine, request, known) for request, known in finished))
-    return BatchPlan(run=run, ready=ready, stop=stop)
+    return BatchPlan(run=run, ready=ready, stop=stop, ledger=ledger)
 
 
 def _check_same(request: RolloutRequest, known: Attempt, fixed_inputs: bool) -> None:
