@@ -87,7 +87,7 @@ class Display:
         if not self._console.is_terminal:
             names = ("", "reward", "tool use", "tokens", "lost", "logprob gap", "seconds")
             line = "  ".join(f"{n} {c}".strip() for n, c in zip(names, cells, strict=True))
-            self._console.print(f"{line}  eta {self._eta()}", highlight=False)
+            self._console.print(f"{line}  eta {self._eta()}", highlight=False, soft_wrap=True)
 
     def _eta(self) -> str:
         fresh = self._done - self._done_before

@@ -52,7 +52,7 @@ class Service:
 class Services:
     """Starts services, waits until they listen, notices when one dies, stops them all.
 
-    Use as a context manager; leaving it stops everything, newest first.
+    Use as a context manager; leaving it stops everything.
     """
 
     def __init__(self, log_dir: Path, env: Mapping[str, str] | None = None) -> None:
@@ -114,11 +114,13 @@ class Services:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     def stop(self) -> None:
-        """SIGTERM to each, newest first, SIGKILL to what is left of its process group after the deadline."""
+        """SIGTERM to all, SIGKILL to what is left of their process groups after the deadline."""
         for service in reversed(self._services):
             _signal_group(service.process, signal.SIGTERM, group=False)
+        give_up = time.monotonic() + STOP_DEADLINE_S
+        for service in reversed(self._services):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                service.process.wait(timeout=STOP_DEADLINE_S)
+                service.process.wait(timeout=max(0.1, give_up - time.monotonic()))
             _signal_group(service.process, signal.SIGKILL, group=True)
             service.process.wait(timeout=STOP_DEADLINE_S)
             service.ready_file.unlink(missing_ok=True)
