@@ -62,7 +62,44 @@ def report(name: str, process: psutil.Process, n: int, work: Callable[[], Any]) 
     before, began = sum(process.cpu_times()[:2]), time.monotonic()
     work()
     wall, cpu = time.monotonic() - began, sum(process.cpu_times()[:2]) - before
-    print(f"| {name:34} | {n:6} | {cpu / n * 1000:8.3f} | {n / wall:8.0f} |")
+    print(f"| {name:20} | {n:6} | {cpu / n * 1000:8.3f} | {n / wall:8.0f} |")
+
+
+def measure(label: str, options: list[str], directory: Path, n: int) -> None:
+    server, url, _ = start(directory, *options)
+    process, store, body = psutil.Process(server.pid), store_at(url), b"x" * 1024
+
+    def key(i: int) -> str:
+        return f"exp/{i:06}.json"
+
+    async def put(i: int) -> None:
+        await obstore.put_async(store, key(i), body, use_multipart=False)
+
+    async def get(i: int) -> None:
+        await (await obstore.get_async(store, key(i))).bytes_async()
+
+    print(f"\n{label}\n| operation            |      n | CPU ms/op |    ops/s |\n|---|---|---|---|")
+    report("PUT 1 KB, new", process, n, lambda: asyncio.run(each(n, put)))
+    report("PUT 1 KB, replacing", process, n, lambda: asyncio.run(each(n, put)))
+    report("HEAD", process, n, lambda: asyncio.run(each(n, lambda i: obstore.head_async(store, key(i)))))
+    report("GET 1 KB", process, n, lambda: asyncio.run(each(n, get)))
+    rounds = 10
+    report(
+        "LIST 1,000 keys",
+        process,
+        rounds * n // 1000,
+        lambda: [obstore.list(store, "exp/").collect() for _ in range(rounds)],
+    )
+    big = b"y" * (64 * 2**20)
+    report("PUT 64 MB", process, 1, lambda: obstore.put(store, "big", big, use_multipart=False))
+    report("GET 64 MB", process, 1, lambda: bytes(obstore.get(store, "big").bytes()))
+    print(f"memory after all this: {process.memory_info().rss / 2**20:.0f} MB")
+    server.terminate()
+    server.wait()
+    server, _, seconds = start(directory, *options)
+    print(f"start over {n + 1} objects: {seconds:.2f} s")
+    server.terminate()
+    server.wait()
 
 
 def main() -> None:
@@ -70,46 +107,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     n = 1_000 if parser.parse_args().quick else 5_000
     with tempfile.TemporaryDirectory() as scratch:
-        for label, options in (
-            ("signatures verified", ["--access-key", "bench", "--secret-key", "bench-secret"]),
-            ("open", []),
-        ):
-            directory = Path(scratch) / label.split()[0]
-            server, url, _ = start(directory, *options)
-            process, store, body = psutil.Process(server.pid), store_at(url), b"x" * 1024
-            print(
-                f"\n{label}\n| operation                          |      n | CPU ms/op |    ops/s |\n|---|---|---|---|"
-            )
-            key = "exp/{:06}.json".format
-            report(
-                "PUT 1 KB",
-                process,
-                n,
-                lambda: asyncio.run(each(n, lambda i: obstore.put_async(store, key(i), body, use_multipart=False))),
-            )
-            report("HEAD", process, n, lambda: asyncio.run(each(n, lambda i: obstore.head_async(store, key(i)))))
-
-            async def get(i: int) -> None:
-                await (await obstore.get_async(store, key(i))).bytes_async()
-
-            report("GET 1 KB", process, n, lambda: asyncio.run(each(n, get)))
-            pages = max(1, n // 1000)
-            report(
-                "LIST, page of 1,000",
-                process,
-                10 * pages,
-                lambda: [obstore.list(store, "exp/").collect() for _ in range(10)],
-            )
-            big = b"y" * (64 * 2**20)
-            report("PUT 64 MB", process, 1, lambda: obstore.put(store, "big", big, use_multipart=False))
-            report("GET 64 MB", process, 1, lambda: bytes(obstore.get(store, "big").bytes()))
-            print(f"memory after all this: {process.memory_info().rss / 2**20:.0f} MB")
-            server.terminate()
-            server.wait()
-            server, _, seconds = start(directory, *options)
-            print(f"start over {n + 1} objects: {seconds:.2f} s")
-            server.terminate()
-            server.wait()
+        measure(
+            "signatures verified", ["--access-key", "bench", "--secret-key", "bench-secret"], Path(scratch) / "a", n
+        )
+        measure("open", [], Path(scratch) / "b", n)
 
 
 if __name__ == "__main__":

@@ -150,14 +150,16 @@ def list_objects(bucket: Bucket, request: Request) -> Answer:
 
 
 def _contents(stored: StoredObject, key: str, owner: str) -> str:
-    algorithms = "".join(f"<ChecksumAlgorithm>{a}</ChecksumAlgorithm>" for a in stored.checksums)
-    if algorithms:
-        algorithms += f"<ChecksumType>{stored.checksum_type or 'FULL_OBJECT'}</ChecksumType>"
-    kind = stored.headers.get("x-amz-storage-class", "STANDARD")
-    return (
-        f"<Contents><Key>{key}</Key><LastModified>{iso(stored.modified_s)}</LastModified><ETag>&quot;{stored.etag}&quot;</ETag>"
-        f"{algorithms}<Size>{stored.size}</Size>{owner}<StorageClass>{kind}</StorageClass></Contents>"
-    )
+    if not stored.listed:
+        algorithms = "".join(f"<ChecksumAlgorithm>{a}</ChecksumAlgorithm>" for a in stored.checksums)
+        if algorithms:
+            algorithms += f"<ChecksumType>{stored.checksum_type or 'FULL_OBJECT'}</ChecksumType>"
+        kind = stored.headers.get("x-amz-storage-class", "STANDARD")
+        stored.listed = (
+            f"</Key><LastModified>{iso(stored.modified_s)}</LastModified><ETag>&quot;{stored.etag}&quot;</ETag>"
+            f"{algorithms}<Size>{stored.size}</Size><StorageClass>{kind}</StorageClass>"
+        )
+    return f"<Contents><Key>{key}{stored.listed}{owner}</Contents>"
 
 
 def _encoder(kind: str | None) -> Callable[[str], str]:

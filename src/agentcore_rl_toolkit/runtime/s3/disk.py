@@ -48,6 +48,7 @@ class StoredObject:
     checksum_type: str | None = None
     part_sizes: list[int] | None = None
     body_offset: int = 0
+    listed: str = ""  # its entry in a listing without the key, kept because listings are asked for again and again
 
     def to_line(self, width: int = 0) -> bytes:
         """The first line of the file, padded to ``width`` bytes."""

@@ -158,8 +158,12 @@ class Incoming:
         os.close(self._fd)
         self._fd = -1
 
+    def placed(self) -> None:
+        """Tell that the file was moved to where it belongs."""
+        self._file = ""
+
     def discard(self) -> None:
-        """Drop what was written, unless the file was placed meanwhile."""
+        """Drop what was written, unless it was placed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

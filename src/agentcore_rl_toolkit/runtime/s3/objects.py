@@ -50,6 +50,7 @@ async def put(disk: Disk, bucket: Bucket, request: Request) -> Answer:
         stored.modified_s = time.time()
         file = await incoming.store(stored)
         commit(disk, bucket, request, stored, file)
+        incoming.placed()
         if disk.fsync:
             await asyncio.to_thread(disk.sync_directory, os.path.dirname(disk.path_of(bucket.name, stored.key)))
     finally:
