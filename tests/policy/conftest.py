@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -51,18 +51,23 @@ class ServerProcess:
         return self.process.wait(timeout=20)
 
 
-def start_server(folder: Path, *options: str, parent_pid: int | None = None) -> ServerProcess:
+class StartServer(Protocol):
+    def __call__(self, *options: str, parent_pid: int | None = None) -> ServerProcess: ...
+
+
+def _start(folder: Path, *options: str, parent_pid: int | None = None) -> ServerProcess:
     """Start `agentcore-rl policy serve` and wait until it listens."""
     ready_file = folder / "ready.json"
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "policy", "serve", "--ready-file", str(ready_file)]
     command += ["--parent-pid", str(parent_pid or os.getpid()), *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    with (folder / "stderr.txt").open("wb") as stderr:
+        process = subprocess.Popen(command, stderr=stderr)
     deadline = time.monotonic() + 60
     while not ready_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            _, stderr = process.communicate(timeout=10)
-            raise AssertionError(f"the server did not start: {stderr.decode()}")
+            process.wait(timeout=10)
+            raise AssertionError(f"the server did not start: {(folder / 'stderr.txt').read_text()}")
         time.sleep(0.02)
     ready = json.loads(ready_file.read_text())
     return ServerProcess(process=process, url=ready["url"], ready=ready)
@@ -70,8 +75,24 @@ def start_server(folder: Path, *options: str, parent_pid: int | None = None) -> 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    running = start_server(tmp_path_factory.mktemp("policy"), "--seed", "7")
+    """One server for all tests of a module."""
+    running = _start(tmp_path_factory.mktemp("policy"), "--seed", "7")
     yield running
     running.stop()
-    assert running.process.stderr is not None
-    running.process.stderr.close()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts servers with options of the test's own and ends those that still run."""
+    started: list[ServerProcess] = []
+
+    def start(*options: str, parent_pid: int | None = None) -> ServerProcess:
+        folder = tmp_path / f"server{len(started)}"
+        folder.mkdir()
+        started.append(_start(folder, *options, parent_pid=parent_pid))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.stop()

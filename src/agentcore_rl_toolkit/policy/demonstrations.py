@@ -359,7 +359,7 @@ def demonstrate(
     if style == "guess":
         return [*messages, _final(str(rng.randint(2, 400)))]
     steps: tuple[str, ...] = problem.steps
-    if len(steps) == 2 and rng.random() < 0.15:
+    if style != "early" and len(steps) == 2 and rng.random() < 0.15:
         steps = (problem.expression,)
     if style == "early" and len(steps) > 1:
         steps = steps[:1]

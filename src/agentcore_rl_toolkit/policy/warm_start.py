@@ -162,7 +162,7 @@ def train(
         if (step + 1) % 50 == 0 or step + 1 == steps:
             own = weights_N == 1.0
             log(
-                f"  step {step + 1}/{steps}  loss {losses[-1]:.3f}  assistant {float(nats_N[own].mean()):.4f}"
+                f"  step {step + 1}/{steps}  loss {losses[-1]:.3f}  assistant {float(nats_N.detach()[own].mean()):.4f}"
                 f"  {time.monotonic() - started_s:.0f} s"
             )
     model.eval()

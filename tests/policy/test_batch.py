@@ -1,0 +1,175 @@
+"""Many sequences at once must be what each is alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from agentcore_rl_toolkit.policy.arithmetic import problems
+from agentcore_rl_toolkit.policy.batch import Batch, Generation
+from agentcore_rl_toolkit.policy.decoder import Decoder
+from agentcore_rl_toolkit.policy.demonstrations import EXAMPLE_AGENT
+from agentcore_rl_toolkit.policy.rollouts import run
+from agentcore_rl_toolkit.policy.sampling import SamplingParams
+from agentcore_rl_toolkit.policy.tokens import ChatTokenizer
+
+
+def prompts(tokenizer: ChatTokenizer, n: int) -> list[list[int]]:
+    return [tokenizer.encode_chat(EXAMPLE_AGENT.opening(p), tools=EXAMPLE_AGENT.tools) for p in problems("train", n)]
+
+
+def finish(batch: Batch, waiting: list[Generation], *, together: int) -> None:
+    """Run all, feeding new ones in between steps."""
+    queue = list(reversed(waiting))
+    while queue or batch.running:
+        while queue and batch.free_rows and len(batch.running) < together:
+            batch.add(queue.pop())
+        batch.step()
+
+
+def close(a: list[float], b: list[float]) -> bool:
+    return len(a) == len(b) and all(abs(x - y) < 2e-5 for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("cache_blocks", [0, 24, 2048])
+def test_batched_equals_single(tokenizer: ChatTokenizer, decoder: Decoder, cache_blocks: int) -> None:
+    rng = random.Random(0)
+    texts = prompts(tokenizer, 20)
+    texts += texts[:6]  # again, so that whole prompts come from the prefix cache
+    settings = [
+        SamplingParams(temperature=0.0, max_tokens=rng.randint(1, 60), ignore_eos=rng.random() < 0.5)
+        if rng.random() < 0.5
+        else SamplingParams(seed=k, top_p=0.9, max_tokens=rng.randint(5, 60))
+        for k in range(len(texts))
+    ]
+    alone = [Generation(prompt_ids=ids, params=p) for ids, p in zip(texts, settings, strict=True)]
+    for generation in alone:
+        finish(Batch(decoder, tokenizer, seed=1, cache_blocks=0), [generation], together=1)
+    batch = Batch(decoder, tokenizer, seed=1, cache_blocks=cache_blocks)
+    many = [Generation(prompt_ids=ids, params=p) for ids, p in zip(texts, settings, strict=True)]
+    finish(batch, many, together=11)
+    for one, other in zip(alone, many, strict=True):
+        assert other.token_ids == one.token_ids
+        assert close(other.logprobs, one.logprobs)
+        assert other.finish_reason == one.finish_reason
+    if cache_blocks == 2048:
+        assert many[-1].cached_tokens >= len(texts[-1]) - 16
+
+
+def test_logprobs_equal_a_full_forward_over_whole_conversations(
+    tokenizer: ChatTokenizer, decoder: Decoder, hf: tuple[Any, Any]
+) -> None:
+    worst = 0.0
+    for rollout in run(Batch(decoder, tokenizer, seed=5), problems("held_out", 24, seed=1)):
+        with torch.no_grad():
+            logits = hf[0](input_ids=torch.tensor([rollout.token_ids])).logits[0]
+        full = torch.log_softmax(logits, -1)
+        for t, logprob in enumerate(rollout.logprobs):
+            assert (logprob is None) == (rollout.mask[t] == 0)
+            if logprob is not None:
+                worst = max(worst, abs(logprob - full[t - 1, rollout.token_ids[t]].item()))
+    assert 0.0 < worst < 1e-4
+
+
+def test_a_context_that_is_full_ends_with_length(tokenizer: ChatTokenizer, decoder: Decoder) -> None:
+    context = decoder.shape.context
+    ids = tokenizer.encode("a" * 4000)[: context - 3]
+    generation = Generation(prompt_ids=ids, params=SamplingParams(max_tokens=500, ignore_eos=True))
+    finish(Batch(decoder, tokenizer, seed=0), [generation], together=1)
+    assert (len(generation.token_ids), generation.finish_reason) == (3, "length")
+
+
+def test_stop_strings_and_stop_tokens_end_a_completion(tokenizer: ChatTokenizer, decoder: Decoder) -> None:
+    prompt = tokenizer.encode("<|im_start|>assistant\nThe answer is")
+    free = Generation(prompt_ids=prompt, params=SamplingParams(temperature=0.0, max_tokens=8))
+    finish(Batch(decoder, tokenizer), [free], together=1)
+    text = tokenizer.decode(free.token_ids)
+    stop = text[2:4]
+    by_text = Generation(prompt_ids=prompt, params=SamplingParams(temperature=0.0, max_tokens=8, stop=("zzz", stop)))
+    by_token = Generation(
+        prompt_ids=prompt, params=SamplingParams(temperature=0.0, stop_token_ids=(free.token_ids[1],))
+    )
+    finish(Batch(decoder, tokenizer), [by_text, by_token], together=2)
+    assert (by_text.finish_reason, by_text.stop_reason, by_text.stop_at) == ("stop", stop, text.index(stop))
+    assert by_text.token_ids == free.token_ids[: len(by_text.token_ids)]
+    assert (by_token.finish_reason, by_token.stop_reason) == ("stop", free.token_ids[1])
+    assert by_token.token_ids == free.token_ids[:2]
+
+
+def test_new_weights_take_effect_between_steps_and_both_versions_are_told(
+    tokenizer: ChatTokenizer, decoder: Decoder, hf: tuple[Any, Any]
+) -> None:
+    (prompt,) = prompts(tokenizer, 1)
+    batch = Batch(decoder, tokenizer, version=3)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    spanning = Generation(prompt_ids=prompt, params=params)
+    batch.add(spanning)
+    for _ in range(5):
+        batch.step()
+    changed = {name: tensor.clone() for name, tensor in hf[0].state_dict().items()}
+    changed["model.norm.weight"] *= -1
+    batch.load(changed, 4)
+    late = Generation(prompt_ids=prompt, params=params)
+    batch.add(late)
+    while batch.running:
+        batch.step()
+    assert (spanning.weight_version_first, spanning.weight_version_last) == (3, 4)
+    assert (late.weight_version_first, late.weight_version_last) == (4, 4)
+    assert late.cached_tokens == 0  # what was computed with the old weights is forgotten
+    again = Generation(prompt_ids=prompt, params=params)
+    batch.add(again)
+    while batch.running:
+        batch.step()
+    assert again.cached_tokens > 0
+    assert again.token_ids == late.token_ids
+    assert again.token_ids != spanning.token_ids
+
+
+def test_weights_that_change_before_a_prompt_is_read_are_used_for_all_of_it(
+    tokenizer: ChatTokenizer, decoder: Decoder, hf: tuple[Any, Any]
+) -> None:
+    (prompt,) = prompts(tokenizer, 1)
+    batch = Batch(decoder, tokenizer)
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    finish(batch, [Generation(prompt_ids=prompt, params=params)], together=1)
+    changed = {name: tensor * 1.1 for name, tensor in hf[0].state_dict().items()}
+    waiting = Generation(prompt_ids=prompt, params=params)
+    batch.add(waiting)
+    assert waiting.cached_tokens > 0
+    batch.load(changed, 1)
+    while batch.running:
+        batch.step()
+    fresh = Generation(prompt_ids=prompt, params=params)
+    finish(Batch(decoder, tokenizer, cache_blocks=0), [fresh], together=1)
+    assert waiting.token_ids == fresh.token_ids
+    assert close(waiting.logprobs, fresh.logprobs)
+
+
+def test_cancelled_and_late_sequences_leave_and_the_others_are_untouched(
+    tokenizer: ChatTokenizer, decoder: Decoder
+) -> None:
+    texts = prompts(tokenizer, 6)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    alone = [Generation(prompt_ids=ids, params=params) for ids in texts]
+    for generation in alone:
+        finish(Batch(decoder, tokenizer), [generation], together=1)
+    batch = Batch(decoder, tokenizer)
+    many = [Generation(prompt_ids=ids, params=params) for ids in texts]
+    for generation in many[:5]:
+        batch.add(generation)
+    batch.step()
+    many[0].cancelled = True
+    many[2].deadline = 0.0
+    batch.add(many[5])
+    many[5].cancelled = True  # before its prompt was read
+    gone = batch.step()
+    assert {id(g) for g in gone} == {id(many[0]), id(many[2]), id(many[5])}
+    assert [many[k].finish_reason for k in (0, 2, 5)] == ["cancelled", "timeout", "cancelled"]
+    while batch.running:
+        batch.step()
+    for k in (1, 3, 4):
+        assert many[k].token_ids == alone[k].token_ids
+        assert close(many[k].logprobs, alone[k].logprobs)
