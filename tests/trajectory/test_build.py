@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from array import array
 from typing import Any
 
 import pytest
@@ -241,7 +242,7 @@ def grown(turns: int, new_tokens: int, sampled: int) -> list[Turn]:
     history: list[int] = []
     made = []
     for index in range(turns):
-        history = [int(str(token)) for token in history]  # fresh objects, as a decoder makes them
+        history = array("I", history).tolist()  # fresh objects, as a decoder makes them
         history += [source.randrange(300, 150_000) for _ in range(new_tokens - sampled)]
         completion = [source.randrange(300, 150_000) for _ in range(sampled)]
         made.append(turn(index, history, completion, logprobs=[-0.5] * sampled))
@@ -250,9 +251,9 @@ def grown(turns: int, new_tokens: int, sampled: int) -> list[Turn]:
 
 
 def test_thousands_of_turns_are_no_deeper_than_one() -> None:
-    result = build_trajectory("s", grown(3_000, 4, 2))
+    result = build_trajectory("s", grown(2_000, 4, 2))
     assert len(result.sequences) == 1
-    assert result.report.trained_tokens == 6_000
+    assert result.report.trained_tokens == 4_000
 
 
 def test_thousands_of_unrelated_prompts_do_not_compare_with_each_other() -> None:

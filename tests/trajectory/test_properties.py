@@ -58,7 +58,7 @@ def sessions(draw: st.DrawFn) -> list[Turn]:
     return turns
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(sessions())
 def test_each_sampled_token_is_trained_exactly_once(turns: list[Turn]) -> None:
     result = build_trajectory("s", turns)
@@ -71,7 +71,7 @@ def test_each_sampled_token_is_trained_exactly_once(turns: list[Turn]) -> None:
     assert all(count == 1 for count in trained.values())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(sessions())
 def test_every_usable_turn_is_trained_superseded_or_excluded(turns: list[Turn]) -> None:
     result = build_trajectory("s", turns)
@@ -84,7 +84,7 @@ def test_every_usable_turn_is_trained_superseded_or_excluded(turns: list[Turn]) 
     assert report.sampled_tokens == sum(len(t.completion_ids) for t in turns)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(sessions())
 def test_masks_logprobs_and_versions_belong_to_their_tokens(turns: list[Turn]) -> None:
     by_id = {t.turn_id: t for t in turns}
@@ -106,7 +106,7 @@ def test_masks_logprobs_and_versions_belong_to_their_tokens(turns: list[Turn]) -
             assert s.token_ids[: len(full)] == full
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(sessions())
 def test_weights_of_a_session_sum_to_one_by_tokens(turns: list[Turn]) -> None:
     result = build_trajectory("s", turns)

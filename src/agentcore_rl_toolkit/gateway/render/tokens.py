@@ -227,4 +227,4 @@ class TokenBuffer:
         return self._ids[length - 1] if length else None
 
     def json(self, text_bytes: int) -> bytes:
-        return b"[" + bytes(memoryview(self._text)[:text_bytes]) + b"]"
+        return b"".join((b"[", memoryview(self._text)[:text_bytes], b"]"))

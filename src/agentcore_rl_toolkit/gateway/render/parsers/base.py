@@ -101,6 +101,7 @@ class MarkerParser:
         self._tools = bool(tools)
         self._buffer = ""
         self._state = "reasoning" if reasoning_open and grammar.reasoning else "content"
+        self._start = self._state == "content" and grammar.reasoning is not None  # reasoning may still come
         self._open = ""
         self._fresh = True  # nothing of the current segment shown yet: blank lines at its start are the template's
         self._blank = ""  # blanks at the end of a segment, shown only if text follows
@@ -139,17 +140,16 @@ class MarkerParser:
         return deltas
 
     def _markers(self) -> list[str]:
-        reasoning = self._grammar.reasoning
         if self._state == "reasoning":
-            assert reasoning is not None
-            return [reasoning[1]]
+            assert self._grammar.reasoning is not None
+            return [self._grammar.reasoning[1]]
         if self._state == "call":
             return [self._blocks[self._open]]
-        # Reasoning can only come first; the same marker later on is text.
-        opening = [reasoning[0]] if reasoning and self._fresh and not self._plain and not self._calls else []
-        return [*opening, *self._blocks, *self._skip]
+        return [*self._blocks, *self._skip]
 
     def _run(self, *, final: bool) -> list[Delta]:
+        if self._start and not self._begin(final=final):
+            return []
         deltas: list[Delta] = []
         while True:
             markers = self._markers()
@@ -171,15 +171,25 @@ class MarkerParser:
             before, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
             deltas += self._pass(before, marker)
 
+    def _begin(self, *, final: bool) -> bool:
+        """Decide whether the answer begins with reasoning, the only place where it can; False while that is open."""
+        assert self._grammar.reasoning is not None
+        marker = self._grammar.reasoning[0]
+        text = self._buffer.lstrip()
+        if not final and (not text or (len(text) < len(marker) and marker.startswith(text))):
+            return False
+        self._start = False
+        if text.startswith(marker):
+            self._buffer = text[len(marker) :]
+            self._segment("reasoning")
+        return True
+
     def _pass(self, before: str, marker: str) -> list[Delta]:
         if self._state == "call":
             return self._close_block(before, closed=True)
         deltas = self._text(before)
-        reasoning = self._grammar.reasoning
         if self._state == "reasoning":
             self._segment("content")
-        elif reasoning and marker == reasoning[0] and marker not in self._blocks:
-            self._segment("reasoning")
         elif marker in self._blocks:
             self._before = self._blank
             self._segment("call")

@@ -18,8 +18,9 @@ from .base import Call, Grammar, Schemas
 
 class _Json(msgspec.Struct):
     name: str
-    arguments: msgspec.Raw | None = None
-    parameters: msgspec.Raw | None = None
+    # Not `Raw | None`: in a union Raw takes objects and lists only.
+    arguments: msgspec.Raw = msgspec.Raw(b"")
+    parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
 _CALL_DECODER = msgspec.json.Decoder(_Json)
@@ -31,8 +32,7 @@ def call_from_json(text: str) -> Call | None:
         found = _CALL_DECODER.decode(text)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError):
         return _lenient(text)
-    raw = found.arguments if found.arguments is not None else found.parameters
-    arguments = object_text(bytes(raw).decode()) if raw is not None else "{}"
+    arguments = object_text(bytes(found.arguments or found.parameters).decode())
     return Call(found.name, arguments) if found.name and arguments is not None else None
 
 

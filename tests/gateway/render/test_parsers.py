@@ -1,0 +1,371 @@
+"""Reading answers back: every family's calls and reasoning, whole and in any slices."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.gateway.dialects import ReplyBuilder
+from agentcore_rl_toolkit.gateway.render import GRAMMARS, TextDecoder, grammar_named, new_parser
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string"},
+                    "limit": {"type": "integer"},
+                    "deep": {"type": "boolean"},
+                    "tags": {"type": "array"},
+                    "maybe": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+                    "mode": {"enum": ["fast", "slow"]},
+                },
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+def read(grammar: str, pieces: list[str], *, tools: Any = TOOLS, reasoning_open: bool = False) -> dict[str, Any]:
+    parser = new_parser(grammar_named(grammar), tools=tools, reasoning_open=reasoning_open)
+    builder = ReplyBuilder()
+    for piece in pieces:
+        for delta in parser.feed(piece):
+            builder.add(delta)
+    for delta in parser.finish():
+        builder.add(delta)
+    choices = builder.reply().choices
+    said = choices[0] if choices else None
+    return {
+        "status": parser.status,
+        "content": said.content if said else "",
+        "reasoning": said.reasoning if said else "",
+        "calls": [(c.name, json.loads(c.arguments)) for c in said.tool_calls] if said else [],
+    }
+
+
+def expect(content: str = "", reasoning: str = "", status: str = "none", calls: Any = ()) -> dict[str, Any]:
+    return {"status": status, "content": content, "reasoning": reasoning, "calls": list(calls)}
+
+
+X = ("look_up", {"query": "x"})
+DS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+
+CASES: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("hermes", "plain text", "Just text.", expect("Just text.")),
+    ("hermes", "trailing blanks are part of an answer", "Text. \n", expect("Text. \n")),
+    (
+        "hermes",
+        "reasoning, text and a call",
+        '<think>\nwhy\n</think>\n\nSee:\n<tool_call>\n{"name": "look_up", "arguments": {"query": "x"}}\n</tool_call>',
+        expect("See:", "why", "parsed", [X]),
+    ),
+    (
+        "hermes",
+        "two calls",
+        '<tool_call>{"name": "look_up", "arguments": {"query": "x"}}</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n',
+        expect(status="parsed", calls=[X, ("now", {})]),
+    ),
+    (
+        "hermes",
+        "text between calls",
+        '<tool_call>{"name": "now"}</tool_call>\nand\n<tool_call>{"name": "now", "arguments": null}</tool_call>',
+        expect("and", status="parsed", calls=[("now", {}), ("now", {})]),
+    ),
+    (
+        "hermes",
+        "the closing mark is missing",
+        '<tool_call>\n{"name": "look_up", "parameters": {"query": "x"}}',
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "hermes",
+        "arguments as a string of JSON",
+        '<tool_call>{"name": "look_up", "arguments": "{\\"query\\": \\"x\\"}"}</tool_call>',
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "hermes",
+        "a raw line end inside a string",
+        '<tool_call>{"name": "look_up", "arguments": {"query": "x\ny"}}</tool_call>',
+        expect(status="parsed", calls=[("look_up", {"query": "x\ny"})]),
+    ),
+    (
+        "hermes",
+        "broken JSON stays visible",
+        "Well\n<tool_call>\n{name: look_up}\n</tool_call> bye",
+        expect("Well\n<tool_call>\n{name: look_up}\n</tool_call> bye", status="unparsed"),
+    ),
+    (
+        "hermes",
+        "one call good, one broken",
+        '<tool_call>{"name": "now"}</tool_call><tool_call>{</tool_call>',
+        expect("<tool_call>{</tool_call>", status="unparsed", calls=[("now", {})]),
+    ),
+    (
+        "hermes",
+        "cut off in the middle",
+        '<tool_call>\n{"name": "look_up", "argu',
+        expect('<tool_call>\n{"name": "look_up", "argu', status="unparsed"),
+    ),
+    (
+        "hermes",
+        "a call without its marks",
+        '{"name": "look_up", "arguments": {"query": "x"}}',
+        expect('{"name": "look_up", "arguments": {"query": "x"}}', status="unparsed"),
+    ),
+    ("hermes", "JSON that is no call", '{"name": "Bob"}', expect('{"name": "Bob"}')),
+    ("hermes", "a closing mark alone", "x</tool_call>", expect("x</tool_call>", status="unparsed")),
+    ("hermes", "reasoning that never ends", "<think>on and on", expect(reasoning="on and on")),
+    ("hermes", "the reasoning mark inside text", "a <think> b", expect("a <think> b")),
+    ("hermes", "empty reasoning", "<think>\n\n</think>\n\nSo.", expect("So.")),
+    (
+        "qwen_coder",
+        "values by their schema",
+        "Go.\n<tool_call>\n<function=look_up>\n<parameter=query>\n42\n</parameter>\n<parameter=limit>\n42\n</parameter>\n"
+        '<parameter=deep>\nTrue\n</parameter>\n<parameter=tags>\n["a", 1]\n</parameter>\n<parameter=maybe>\nnull\n'
+        "</parameter>\n<parameter=mode>\nfast\n</parameter>\n</function>\n</tool_call>",
+        expect(
+            "Go.",
+            status="parsed",
+            calls=[
+                (
+                    "look_up",
+                    {"query": "42", "limit": 42, "deep": True, "tags": ["a", 1], "maybe": None, "mode": "fast"},
+                )
+            ],
+        ),
+    ),
+    (
+        "qwen_coder",
+        "lines of a value are kept",
+        "<tool_call>\n<function=look_up>\n<parameter=query>\n\n a\n  b\n\n</parameter>\n</function>\n</tool_call>",
+        expect(status="parsed", calls=[("look_up", {"query": "\n a\n  b\n"})]),
+    ),
+    (
+        "qwen_coder",
+        "without the outer marks",
+        "<function=look_up>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>",
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "qwen_coder",
+        "no parameters",
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        expect(status="parsed", calls=[("now", {})]),
+    ),
+    (
+        "qwen_coder",
+        "something else between the marks",
+        '<tool_call>\n{"name": "now"}\n</tool_call>',
+        expect('<tool_call>\n{"name": "now"}\n</tool_call>', status="unparsed"),
+    ),
+    ("qwen_coder", "half a mark in text", "if a <func", expect("if a <func")),
+    ("llama", "text", "Hello [1].", expect("Hello [1].")),
+    (
+        "llama",
+        "one call",
+        '{"name": "look_up", "parameters": {"query": "x"}}',
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "llama",
+        "two calls behind the tag",
+        '<|python_tag|>{"name": "look_up", "parameters": {"query": "x"}}; {"name": "now", "parameters": {}}',
+        expect(status="parsed", calls=[X, ("now", {})]),
+    ),
+    (
+        "llama",
+        "Python",
+        '[look_up(query="x", limit=3, deep=True, tags=["a"]), now()]',
+        expect(
+            status="parsed",
+            calls=[("look_up", {"query": "x", "limit": 3, "deep": True, "tags": ["a"]}), ("now", {})],
+        ),
+    ),
+    ("llama", "JSON as an answer", '{"answer": 42}', expect('{"answer": 42}')),
+    ("llama", "a list as an answer", "[1, 2, 3]", expect("[1, 2, 3]")),
+    (
+        "llama",
+        "an unknown tool",
+        '{"name": "fly", "parameters": {}}',
+        expect('{"name": "fly", "parameters": {}}', status="unparsed"),
+    ),
+    (
+        "llama",
+        "broken",
+        '{"name": "look_up", "parameters": {"query": "x"',
+        expect('{"name": "look_up", "parameters": {"query": "x"', status="unparsed"),
+    ),
+    ("llama", "code behind the tag", "<|python_tag|>print(1)", expect("<|python_tag|>print(1)", status="unparsed")),
+    ("llama", "positional arguments", "[look_up(1)]", expect("[look_up(1)]", status="unparsed")),
+    (
+        "glm",
+        "reasoning and a call",
+        "\n<think>why</think>\nSee.\n<tool_call>look_up\n<arg_key>query</arg_key>\n<arg_value>7</arg_value>\n"
+        "<arg_key>limit</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+        expect("See.", "why", "parsed", [("look_up", {"query": "7", "limit": 7})]),
+    ),
+    ("glm", "no arguments", "<tool_call>now\n</tool_call>", expect(status="parsed", calls=[("now", {})])),
+    (
+        "glm",
+        "an argument without a value",
+        "<tool_call>look_up\n<arg_key>query</arg_key>\n</tool_call>",
+        expect("<tool_call>look_up\n<arg_key>query</arg_key>\n</tool_call>", status="unparsed"),
+    ),
+    (
+        "deepseek",
+        "V3: fenced",
+        "See." + DS.format('function<｜tool▁sep｜>look_up\n```json\n{"query": "x"}\n```'),
+        expect("See.", status="parsed", calls=[X]),
+    ),
+    ("deepseek", "V3.1: bare", DS.format('look_up<｜tool▁sep｜>{"query": "x"}'), expect(status="parsed", calls=[X])),
+    (
+        "deepseek",
+        "two calls",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>\n"
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        expect(status="parsed", calls=[("now", {}), ("now", {})]),
+    ),
+    (
+        "deepseek",
+        "broken",
+        "<｜tool▁call▁begin｜>look_up{}<｜tool▁call▁end｜>",
+        expect("<｜tool▁call▁begin｜>look_up{}<｜tool▁call▁end｜>", status="unparsed"),
+    ),
+    (
+        "harmony",
+        "analysis and final",
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>So.",
+        expect("So.", "why"),
+    ),
+    (
+        "harmony",
+        "a call",
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=functions.look_up "
+        '<|constrain|>json<|message|>{"query": "x"}',
+        expect("", "why", "parsed", [X]),
+    ),
+    (
+        "harmony",
+        "the recipient before the channel",
+        ' to=functions.look_up<|channel|>commentary json<|message|>{"query": "x"}<|call|>',
+        expect(status="parsed", calls=[X]),
+    ),
+    ("harmony", "a preamble", "<|channel|>commentary<|message|>Wait.<|end|>", expect("Wait.")),
+    ("harmony", "no format at all", "Sorry.", expect("Sorry.")),
+    (
+        "harmony",
+        "a call that is no JSON",
+        "<|channel|>commentary to=functions.look_up<|message|>x",
+        expect("<|channel|>commentary to=functions.look_up<|message|>x", status="unparsed"),
+    ),
+    ("plain", "anything", "<tool_call>x</tool_call>", expect("<tool_call>x</tool_call>")),
+]
+
+
+@pytest.mark.parametrize(("grammar", "what", "text", "expected"), CASES, ids=[f"{g}: {w}" for g, w, _, _ in CASES])
+def test_an_answer_is_read_the_same_in_any_two_slices(grammar, what, text, expected) -> None:
+    assert read(grammar, [text]) == expected
+    for at in range(1, len(text)):
+        assert read(grammar, [text[:at], text[at:]]) == expected, f"cut at {at}: {text[:at]!r}"
+    assert read(grammar, list(text)) == expected
+
+
+MARKERS = sorted(
+    {marker for g in GRAMMARS.values() for block in g.blocks for marker in block}
+    | {"<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|python_tag|>"}
+    | {"<parameter=", "</parameter>", "<arg_key>", "</arg_key>", "<｜tool▁sep｜>", "to=functions.now", "analysis"}
+)
+FRAGMENTS = st.lists(
+    st.one_of(
+        st.sampled_from(MARKERS),
+        st.sampled_from(['{"name": "now"}', "now", "now()", "[", "{", "<", "｜", " ", "\n", "\n\n", "x", "final"]),
+        st.text(max_size=3),
+    ),
+    max_size=8,
+).map("".join)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.sampled_from(sorted(GRAMMARS)), FRAGMENTS, st.data(), st.booleans(), st.booleans())
+def test_slices_never_change_what_is_read(grammar, text, data, with_tools, opened) -> None:
+    tools = TOOLS if with_tools else None
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = read(grammar, [text], tools=tools, reasoning_open=opened)
+    assert read(grammar, pieces, tools=tools, reasoning_open=opened) == whole
+    assert (whole["status"] == "parsed") <= bool(whole["calls"])
+    if not with_tools:
+        assert whole["calls"] == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60))
+def test_plain_text_comes_through_unchanged(text) -> None:
+    # Blank lines at the very start are the template's.
+    assert read("plain", list(text))["content"] == text.lstrip("\n")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=4), st.sampled_from(["hermes", "deepseek", "harmony"])
+)
+def test_any_json_arguments_come_back_as_they_were(arguments, grammar) -> None:
+    written = json.dumps(arguments, ensure_ascii=False)
+    if any(marker in written for marker in MARKERS):
+        return
+    text = {
+        "hermes": f'<tool_call>\n{{"name": "now", "arguments": {written}}}\n</tool_call>',
+        "deepseek": f"<｜tool▁call▁begin｜>now<｜tool▁sep｜>{written}<｜tool▁call▁end｜>",
+        "harmony": f"<|channel|>commentary to=functions.now<|message|>{written}<|call|>",
+    }[grammar]
+    assert read(grammar, [text]) == expect(status="parsed", calls=[("now", arguments)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_decoding_in_slices_is_decoding_the_whole(data, renderer_for) -> None:
+    tokenizer = renderer_for(data.draw(st.sampled_from(["qwen3", "harmony"]))).tokenizer
+    some_text = st.text(max_size=12).map(tokenizer.encode)
+    any_ids = st.lists(st.integers(0, tokenizer.vocabulary_size - 1), max_size=12)
+    ids = data.draw(st.lists(some_text | any_ids, max_size=4).map(lambda parts: [i for part in parts for i in part]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    decoder = TextDecoder(tokenizer)
+    pieces = [decoder.feed(ids[a:b]) for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    assert "".join([*pieces, decoder.finish()]) == tokenizer.decode(ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    stop = renderer.tokenizer.id_of("<|im_end|>")
+    text = data.draw(FRAGMENTS)
+    ids = [*renderer.encode(text), *data.draw(st.sampled_from([[], [stop]]))]
+    whole = renderer.parse(ids, tools=TOOLS)
+    stream = renderer.stream(tools=TOOLS)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+        stream.feed(ids[a:b])
+    stream.finish()
+    parsed = stream.parsed()
+    assert (parsed.content, parsed.reasoning, parsed.status) == (whole.content, whole.reasoning, whole.status)
+    assert [(c.name, c.arguments) for c in parsed.tool_calls] == [(c.name, c.arguments) for c in whole.tool_calls]
+    assert "<|im_end|>" not in whole.content or "<|im_end|>" in text

@@ -1,0 +1,449 @@
+"""Turns of a conversation as tokens, for every family of templates."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.errors import CaptureError, ConfigError
+from agentcore_rl_toolkit.gateway.dialects import RequestError
+from agentcore_rl_toolkit.gateway.render import ChatTemplate, Conversation, Renderer, Tokenizer
+from agentcore_rl_toolkit.gateway.render.doctor import sampled_body
+
+USER = {"role": "user", "content": "hello there"}
+SYSTEM = {"role": "system", "content": "be brief"}
+
+
+def answer(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def calling(*names: str, query: str = "x") -> dict[str, Any]:
+    calls = [
+        {"id": f"call_{i:05}", "type": "function", "function": {"name": n, "arguments": json.dumps({"query": query})}}
+        for i, n in enumerate(names)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def result(text: str, i: int = 0) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{i:05}", "content": text}
+
+
+def body_of(renderer: Renderer, family: Any, message: dict[str, Any], following: str, tools: Any) -> list[int]:
+    """What a model that writes exactly like its template would sample."""
+    body = sampled_body(renderer, message, tools=tools)
+    assert body
+    if family.name == "glm":  # its answers end with the opening mark of what comes next
+        mark = renderer.tokenizer.id_of("<|observation|>" if following == "tool" else "<|user|>")
+        assert mark is not None
+        body = [*body, mark]
+    return body
+
+
+def play(
+    renderer: Renderer, family: Any, script: list[tuple[dict[str, Any], list[dict[str, Any]]]], tools: Any
+) -> list[tuple[list[int], list[int]]]:
+    """Render, answer, go on; returns (prompt ids, completion ids) of every turn and checks that each extends the last."""
+    conversation = renderer.conversation(now=0.0)
+    messages = [SYSTEM, USER]
+    turns: list[tuple[list[int], list[int]]] = []
+    for number, (said, following) in enumerate(script):
+        prompt = renderer.render(conversation, list(messages), tools)
+        if turns:
+            before = [*turns[-1][0], *turns[-1][1]]
+            assert prompt.extended
+            assert prompt.branch_reason is None
+            assert prompt.reused_tokens == len(before)
+            assert prompt.token_ids[: len(before)] == before
+            assert prompt.parent_turn == f"t{number - 1}"
+        assert json.loads(prompt.json) == prompt.token_ids == prompt.packed.tolist()
+        assert prompt.length == len(prompt.token_ids)
+        completion = body_of(renderer, family, said, following[0]["role"] if following else "user", tools)
+        turns.append((prompt.token_ids, completion))
+        renderer.commit(conversation, prompt, completion, said, turn_id=f"t{number}")
+        messages += [said, *following]
+    return turns
+
+
+SCRIPT = [
+    (answer("An answer of some words."), [{"role": "user", "content": "and then?"}]),
+    (calling("look_up"), [result("found it")]),
+    (answer("So it is."), [{"role": "user", "content": "thanks\n\nand more"}]),
+    (calling("look_up", query="Grüße"), [result("nothing"), {"role": "user", "content": "go on"}]),
+    (answer("Done."), []),
+]
+
+
+def test_each_turn_extends_the_one_before(family, renderer, tools) -> None:
+    turns = play(renderer, family, SCRIPT, tools)
+    assert len(turns) == len(SCRIPT)
+
+
+# A model that writes like its template leaves nothing for the renderer to differ in, unless the template writes history
+# differently from answers: gpt-oss ends them with another token; Qwen3, GLM and R1 put reasoning marks in or leave them
+# out.
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "llama3", "pythonic", "deepseek_v3"])
+def test_extension_equals_a_full_rendering_when_answers_are_the_templates_own(name, renderer_for, tools) -> None:
+    renderer = renderer_for(name)
+    turns = play(renderer, SimpleNamespace(name=name), SCRIPT, tools)
+    messages = [SYSTEM, USER]
+    for (prompt, _), (said, following) in zip(turns, SCRIPT, strict=True):
+        assert renderer.decode(prompt) == renderer.template.render(messages, tools=tools, now=0.0)
+        messages += [said, *following]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3", "qwen_coder", "glm", "deepseek_v3", "deepseek_r1", "pythonic"])
+def test_results_of_parallel_calls_come_in_one_step(name, renderer_for, tools) -> None:
+    script = [(calling("look_up", "look_up"), [result("one"), result("two", 1)]), (answer("Both."), [])]
+    turns = play(renderer_for(name), SimpleNamespace(name=name), script, tools)
+    added = renderer_for(name).decode(turns[1][0][len(turns[0][0]) + len(turns[0][1]) :])
+    assert added.index("one") < added.index("two")
+
+
+def first_turn(renderer: Renderer, completion: list[int], message: dict[str, Any], tools: Any = None) -> Any:
+    conversation = renderer.conversation(now=0.0)
+    prompt = renderer.render(conversation, [USER], tools)
+    renderer.commit(conversation, prompt, completion, message, turn_id="t0")
+    return conversation, [*prompt.token_ids, *completion]
+
+
+def test_sampled_tokens_that_do_not_retokenise_are_kept_as_they_are(family, renderer) -> None:
+    letters = [renderer.tokenizer.id_of(c) for c in "hello"]
+    stop = min(renderer.tokenizer.eos_ids)
+    completion = [*letters, stop]
+    assert renderer.encode("hello") != letters  # a merge exists, the model took the long way
+    conversation, before = first_turn(renderer, completion, answer("hello"))
+    prompt = renderer.render(conversation, [USER, answer("hello"), {"role": "user", "content": "go on"}])
+    assert prompt.token_ids[: len(before)] == before
+    assert "go on" in renderer.decode(prompt.token_ids[len(before) :])
+
+
+def test_an_answer_cut_by_its_length_is_closed_by_the_suffix(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    completion = renderer.encode("an unfinished")
+    conversation, before = first_turn(renderer, completion, answer("an unfinished"))
+    prompt = renderer.render(conversation, [USER, answer("an unfinished"), USER])
+    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("<|im_end|>\n<|im_start|>user\n")
+
+
+def test_another_stop_token_closes_an_answer_too(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    completion = [*renderer.encode("over"), renderer.tokenizer.id_of("<|endoftext|>")]
+    conversation, before = first_turn(renderer, completion, answer("over"))
+    prompt = renderer.render(conversation, [USER, answer("over"), USER])
+    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("\n<|im_start|>user\n")
+
+
+def test_glm_keeps_a_stop_token_that_opens_the_wrong_role(renderer_for) -> None:
+    renderer = renderer_for("glm")
+    completion = [*renderer.encode("\n<think></think>\nok"), renderer.tokenizer.id_of("<|observation|>")]
+    conversation, before = first_turn(renderer, completion, answer("ok"))
+    prompt = renderer.render(conversation, [USER, answer("ok"), USER])
+    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("<|user|>\n")
+
+
+@pytest.mark.parametrize(
+    "sent_back",
+    [
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [("c9", '{"limit":3,"query":"x"}')]},
+        {"role": "assistant", "content": "Let me see.\n", "tool_calls": [("c9", '{"query": "x", "limit": 3}')]},
+        {"role": "assistant", "content": None, "tool_calls": [("c9", '{"query": "x", "limit": 3}')]},
+        {"role": "assistant", "content": "", "tool_calls": [("other", '{"query": "x", "limit": 3}')], "refusal": None},
+    ],
+)
+def test_what_frameworks_do_to_an_answer_does_not_hide_it(sent_back, renderer_for, tools) -> None:
+    renderer = renderer_for("hermes")
+    said = '<tool_call>\n{"name": "look_up", "arguments": {"query": "x", "limit": 3}}\n</tool_call><|im_end|>'
+    completion = renderer.encode("Let me see.\n" + said)
+    conversation = renderer.conversation()
+    prompt = renderer.render(conversation, [USER], tools)
+    parsed = renderer.parse(completion, tools=tools, prompt=prompt)
+    assert parsed.status == "parsed"
+    assert parsed.content == "Let me see."
+    renderer.commit(conversation, prompt, completion, parsed.to_message(), turn_id="t0")
+    calls = [
+        {"id": i, "type": "function", "function": {"name": "look_up", "arguments": a}}
+        for i, a in sent_back["tool_calls"]
+    ]
+    again = {**sent_back, "tool_calls": calls}
+    following = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "r"}
+    second = renderer.render(conversation, [USER, again, following], tools)
+    assert second.extended
+    assert second.token_ids[: len(prompt.token_ids) + len(completion)] == [*prompt.token_ids, *completion]
+    # and a third turn still finds the second
+    done = renderer.encode("ok<|im_end|>")
+    renderer.commit(conversation, second, done, answer("ok"), turn_id="t1")
+    third = renderer.render(conversation, [USER, again, following, answer("ok"), USER], tools)
+    assert third.parent_turn == "t1"
+
+
+def test_reasoning_that_the_agent_drops_stays_in_the_tokens(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    completion = renderer.encode("<think>\nbecause\n</think>\n\nSo.<|im_end|>")
+    parsed = renderer.parse(completion)
+    assert (parsed.reasoning, parsed.content) == ("because", "So.")
+    conversation, before = first_turn(renderer, completion, parsed.to_message())
+    prompt = renderer.render(conversation, [USER, answer("So."), USER])
+    assert prompt.token_ids[: len(before)] == before
+
+
+def test_an_edited_answer_opens_a_branch_at_the_last_turn_that_still_stands(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    messages = [SYSTEM, USER]
+    for number, said in enumerate(["one", "two"]):
+        prompt = renderer.render(conversation, messages)
+        completion = renderer.encode(f"{said}<|im_end|>")
+        renderer.commit(conversation, prompt, completion, answer(said), turn_id=f"t{number}")
+        messages = [*messages, answer(said), USER]
+    edited = [*messages[:4], answer("TWO"), USER]
+    prompt = renderer.render(conversation, edited)
+    assert prompt.branch_reason == "history_rewritten"
+    assert prompt.parent_turn == "t0"
+    assert renderer.decode(prompt.token_ids) == renderer.template.render(edited)
+
+
+def test_reasons_for_branches(renderer_for, tools) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    first = renderer.render(conversation, [SYSTEM, USER])
+    assert first.branch_reason is None
+    side = renderer.render(conversation, [{"role": "system", "content": "you plan"}, USER])
+    assert side.branch_reason == "sub_agent"
+    tooled = renderer.render(conversation, [SYSTEM, USER], tools)
+    assert tooled.branch_reason == "sub_agent"
+    same = renderer.render(conversation, [SYSTEM, USER])
+    assert same.branch_reason == "parallel_calls"
+    assert same.token_ids == first.token_ids
+    beside = renderer.render(conversation, [SYSTEM, {"role": "user", "content": "other"}])
+    assert beside.branch_reason == "parallel_calls"
+    done = renderer.encode("ok<|im_end|>")
+    for number, prompt in enumerate([first, side, tooled, same, beside]):
+        renderer.commit(conversation, prompt, done, answer(f"ok {number}"), turn_id=f"t{number}")
+    assert renderer.render(conversation, [SYSTEM, USER]).branch_reason == "resampled"
+    left = renderer.render(conversation, [SYSTEM, USER, answer("ok 0"), {"role": "user", "content": "left"}])
+    right = renderer.render(conversation, [SYSTEM, USER, answer("ok 0"), {"role": "user", "content": "right"}])
+    assert (left.branch_reason, right.branch_reason) == (None, "parallel_calls")
+    before = [*first.token_ids, *done]
+    assert left.token_ids[: len(before)] == right.token_ids[: len(before)] == before
+    assert "left" in renderer.decode(left.token_ids)
+    assert "left" not in renderer.decode(right.token_ids)
+    compacted = [SYSTEM, {"role": "user", "content": "summary of it all"}]
+    renderer.commit(conversation, left, done, answer("l"), turn_id="tl")
+    renderer.commit(conversation, right, done, answer("r"), turn_id="tr")
+    assert renderer.render(conversation, compacted).branch_reason in ("parallel_calls", "history_rewritten")
+
+
+def test_a_failed_call_leaves_the_session_as_it_was(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
+    messages = [USER, answer("a"), USER]
+    failed = renderer.render(conversation, messages)
+    tokens = failed.token_ids
+    renderer.abandon(conversation, failed)
+    again = renderer.render(conversation, messages)
+    assert again.branch_reason is None
+    assert again.token_ids == tokens
+    renderer.abandon(conversation, again)
+    other = renderer.render(conversation, [USER, answer("a"), {"role": "user", "content": "something else"}])
+    assert other.branch_reason is None
+    assert other.token_ids[: len(before)] == before
+    assert conversation.running == 1
+
+
+def test_two_choices_of_one_call_are_both_at_hand(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    prompt = renderer.render(conversation, [USER])
+    one, two = renderer.encode("one<|im_end|>"), renderer.encode("two<|im_end|>")
+    renderer.commit(conversation, prompt, one, answer("one"), turn_id="t0.0", more=True)
+    renderer.commit(conversation, prompt, two, answer("two"), turn_id="t0.1")
+    assert conversation.running == 0
+    for said, ids, turn_id in (("one", one, "t0.0"), ("two", two, "t0.1")):
+        following = renderer.render(conversation, [USER, answer(said), USER])
+        assert following.parent_turn == turn_id
+        assert following.token_ids[: prompt.length + len(ids)] == [*prompt.token_ids, *ids]
+
+
+def test_a_template_that_looks_back_is_rendered_in_full(renderer_for) -> None:
+    renderer = renderer_for("counting")
+    assert not renderer.facts.after_text
+    assert renderer.facts.problems
+    conversation, _ = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
+    prompt = renderer.render(conversation, [USER, answer("a"), USER])
+    assert not prompt.extended
+    assert prompt.reused_tokens == 0
+    assert renderer.decode(prompt.token_ids) == renderer.template.render([USER, answer("a"), USER])
+
+
+def test_a_session_put_aside_and_brought_back_goes_on(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
+    running = renderer.render(conversation, [USER, answer("a"), USER])
+    with pytest.raises(CaptureError, match="running"):
+        conversation.dump()
+    renderer.commit(conversation, running, renderer.encode("b<|im_end|>"), answer("b"), turn_id="t1")
+    copy = Conversation.load(conversation.dump())
+    messages = [USER, answer("a"), USER, answer("b"), USER]
+    restored = renderer.render(copy, messages)
+    assert restored.parent_turn == "t1"
+    assert restored.branch_reason is None
+    assert restored.token_ids == renderer.render(conversation, messages).token_ids
+    assert restored.token_ids[: len(before)] == before
+    assert json.loads(restored.json) == restored.token_ids
+
+
+def test_threads_of_one_session_do_not_mix_their_tokens(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
+    seen: dict[int, list[int]] = {}
+
+    def call(number: int) -> None:
+        messages = [USER, answer("a"), {"role": "user", "content": f"question {number}"}]
+        for step in range(5):
+            prompt = renderer.render(conversation, messages)
+            said = f"answer {number} {step}"
+            renderer.commit(
+                conversation, prompt, renderer.encode(said + "<|im_end|>"), answer(said), turn_id=f"{number}.{step}"
+            )
+            messages = [*messages, answer(said), {"role": "user", "content": f"step {step}"}]
+        seen[number] = renderer.render(conversation, messages).token_ids
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number in range(8):
+        text = renderer.decode(seen[number])
+        assert seen[number][: len(before)] == before
+        assert all(f"answer {number} {step}" in text for step in range(5))
+        assert all(f"question {other}" not in text for other in range(8) if other != number)
+
+
+def test_what_the_template_refuses_is_the_agents_error(renderer_for, tools) -> None:
+    renderer = renderer_for("llama3")
+    with pytest.raises(RequestError, match="one tool call at a time") as caught:
+        renderer.render(renderer.conversation(), [USER, calling("look_up", "look_up"), result("x")], tools)
+    assert caught.value.status == 400
+    with pytest.raises(RequestError, match="empty"):
+        renderer.render(renderer.conversation(), [])
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+    with pytest.raises(RequestError) as caught:
+        renderer.render(renderer.conversation(), [image])
+    assert caught.value.param == "messages[0].content[0]"
+
+
+def test_template_options_belong_to_the_history(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    conversation = renderer.conversation()
+    quiet = renderer.render(conversation, [USER], options={"enable_thinking": False})
+    assert renderer.decode(quiet.token_ids).endswith("<think>\n\n</think>\n\n")
+    completion = renderer.encode("a<|im_end|>")
+    renderer.commit(conversation, quiet, completion, answer("a"), turn_id="t0")
+    following = renderer.render(conversation, [USER, answer("a"), USER], options={"enable_thinking": False})
+    assert following.extended
+    assert renderer.decode(following.token_ids).endswith("<think>\n\n</think>\n\n")
+    other = renderer.render(conversation, [USER, answer("a"), USER])
+    assert not other.extended
+
+
+def test_reasoning_that_the_prompt_opened_is_read_as_reasoning(renderer_for) -> None:
+    renderer = renderer_for("deepseek_r1")
+    conversation = renderer.conversation()
+    prompt = renderer.render(conversation, [USER])
+    assert prompt.opens_reasoning
+    parsed = renderer.parse(renderer.encode("because</think>\n\nSo."), prompt=prompt)
+    assert (parsed.reasoning, parsed.content) == ("because", "So.")
+
+
+def test_one_session_has_one_date(renderer_for) -> None:
+    renderer = renderer_for("llama3")
+    text = renderer.decode(renderer.render(renderer.conversation(now=86_400 * 365.0), [USER]).token_ids)
+    assert "Jan 1971" in text or "Dec 1970" in text
+
+
+def test_counting_tokens_is_a_full_rendering(renderer_for, tools) -> None:
+    renderer = renderer_for("hermes")
+    expected = renderer.render(renderer.conversation(), [SYSTEM, USER], tools).length
+    assert renderer.count([SYSTEM, USER], tools) == expected
+
+
+def test_loading_says_what_is_missing(tmp_path, model_dir) -> None:
+    with pytest.raises(ConfigError, match="not a directory"):
+        Renderer.from_path(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_bytes((model_dir("hermes") / "tokenizer.json").read_bytes())
+    with pytest.raises(ConfigError, match="no chat template"):
+        Renderer.from_path(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ConfigError, match="line 1"):
+        Renderer.from_path(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not a tokenizer"):
+        Renderer.from_path(tmp_path)
+
+
+def test_template_and_parser_can_be_chosen(model_dir, tmp_path) -> None:
+    other = tmp_path / "other.jinja"
+    other.write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    renderer = Renderer.from_path(model_dir("hermes"), template=other, parser="glm", stop_token_ids=[5])
+    assert renderer.grammar.name == "glm"
+    assert 5 in renderer.stop_token_ids
+    with pytest.raises(ConfigError, match="hermes"):
+        Renderer.from_path(model_dir("hermes"), parser="no_such")
+
+
+def test_a_named_template_for_tools_is_used_when_there_are_some(tmp_path, model_dir, tools) -> None:
+    for name in ("tokenizer.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((model_dir("hermes") / name).read_bytes())
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tooled <tool_call>"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    template = ChatTemplate.from_path(tmp_path)
+    assert template.render([USER]) == "plain"
+    assert template.render([USER], tools=tools) == "tooled <tool_call>"
+
+
+def test_rendering_equals_what_transformers_gives(family, model_dir, renderer, tools) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = model_dir(family.name)
+    loaded = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token=family.bos, eos_token=family.eos[0]
+    )
+    loaded.chat_template = (folder / "chat_template.jinja").read_text("utf-8")
+    said = calling("look_up")
+    prepared = renderer.template.prepare([SYSTEM, USER, said, result("r")])
+    theirs = loaded.apply_chat_template(
+        prepared, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    ours = renderer.encode(renderer.template.render([SYSTEM, USER, said, result("r")], tools=tools))
+    assert ours == list(theirs)
+    assert Tokenizer.from_transformers(loaded).encode("hello <|im_end|>") == renderer.encode("hello <|im_end|>")
+
+
+@pytest.mark.serial
+def test_a_turn_late_in_a_session_costs_what_an_early_one_costs(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    conversation = renderer.conversation()
+    messages: list[dict[str, Any]] = [SYSTEM, USER]
+    spent: list[float] = []
+    completion = renderer.encode("word " * 140 + "<|im_end|>")
+    for number in range(200):
+        said = f"answer {number} " + "word " * 140
+        # Messages as they come off the wire: equal, but not the same objects.
+        fresh = json.loads(json.dumps(messages))
+        start = time.process_time()
+        prompt = renderer.render(conversation, fresh)
+        prompt.json  # noqa: B018  # what is sent to the engine
+        renderer.commit(conversation, prompt, completion, answer(said), turn_id=f"t{number}")
+        spent.append(time.process_time() - start)
+        messages += [answer(said), {"role": "user", "content": f"question {number} " + "more " * 30}]
+    assert prompt.length > 50_000
+    early, late = sorted(spent[2:22])[10], sorted(spent[180:])[10]
+    # 2 to 3 times on an idle core: what is left is comparing 400 messages and copying 100,000 ids into a request.
+    assert late < 6 * early, f"turn 190: {late * 1e3:.2f} ms, turn 10: {early * 1e3:.2f} ms"
