@@ -16,7 +16,6 @@ reason on, bytes wait for the append.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -25,22 +24,11 @@ import msgspec
 
 from ..errors import CaptureError
 from . import journal as journals
-from .capture import Captured, parse_ids, read_reply, read_stream
+from .capture import Captured, read_reply, read_stream
 from .dialects.errors import RequestError, error_body
-from .prefixes import Seen
-from .records import (
-    ABORTED,
-    ERROR,
-    INVALID,
-    NO_BASE,
-    OK,
-    PARTIAL,
-    UNTRAINABLE,
-    VERSION,
-    Base,
-    CallRecord,
-    encode,
-)
+from .engine_errors import upstream_error
+from .recording import build, stream_again, whole_again
+from .records import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, decode, encode
 from .wire import LAST_CHUNK, Request, error_reply, passed, reply, stream_head
 
 if TYPE_CHECKING:
@@ -60,13 +48,20 @@ _FINISH = b'"finish_reason":"'
 _DONE = b"data: [DONE]"
 
 MAX_TRIES = 4
+_REMEMBERED = 8  # answered calls per session that a repeated request may be joined to
 _TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
-_OVERFLOW = (
-    b"maximum context length",
-    b"context_length_exceeded",
-    b"max_model_len",
-    b"longer than the maximum model length",
-)
+
+
+class Answered:
+    """A recorded call that may be asked for again: where its record is, and whether its reply was written out."""
+
+    __slots__ = ("delivered", "finished", "length", "position")
+
+    def __init__(self, position: int, length: int, delivered: bool, finished: float) -> None:
+        self.position = position
+        self.length = length
+        self.delivered = delivered
+        self.finished = finished
 
 
 class Call:
@@ -91,6 +86,7 @@ class Call:
         "held",
         "index",
         "keep_alive",
+        "length",
         "n",
         "parts",
         "path",
@@ -139,6 +135,7 @@ class Call:
         self.engine = "openai"
         self.upstream_id: str | None = None
         self.position = -1
+        self.length = 0
         self.relaying = False
         self.captured: Captured | None = None
         self.version: int | None = None
@@ -168,6 +165,12 @@ class Call:
         except RequestError as e:
             self.refuse(e)
             return
+        idempotency_key = request.headers.get(b"idempotency-key")
+        if idempotency_key is not None:
+            self.digest = hash((idempotency_key, self.digest))
+        again = idempotency_key is not None or request.headers.get(b"x-stainless-retry-count", b"0") != b"0"
+        if self._joins(again):
+            return
         self.fields = dict(fields)
         if self.dialect == "chat":
             fields["logprobs"] = _TRUE
@@ -176,7 +179,7 @@ class Call:
         fields["return_token_ids"] = _TRUE
         self.body = _to_json(fields)
         self.path = path
-        self.call_id = f"{session.next_index}-{secrets.token_hex(6)}"
+        self.call_id = next(gateway.call_ids)
         self.index = session.next_index
         session.next_index += 1
         session.started_turns += 1
@@ -222,6 +225,56 @@ class Call:
                         fields[key] = msgspec.Raw(b"%d" % settings.max_tokens)
             if "max_tokens" not in fields and "max_completion_tokens" not in fields:
                 fields["max_tokens"] = msgspec.Raw(b"%d" % settings.max_tokens)
+
+    def _joins(self, again: bool) -> bool:
+        """Whether this is a request of before, sent once more; then it gets the first one's reply and is not recorded.
+
+        It is one when the client says so (a retry count, an idempotency key), or when the first one's reply could not be
+        delivered. The same body alone proves nothing: agents sample the same prompt several times on purpose.
+        """
+        conn = self.conn
+        session = self.session
+        if conn is None:
+            return False
+        recent = session.recent
+        if again:
+            for other in session.inflight:
+                if other.digest == self.digest and other.dialect == self.dialect and other.stream == self.stream:
+                    self.conn, self.ended = None, True
+                    self.gateway.counters["turns_joined"] += 1
+                    other.take_over(conn, self.keep_alive)
+                    return True
+        known = recent.get(self.digest) if recent else None
+        if known is None or (known.delivered and not again):
+            return False
+        if time.monotonic() - known.finished > self.gateway.limits.retry_memory_s:
+            return False
+        record = decode(self.gateway.journal.read(known.position, known.length))
+        self.gateway.counters["turns_joined"] += 1
+        known.delivered = True
+        self.conn, self.ended = None, True
+        if self.stream:
+            event_stream = ((b"content-type", b"text/event-stream"),)
+            body = stream_again(record)
+            conn.write(stream_head(200, event_stream, keep_alive=self.keep_alive) + _chunk(body) + LAST_CHUNK)
+        else:
+            conn.write(reply(200, whole_again(record), keep_alive=self.keep_alive))
+        conn.done(keep_alive=self.keep_alive)
+        return True
+
+    def take_over(self, conn: AgentConnection, keep_alive: bool) -> None:
+        """Go on answering on another connection: the agent gave up on the first one and asked again."""
+        old, self.conn = self.conn, conn
+        conn.call = self
+        self.keep_alive = keep_alive
+        if old is not None:
+            old.call = None
+            old.transport.abort()
+        if self.relaying:
+            unsent = len(self.carry) + (sum(map(len, self.held)) if self.held is not None else 0)
+            sent = b"".join(self.parts)[: self.received - unsent]
+            conn.write(stream_head(200, passed(self.headers), keep_alive=keep_alive) + _chunk(sent))
+        self.agent_ready()
 
     # -- upstream
 
@@ -293,16 +346,16 @@ class Call:
         self.status = status
         self.headers = headers
 
-    def on_data(self, data: bytes) -> None:
-        parts = self.parts
+    def on_data(self, pieces: list[bytes]) -> None:
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.received += len(data)
         if self.stream and self.status == 200:
             if self.first_token_s is None:
                 self.first_token_s = time.time()
-            parts.append(data)
+            self.parts += pieces
             self._relay(data)
         else:
-            parts.append(data)
-        self.received += len(data)
+            self.parts.append(data)
         if self.received > self.gateway.limits.reply_bytes:
             self._stop_upstream()
             self._again_never(f"the inference server's reply is larger than {self.gateway.limits.reply_bytes} bytes")
@@ -366,7 +419,7 @@ class Call:
             worker.succeeded()
             self._record()
             return
-        body = b"".join(self.parts)
+        body = self._body()
         if status >= 500:
             worker.failed(time.monotonic(), unreachable=False)
         if (
@@ -381,9 +434,8 @@ class Call:
     # -- ending
 
     def _record(self, *, only_whole: bool = False) -> bool:
-        text = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         try:
-            captured = read_stream(text) if self.stream else read_reply(text)
+            captured = read_stream(self.parts) if self.stream else read_reply(self._body())
         except CaptureError as e:
             captured = Captured(choices=[], complete=True, problem=str(e))
         if only_whole and (len(captured.choices) < self.n or not captured.complete):
@@ -405,8 +457,11 @@ class Call:
         self._append(status, captured)
         return True
 
+    def _body(self) -> bytes:
+        return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+
     def _append(self, status: str, captured: Captured) -> None:
-        record = self._build(status, captured)
+        record = build(self, status, captured)
         session = self.session
         if status in (OK, UNTRAINABLE):
             session.turns += 1
@@ -419,100 +474,17 @@ class Call:
             self._finish(None)
             return
         position, length = self.gateway.journal.append(journals.CALL, session.id_bytes, encode(record), self._finish)
-        self.position = position
+        self.position, self.length = position, length
         session.positions.append(position)
         session.lengths.append(length)
-
-    def _build(self, status: str, captured: Captured) -> CallRecord:
-        session = self.session
-        ordinal = session.records
-        prompt_base, prompt_ids = NO_BASE, b""
-        if captured.prompt and status in (OK, PARTIAL):
-            try:
-                prompt_base, prompt_ids = self._prompt(captured.prompt, ordinal, captured)
-            except CaptureError as e:
-                captured.problem, status = str(e), INVALID
-        fields = self.fields
-        messages_base, messages = NO_BASE, b""
-        said = fields.pop("messages", None) or fields.pop("prompt", None) or fields.pop("input", None)
-        if said is not None:
-            messages_base, messages = self._messages(bytes(said), ordinal)
-        rest = _to_json(fields)
-        request_of = -1
-        digest = hash(rest)
-        if session.request is not None and session.request[0] == digest:
-            request_of, rest = session.request[1], b""
-        else:
-            session.request = (digest, ordinal)
-        first, last = captured.weight_version_first, captured.weight_version_last
-        return CallRecord(
-            version=VERSION,
-            call_id=self.call_id,
-            index=self.index,
-            status=status,
-            dialect=self.dialect,
-            model=captured.model,
-            started_s=self.started_s,
-            first_token_s=self.first_token_s,
-            finished_s=time.time(),
-            weight_version_first=first if first is not None else self.version,
-            weight_version_last=last if last is not None else self.gateway.weight_version,
-            prompt_base=prompt_base,
-            prompt_ids=prompt_ids,
-            messages_base=messages_base,
-            messages=messages,
-            choices=captured.choices,
-            digest=self.digest,
-            retry_of=self.retry_of,
-            http_status=self.status,
-            error_type=None if status in (OK, UNTRAINABLE) else status,
-            error=captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None),
-            request=rest,
-            request_of=request_of,
-            reply_id=captured.reply_id,
-            usage=captured.usage,
-            upstream=self.upstream_id,
-        )
-
-    def _prompt(self, text: bytes, ordinal: int, captured: Captured) -> tuple[Base, bytes]:
-        """What of the prompt is new, and what it goes on from."""
-        prefixes = self.session.prompts
-        seen = prefixes.longest(text)
-        base, ids = NO_BASE, b""
-        if seen is not None:
-            rest = text[seen.length :]
-            if rest and rest[:1] != b",":
-                seen = None  # the match ended inside a number
-            else:
-                ids = parse_ids(rest[1:]) if rest else b""
-                base = Base(seen.ordinal, -1, seen.units)
-                for place, (size, digest) in enumerate(seen.choices):
-                    if size <= len(ids) and hash(ids[:size]) == digest:
-                        base = Base(seen.ordinal, place, seen.units + size // 4)
-                        ids = ids[size:]
-                        break
-        if seen is None:
-            ids = parse_ids(text)
-        units = base.length + len(ids) // 4
-        choices = tuple((len(c.ids), hash(c.ids)) for c in captured.choices)
-        prefixes.add(Seen(text, ordinal, units, choices), instead_of=seen)
-        return base, ids
-
-    def _messages(self, text: bytes, ordinal: int) -> tuple[Base, bytes]:
-        if text[-1:] != b"]":
-            return NO_BASE, text
-        prefixes = self.session.messages
-        seen = prefixes.longest(text)
-        prefixes.add(Seen(text[:-1], ordinal, 0), instead_of=seen)
-        if seen is None:
-            return NO_BASE, text
-        return Base(seen.ordinal, -1, seen.length), text[seen.length :]
 
     def _finish(self, error: OSError | None) -> None:
         """The record is with the operating system: let the agent have the rest."""
         conn = self.conn
         if error is not None:
             self._unrecord()
+        else:
+            self._remember(delivered=conn is not None)
         if conn is None or self.ended:
             self._end()
             return
@@ -530,7 +502,7 @@ class Call:
                 tail = stream_head(200, passed(self.headers), keep_alive=self.keep_alive) + tail
             conn.write(tail)
         else:
-            body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+            body = self._body()
             content_type = b"application/json"
             extra = []
             for pair in passed(self.headers):
@@ -540,6 +512,16 @@ class Call:
                     extra.append(pair)
             conn.write(reply(200, body, content_type=content_type, headers=extra, keep_alive=self.keep_alive))
         self._end()
+
+    def _remember(self, *, delivered: bool) -> None:
+        """Let a repetition of this request find its record; only the last few of a session are kept."""
+        recent = self.session.recent
+        if recent is None or self.captured is None or self.captured.problem is not None or not self.captured.complete:
+            return
+        recent[self.digest] = Answered(self.position, self.length, delivered, time.monotonic())
+        recent.move_to_end(self.digest)
+        if len(recent) > _REMEMBERED:
+            recent.popitem(last=False)
 
     def _unrecord(self) -> None:
         """The journal lost this call's frame: nothing may refer to it."""
@@ -584,8 +566,10 @@ class Call:
         self.gateway.counters["turns_" + status] += 1
         if session.closed:
             return
+        if session.recent is not None:
+            session.recent.pop(self.digest, None)  # a repetition of this one is no repetition of an earlier success
         captured = Captured(choices=[])
-        record = self._build(status, captured)
+        record = build(self, status, captured)
         record.http_status, record.error_type, record.error = http_status, kind, message[:4000]
         position, length = self.gateway.journal.append(journals.CALL, session.id_bytes, encode(record))
         session.positions.append(position)
@@ -665,60 +649,5 @@ class Call:
             self.up.transport.resume_reading()
 
 
-class _ErrorBody(msgspec.Struct):
-    message: str | None = None
-    type: str | None = None
-    code: str | int | None = None
-    param: str | None = None
-
-
-class _ErrorReply(msgspec.Struct):
-    error: _ErrorBody | str | None = None
-    message: str | None = None
-    code: str | int | None = None
-    param: str | None = None
-    detail: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_error_reply = msgspec.json.Decoder(_ErrorReply)
-_KIND_OF = {
-    401: "upstream",  # our key for the engine is wrong, not the agent's key for us
-    403: "upstream",
-    404: "not_found",
-    413: "too_large",
-    429: "rate_limit",
-    502: "upstream",
-    503: "overloaded",
-    504: "timeout",
-}
-
-
-def upstream_error(status: int, body: bytes) -> RequestError:
-    """An engine's error body, whatever its shape, as ours;
-
-    a prompt that is too long gets the provider's code for that.
-    """
-    message, param, code = None, None, None
-    try:
-        told = _error_reply.decode(body)
-        if isinstance(told.error, _ErrorBody):
-            message, param, code = told.error.message, told.error.param, told.error.code
-        else:
-            message, param, code = told.error or told.message, told.param, told.code
-        if message is None and bytes(told.detail) != _NULL:
-            message = bytes(told.detail).decode("utf-8", "replace")
-    except msgspec.DecodeError:
-        message = body[:500].decode("utf-8", "replace")
-    if status == 400 and any(words in body for words in _OVERFLOW):
-        return RequestError(message or "the prompt is too long", kind="context_overflow", param=param or "messages")
-    kind = _KIND_OF.get(status, "invalid_request" if 400 <= status < 500 else "internal")
-    shown = 502 if status in (401, 403) else status
-    if kind == "upstream" and status in (401, 403):
-        message = f"the inference server refused the gateway's key ({status}); set it with --upstream-key"
-    return RequestError(
-        message or f"the inference server answered {status}",
-        kind=kind,
-        param=param,
-        code=code if isinstance(code, str) else None,
-        status=shown,
-    )
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""

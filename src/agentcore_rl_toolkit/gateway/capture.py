@@ -4,9 +4,9 @@ Replies are JSON in the shapes of OpenAI's chat and text completions with the to
 ``prompt_token_ids`` at the top (chat) or in the choice (completions), ``choices[].token_ids``,
 ``choices[].logprobs``. Fields nobody needs are skipped by the decoder, never built.
 
-A stream is decoded in one go: as JSON texts cannot hold a raw newline, ``\\n\\ndata: `` only ever separates events,
-and replacing it by a comma makes one JSON array of the whole stream. A stream that is framed differently goes through
-the event parser of `dialects.sse`.
+A stream is kept as the pieces it came in. Servers write one event per HTTP chunk, so each piece is one event and is
+decoded as it is; a stream that is cut differently is put together and split at its blank lines first. Structs without
+a place in the garbage collector's lists (``gc=False``) make this three times as fast.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ _NULL = b"null"
 _ABSENT = msgspec.Raw(_NULL)  # a union with None would make the decoder build the value
 
 
-class _Logprob(msgspec.Struct):
+class _Logprob(msgspec.Struct, gc=False):
     logprob: float
 
 
-class _Logprobs(msgspec.Struct):
+class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Logprob] | None = None
     token_logprobs: list[float | None] | None = None
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class _ToolDelta(msgspec.Struct):
+class _ToolDelta(msgspec.Struct, gc=False):
     index: int = 0
     id: str | None = None
     type: str | None = None
     function: _Function | None = None
 
 
-class _Delta(msgspec.Struct):
-    role: str | None = None
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -50,7 +49,7 @@ class _Delta(msgspec.Struct):
     tool_calls: list[_ToolDelta] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     message: msgspec.Raw = _ABSENT
     text: str | None = None
@@ -61,7 +60,7 @@ class _Choice(msgspec.Struct):
     routed_experts: msgspec.Raw = _ABSENT
 
 
-class _Reply(msgspec.Struct):
+class _Reply(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     id: str | None = None
     model: str | None = None
@@ -71,36 +70,41 @@ class _Reply(msgspec.Struct):
     error: msgspec.Raw = _ABSENT
 
 
-class _ChunkChoice(msgspec.Struct):
+class _EventChoice(msgspec.Struct, gc=False):
     index: int = 0
     delta: _Delta | None = None
     text: str | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: msgspec.Raw = _ABSENT
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     routed_experts: msgspec.Raw = _ABSENT
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_ChunkChoice] = []
-    id: str | None = None
-    model: str | None = None
-    prompt_token_ids: msgspec.Raw = _ABSENT
+class _Event(msgspec.Struct, gc=False):
+    """One event of a stream: only what changes from one to the next."""
+
+    choices: list[_EventChoice] = []
     weight_version: int | str | None = None
     usage: msgspec.Raw = _ABSENT
     error: msgspec.Raw = _ABSENT
 
 
-class _Usage(msgspec.Struct):
+class _Origin(msgspec.Struct, gc=False):
+    id: str | None = None
+    model: str | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
 
 
 _reply = msgspec.json.Decoder(_Reply)
-_chunks = msgspec.json.Decoder(list[_Chunk])
+_event = msgspec.json.Decoder(_Event)
+_origin = msgspec.json.Decoder(_Origin)
 _ids = msgspec.json.Decoder(list[int])
 _usage = msgspec.json.Decoder(_Usage)
 _encode = msgspec.json.Encoder().encode
+_PROMPT = b'"prompt_token_ids":['
 
 
 class Captured(msgspec.Struct):
@@ -171,35 +175,87 @@ def read_reply(body: bytes) -> Captured:
     return captured
 
 
-def read_stream(text: bytes) -> Captured:
-    """Decode all events of a streamed reply. A stream that broke off gives what had arrived, with ``complete`` False.
+def read_stream(pieces: list[bytes]) -> Captured:
+    """Decode a streamed reply from the body pieces it came in.
 
-    Raises: CaptureError when an event is not JSON of this kind.
+    A stream that broke off gives what had arrived, with ``complete`` False. Raises: CaptureError when an event is not
+    JSON of this kind.
     """
-    prompt, rest = _take_prompt(text)
-    captured = Captured(choices=[], prompt=prompt)
+    try:
+        return _read_events(pieces, framed=False)
+    except (msgspec.DecodeError, _NotOneEventEachError):
+        pass
+    try:
+        return _read_events(_split_events(b"".join(pieces)), framed=True)
+    except msgspec.DecodeError as e:
+        raise CaptureError(f"the engine's stream cannot be read: {e}") from e
+
+
+class _NotOneEventEachError(Exception):
+    """The pieces of a stream are not one event each."""
+
+
+def _read_events(events: list[bytes], *, framed: bool) -> Captured:
+    captured = Captured(choices=[])
     parts: dict[int, _Parts] = {}
-    for chunk in _decode_chunks(rest):
-        if chunk.error is not _ABSENT:
-            captured.error = _raw(chunk.error) or captured.error
-        if captured.reply_id is None:
-            captured.reply_id, captured.model = chunk.id, chunk.model
-        if chunk.weight_version is not None:
-            version = _version(chunk.weight_version)
+    decode = _event.decode
+    prompt: bytes | None = None
+    first = True
+    carry = b""
+    for data in events:
+        if not framed:
+            if carry:
+                data, carry = carry + data, b""
+            if data[-2:] != b"\n\n":
+                carry = data  # cut by the end of a read, not by the server
+                continue
+            if data[:6] != b"data: ":
+                raise _NotOneEventEachError
+            data = data[6:]
+            if data[:6] == b"[DONE]":
+                if len(data) > 8:
+                    raise _NotOneEventEachError
+                continue
+        if prompt is None and _PROMPT in data:
+            prompt, data = _take_prompt(data)
+        event = decode(data)
+        if first:
+            first = False
+            origin = _origin.decode(data)
+            captured.reply_id, captured.model = origin.id, origin.model
+        if event.weight_version is not None:
+            version = _version(event.weight_version)
             if captured.weight_version_first is None:
                 captured.weight_version_first = version
             captured.weight_version_last = version
-        if chunk.usage is not _ABSENT:
-            captured.usage = _raw(chunk.usage) or captured.usage
-        if captured.prompt is None and chunk.prompt_token_ids is not _ABSENT:
-            captured.prompt = _brackets(chunk.prompt_token_ids)
-        for choice in chunk.choices:
+        if event.usage is not _ABSENT:
+            captured.usage = _raw(event.usage) or captured.usage
+        if event.error is not _ABSENT:
+            captured.error = _raw(event.error) or captured.error
+        for choice in event.choices:
             into = parts.get(choice.index)
             if into is None:
                 into = parts[choice.index] = _Parts()
-            into.add(choice)
-            if captured.prompt is None and choice.prompt_token_ids is not _ABSENT:
-                captured.prompt = _brackets(choice.prompt_token_ids)
+            if choice.token_ids is not None:
+                into.saw_ids = True
+                into.ids += choice.token_ids
+            if choice.logprobs is not None:
+                into.add_logprobs(choice.logprobs)
+            if choice.finish_reason is not None:
+                into.finish_reason = choice.finish_reason
+            delta = choice.delta
+            if delta is not None:
+                if delta.content:
+                    into.content.append(delta.content)
+                if delta.tool_calls is not None or delta.reasoning_content or delta.reasoning or delta.refusal:
+                    into.add_delta(delta)
+            elif choice.text:
+                into.content.append(choice.text)
+            if choice.routed_experts is not _ABSENT:
+                into.routed_experts = choice.routed_experts
+    if carry.strip():
+        captured.complete = False
+    captured.prompt = prompt
     for index in sorted(parts):
         part = parts[index]
         message, calls = part.message()
@@ -217,6 +273,21 @@ def read_stream(text: bytes) -> Captured:
         )
     _check(captured)
     return captured
+
+
+def _split_events(text: bytes) -> list[bytes]:
+    """The data of each event: any line ending, comments, several data lines; an unfinished last event is left out."""
+    events: list[bytes] = []
+    data: list[bytes] = []
+    for line in text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif not line and data:
+            event = b"\n".join(data)
+            data = []
+            if event.strip() != b"[DONE]":
+                events.append(event)
+    return events
 
 
 class _Parts:
@@ -245,39 +316,23 @@ class _Parts:
         self.finish_reason: str | None = None
         self.routed_experts: msgspec.Raw = _ABSENT
 
-    def add(self, choice: _ChunkChoice) -> None:
-        if choice.token_ids is not None:
-            self.saw_ids = True
-            self.ids += choice.token_ids
-        logprobs = choice.logprobs
-        if logprobs is not None:
-            if self.logprobs is None:
-                self.logprobs = []
-            if logprobs.content:
-                for entry in logprobs.content:
-                    self.logprobs.append(entry.logprob)
-            elif logprobs.token_logprobs:
-                self.logprobs += logprobs.token_logprobs
-        if choice.finish_reason is not None:
-            self.finish_reason = choice.finish_reason
-        if choice.routed_experts is not _ABSENT:
-            self.routed_experts = choice.routed_experts
-        delta = choice.delta
-        if delta is None:
-            if choice.text:
-                self.content.append(choice.text)
-            return
-        if delta.content:
-            self.content.append(delta.content)
-        if delta.reasoning_content:
-            self.reasoning.append(delta.reasoning_content)
-        elif delta.reasoning:
-            self.reasoning.append(delta.reasoning)
+    def add_logprobs(self, logprobs: _Logprobs) -> None:
+        into = self.logprobs
+        if into is None:
+            into = self.logprobs = []
+        if logprobs.content is not None:
+            for entry in logprobs.content:
+                into.append(entry.logprob)
+        elif logprobs.token_logprobs is not None:
+            into += logprobs.token_logprobs
+
+    def add_delta(self, delta: _Delta) -> None:
+        if delta.reasoning_content or delta.reasoning:
+            self.reasoning.append(delta.reasoning_content or delta.reasoning or "")
         if delta.refusal:
             self.refusal.append(delta.refusal)
-        if delta.tool_calls:
-            for call in delta.tool_calls:
-                self._add_call(call)
+        for call in delta.tool_calls or ():
+            self._add_call(call)
 
     def _add_call(self, call: _ToolDelta) -> None:
         known = self.calls.get(call.index)
@@ -315,51 +370,18 @@ class _Parts:
         return message, bool(self.calls)
 
 
-def _decode_chunks(text: bytes) -> list[_Chunk]:
-    start = text.find(b"data: ")
-    if start < 0 and not text.strip():
-        return []
-    body = text[start + 6 :].rstrip(b"\n") if start == 0 else b""
-    if body.endswith(b"\n\ndata: [DONE]"):
-        body = body[:-14]
-    elif body.endswith(b"[DONE]"):
-        body = body[:-6]
-    try:
-        return _chunks.decode(b"[" + body.replace(b"\n\ndata: ", b",") + b"]") if body else _decode_events(text)
-    except msgspec.DecodeError:
-        return _decode_events(text)
-
-
-def _decode_events(text: bytes) -> list[_Chunk]:
-    """The careful way: any line ending, comments, several data lines; an unfinished last event is left out."""
-    events: list[bytes] = []
-    data: list[bytes] = []
-    lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    for line in lines:
-        if line.startswith(b"data:"):
-            data.append(line[5:].removeprefix(b" "))
-        elif not line and data:
-            events.append(b"\n".join(data))
-            data = []
-    try:
-        return _chunks.decode(b"[" + b",".join(e for e in events if e.strip() != b"[DONE]") + b"]")
-    except msgspec.DecodeError as e:
-        raise CaptureError(f"the engine's stream cannot be read: {e}") from e
-
-
 def _take_prompt(body: bytes) -> tuple[bytes | None, bytes]:
     """Cut the prompt ids out of a reply before it is decoded: they grow with the session, and mostly repeat.
 
     Inside a JSON string a quote is always escaped, so these bytes can only be a key with a list.
     """
-    key = b'"prompt_token_ids":['
-    start = body.find(key)
+    start = body.find(_PROMPT)
     if start < 0:
         return None, body
     end = body.find(b"]", start)
     if end < 0:
         return None, body
-    first = start + len(key)
+    first = start + len(_PROMPT)
     return body[first:end], body[: first - 1] + _NULL + body[end + 1 :]
 
 

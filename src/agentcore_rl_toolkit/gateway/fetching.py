@@ -24,8 +24,8 @@ class _Whole:
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._status = status
 
-    def on_data(self, data: bytes) -> None:
-        self._parts.append(data)
+    def on_data(self, pieces: list[bytes]) -> None:
+        self._parts += pieces
 
     def on_complete(self) -> None:
         if not self.done.done():

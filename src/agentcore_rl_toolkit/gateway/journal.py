@@ -42,7 +42,7 @@ _FRAME = struct.Struct("<IIBB")
 _CHECKED = struct.Struct("<BB")
 _HEAD = 8  # bytes before what the length counts
 SEGMENT_BYTES = 256 * 2**20
-_SLOW_WRITE_S = 0.005  # an append to the page cache takes microseconds; this is a disk that pushes back
+_SLOW_WRITE_S = 0.02  # an append to the page cache takes microseconds; this is a disk that pushes back
 _IOV = 512
 _SEGMENT_NAME = re.compile(r"calls-(\d{8})\.log")
 

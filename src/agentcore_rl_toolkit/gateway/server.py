@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import hmac
+import itertools
 import json
 import logging
 import os
@@ -70,6 +71,8 @@ class Gateway:
             self.journal, secret=self.secret, limit=self.limits.sessions, defaults=dict(config.sampling_params)
         )
         self.recovered = self.journal.recover(self.sessions.replay)
+        prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
+        self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
         self.router = Router(config.upstreams, connect_s=self.limits.connect_s)
         self.admin = Admin(self)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
@@ -307,7 +310,7 @@ async def serve(
     await gateway.start()
     gc.collect()
     gc.freeze()  # what lives from here on is sessions and connections; the import-time heap need not be looked at again
-    gc.set_threshold(20_000, 20, 100)
+    gc.set_threshold(50_000, 50, 1000)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

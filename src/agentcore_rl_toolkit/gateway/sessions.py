@@ -26,7 +26,7 @@ from .prefixes import Prefixes
 from .records import ERROR, NO_BASE, OK, UNTRAINABLE, VERSION, CallRecord, decode, encode
 
 if TYPE_CHECKING:
-    from .calls import Call
+    from .calls import Answered, Call
     from .routing import Worker
 
 _TOMBSTONES = 100_000
@@ -117,7 +117,7 @@ class Session:
         self.worker: Worker | None = None
         self.prompts = Prefixes()
         self.messages = Prefixes()
-        self.recent: OrderedDict[int, Call] | None = None
+        self.recent: OrderedDict[int, Answered] | None = OrderedDict()
         self.request: tuple[int, int] | None = (
             None  # hash of the last call's other fields, and the record that holds them
         )

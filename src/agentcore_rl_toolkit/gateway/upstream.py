@@ -19,7 +19,7 @@ from .config import UpstreamConfig
 
 # Inference servers listen with a backlog of 100 to 2048; a burst of connection attempts above it waits a whole second
 # for the kernel's retransmission, which is what p99 at a few hundred agents would consist of.
-MAX_CONNECTING = 32
+MAX_CONNECTING = 128
 IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that moment would have to be repeated
 
 
@@ -27,7 +27,7 @@ class Reader(Protocol):
     """What a connection tells about the reply it is reading."""
 
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
-    def on_data(self, data: bytes) -> None: ...
+    def on_data(self, pieces: list[bytes]) -> None: ...
     def on_complete(self) -> None: ...
     def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None: ...
 
@@ -39,12 +39,14 @@ class UpstreamConnection(asyncio.Protocol):
         "_began",
         "_complete",
         "_headers",
+        "_keep",
         "_parser",
         "_pieces",
         "_pool",
         "_until_close",
         "counted",
         "idle_since",
+        "on_body",
         "reader",
         "transport",
         "uses",
@@ -57,11 +59,13 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.uses = 0
         self.counted = False
-        self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # called by the parser for every HTTP chunk: no Python frame in between
+        self._parser = httptools.HttpResponseParser(self)
         self._headers: list[tuple[bytes, bytes]] = []
         self._began = False
         self._complete = False
+        self._keep = False
         self._until_close = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -95,14 +99,13 @@ class UpstreamConnection(asyncio.Protocol):
             return
         pieces = self._pieces
         if pieces:
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
             if self.reader is reader:
-                reader.on_data(body)
+                reader.on_data(pieces)
+            pieces.clear()
         if self._complete and self.reader is reader:
             self._complete = False
             self.reader = None
-            if self._parser.should_keep_alive() and not self._until_close:
+            if self._keep:
                 self._pool.give(self)
             else:
                 self.transport.close()
@@ -150,12 +153,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self.reader is not None:
             self.reader.on_head(status, headers)
 
-    def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
-
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
             self._complete = True
+            self._keep = self._parser.should_keep_alive()  # the parser has forgotten it once this returns
 
 
 class Pool:

@@ -1,0 +1,483 @@
+"""Model gateways side by side: requests per second, latency, CPU and memory per call.
+
+    python benchmarks/gateway.py [--quick] [--json FILE] [--only ours,direct] [--seconds 5]
+
+One scripted inference server (vLLM's chat format, ready-made answers of 64 and 1,024 tokens over a 512-token prompt) and one load generator (wrk) share the
+first core; the gateway under test has the second to itself. Every gateway records what it can: sessions, keys, de-duplication and the durable store are on
+in ours. Peers are installed from the package index into environments of their own under `.venvs/`. CPU per call is the figure that
+depends least on what else the machine does.
+
+Columns: req/s, p50 and p99 in ms, CPU ms of the gateway per request, RSS growth in KB per request, errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENVS = ROOT / ".venvs"
+PEERS = {"rllm": "rllm-model-gateway==0.1.0", "toolkit": "agentcore-rl-toolkit[gateway]==0.2.0"}
+SESSIONS = 2000
+CALLS_PER_SESSION = 10
+
+
+# ---------------------------------------------------------------- the scripted inference server (its own process)
+
+
+def canned(tokens: int) -> tuple[bytes, bytes]:
+    """Whole and streamed answer of so many tokens, as vLLM writes them."""
+    prompt = [(i * 7919) % 150_000 for i in range(512)]
+    ids = [(i * 104_729 + 11) % 150_000 for i in range(tokens)]
+    words = [f" word{i % 1000}" for i in range(tokens)]
+    logprobs = [
+        {"token": w, "logprob": -((i % 97) + 1) / 64, "bytes": list(w.encode()), "top_logprobs": []}
+        for i, w in enumerate(words)
+    ]
+    top = {"id": "chatcmpl-1", "created": 1_700_000_000, "model": "m"}
+    usage = {"prompt_tokens": 512, "total_tokens": 512 + tokens, "completion_tokens": tokens}
+    whole = {
+        **top,
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "".join(words), "tool_calls": []},
+                "logprobs": {"content": logprobs},
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "token_ids": ids,
+            }
+        ],
+        "usage": usage,
+        "prompt_token_ids": prompt,
+    }
+    body = json.dumps(whole, separators=(",", ":")).encode()
+    plain = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    chunks = [
+        {
+            **top,
+            "object": "chat.completion.chunk",
+            "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
+            "prompt_token_ids": prompt,
+        }
+    ]
+    for i, (token, word, logprob) in enumerate(zip(ids, words, logprobs, strict=True)):
+        choice = {
+            "index": 0,
+            "delta": {"content": word},
+            "logprobs": {"content": [logprob]},
+            "finish_reason": "stop" if i == tokens - 1 else None,
+            "token_ids": [token],
+        }
+        chunks.append({**top, "object": "chat.completion.chunk", "choices": [choice]})
+    parts = [b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"]
+    for text in [*(json.dumps(c, separators=(",", ":")) for c in chunks), "[DONE]"]:
+        event = b"data: %b\n\n" % text.encode()
+        parts.append(b"%x\r\n%b\r\n" % (len(event), event))
+    parts.append(b"0\r\n\r\n")
+    return plain, b"".join(parts)
+
+
+def serve_upstream(port: int, think_s: float) -> None:
+    """Answer every POST at once with the canned answer; with `think_s`, after so long, and streams token by token over the second half of it."""
+    import asyncio
+
+    import httptools
+    import uvloop
+
+    answers = {n: canned(n) for n in (64, 256, 1024)}
+    generate = {}
+    for n in (64, 256, 1024):
+        reply = json.loads(answers[n][0].partition(b"\r\n\r\n")[2])
+        body = json.dumps({"choices": reply["choices"]}, separators=(",", ":")).encode()
+        generate[n] = (
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+    size_of = re.compile(rb'"max_tokens": ?(\d+)')
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            self.transport = transport
+            self.parser = httptools.HttpRequestParser(self)
+            self.body = b""
+            self.url = b""
+
+        def data_received(self, data: bytes) -> None:
+            self.parser.feed_data(data)
+
+        def on_message_begin(self) -> None:
+            self.body = self.url = b""
+
+        def on_url(self, url: bytes) -> None:
+            self.url += url
+
+        def on_body(self, body: bytes) -> None:
+            self.body += body
+
+        def on_message_complete(self) -> None:
+            if self.parser.get_method() == b"GET":
+                self.transport.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+                )
+                return
+            found = size_of.search(self.body)
+            size = int(found[1]) if found else 64
+            if self.url.endswith(b"/generate"):
+                answer = generate[size]
+            else:
+                answer = answers[size][b'"stream":true' in self.body or b'"stream": true' in self.body]
+            if not think_s:
+                self.transport.write(answer)
+            elif b"chunked" in answer[:120]:
+                loop.create_task(self.trickle(answer, size))
+            else:
+                loop.call_later(think_s, self.transport.write, answer)
+
+        async def trickle(self, answer: bytes, size: int) -> None:
+            pieces = answer.split(b"\r\n\r\n", 1)
+            chunks = [p + b"\n\n\r\n" for p in pieces[1].split(b"\n\n\r\n")]
+            chunks[-1] = b"0\r\n\r\n"
+            self.transport.write(pieces[0] + b"\r\n\r\n")
+            start = loop.time()
+            for i, chunk in enumerate(chunks):
+                await asyncio.sleep(start + think_s * i / len(chunks) - loop.time())
+                self.transport.write(chunk)
+
+    async def main() -> None:
+        server = await loop.create_server(Server, "127.0.0.1", port, backlog=4096)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await server.serve_forever()
+
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(main())
+
+
+TOOLKIT_SERVER = '''
+import sys
+from aiohttp import web
+from agentcore_rl_toolkit.rollout_gateway import RolloutGateway
+from agentcore_rl_toolkit.rollout_gateway.render import ParsedOutput
+from agentcore_rl_toolkit.rollout_gateway.sampling_backends.vllm_http import VllmHttpBackend
+
+PROMPT = [(i * 7919) % 150_000 for i in range(512)]
+
+class Renderer:
+    """Costs nothing, so that what is measured is the gateway."""
+    async def render(self, *args, **kwargs): return list(PROMPT)
+    def get_stop_sequences(self): return []
+    def parse(self, ids, *args, **kwargs): return ParsedOutput(reasoning="", text="word", tool_uses=[])
+
+gateway = RolloutGateway(backend=VllmHttpBackend(sys.argv[1]), renderer=Renderer(), adapters=["openai"])
+web.run_app(gateway.app, host="127.0.0.1", port=int(sys.argv[2]), print=None, access_log=None, backlog=4096)
+'''
+
+# ---------------------------------------------------------------- the load generator
+
+WRK_SCRIPT = """
+local sessions = {}
+for line in io.lines("%(sessions)s") do
+  local path, key = line:match("^(%%S+) (%%S+)$")
+  sessions[#sessions + 1] = wrk.format("POST", path,
+    {["content-type"] = "application/json", ["authorization"] = "Bearer " .. key}, %(body)s)
+end
+local n = 0
+request = function()
+  local s = sessions[math.floor(n / %(calls)d) %% #sessions + 1]
+  n = n + 1
+  return s
+end
+done = function(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format('RESULT {"requests":%%d,"us":%%d,"connect":%%d,"read":%%d,"write":%%d,"status":%%d,"timeout":%%d,"p50":%%f,"p99":%%f,"max":%%f}\\n',
+    summary.requests, summary.duration, e.connect, e.read, e.write, e.status, e.timeout,
+    latency:percentile(50), latency:percentile(99), latency.max))
+end
+"""
+
+
+def lua_string(text: str) -> str:
+    return "[==[" + text + "]==]"
+
+
+def load(url: str, targets: Path, *, tokens: int, stream: bool, connections: int, seconds: float) -> dict[str, float]:
+    """Run wrk against the sessions listed in `targets`. Times in ms."""
+    body = {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "You are a careful assistant. " * 20},
+            {"role": "user", "content": "Work it out step by step. " * 20},
+        ],
+        "max_tokens": tokens,
+        "temperature": 1.0,
+    }
+    if stream:
+        body["stream"] = True
+    text = json.dumps(body, separators=(",", ":"))
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(WRK_SCRIPT % {"sessions": targets, "body": lua_string(text), "calls": CALLS_PER_SESSION})
+        script.flush()
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "60s", "-s", script.name, url]
+        done = subprocess.run(pinned(0, command), capture_output=True, text=True, timeout=seconds + 120, check=False)
+    found = re.search(r"RESULT (\{.*\})", done.stdout)
+    if not found:
+        raise SystemExit(f"wrk failed: {done.stderr or done.stdout}")
+    told = json.loads(found[1])
+    return {
+        "requests": told["requests"],
+        "seconds": told["us"] / 1e6,
+        "p50": told["p50"] / 1000,
+        "p99": told["p99"] / 1000,
+        "errors": told["connect"] + told["read"] + told["write"] + told["status"] + told["timeout"],
+    }
+
+
+# ---------------------------------------------------------------- processes
+
+
+def pinned(core: int, command: list[str]) -> list[str]:
+    """The command on one core: on a machine with two, load and gateway must not fight for the same one."""
+    if sys.platform == "linux" and shutil.which("taskset") and (os.cpu_count() or 1) > 1:
+        return ["taskset", "-c", str(core), *command]
+    return command
+
+
+def children(pid: int) -> list[int]:
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += children(int(child))
+    return found
+
+
+def usage(pid: int) -> tuple[float, float]:
+    """CPU seconds and resident KB of a process and its children."""
+    cpu = rss = 0.0
+    for each in children(pid):
+        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        cpu += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        rss += int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1024
+    return cpu, rss
+
+
+@contextmanager
+def process(command: list[str], *, core: int, **options: object) -> Iterator[subprocess.Popen[str]]:
+    running = subprocess.Popen(pinned(core, command), text=True, start_new_session=True, **options)  # type: ignore[call-overload]
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            running.send_signal(signal.SIGTERM)
+            try:
+                running.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(running.pid, signal.SIGKILL)
+                running.wait()
+
+
+def wait_http(url: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=2).read()
+            return
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"nothing answers at {url}") from None
+            time.sleep(0.1)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextmanager
+def upstream(think_s: float = 0.0) -> Iterator[str]:
+    command = [sys.executable, __file__, "--serve-upstream", str(think_s)]
+    with process(command, core=0, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        yield f"http://127.0.0.1:{int(running.stdout.readline())}"
+
+
+def peer_python(name: str) -> str:
+    """Interpreter of a peer's own environment, made on first use."""
+    home = VENVS / f"bench-{name}"
+    python = home / "bin" / "python"
+    if not python.exists():
+        uv = Path(sys.executable).parent / "uv"
+        tool = str(uv) if uv.exists() else "uv"
+        subprocess.run(
+            [tool, "venv", "-q", "--python", f"{sys.version_info[0]}.{sys.version_info[1]}", str(home)], check=True
+        )
+        subprocess.run([tool, "pip", "install", "-q", "--python", str(python), PEERS[name]], check=True)
+    return str(python)
+
+
+@dataclass
+class Target:
+    """A gateway under test: where it is, whose CPU counts, which sessions it is asked for."""
+
+    url: str
+    pid: int | None
+    sessions: Path
+
+
+def targets_file(folder: Path, rows: list[tuple[str, str]]) -> Path:
+    path = folder / "sessions.txt"
+    path.write_text("".join(f"{a} {b}\n" for a, b in rows))
+    return path
+
+
+@contextmanager
+def gateway(name: str, upstream_url: str, *, workers: int = 1) -> Iterator[Target]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if name == "direct":
+            yield Target(upstream_url, None, targets_file(folder, [("/v1/chat/completions", "k")]))
+        elif name == "ours":
+            ready = folder / "ready.json"
+            command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+            command += ["--upstream", upstream_url, "--store", str(folder / "store"), "--ready-file", str(ready)]
+            if workers > 1:
+                command += ["--workers", str(workers)]
+            with process(command, core=1, stderr=subprocess.DEVNULL) as running:
+                deadline = time.monotonic() + 30
+                while not ready.exists():
+                    if running.poll() is not None or time.monotonic() > deadline:
+                        raise SystemExit("the gateway did not start")
+                    time.sleep(0.05)
+                url = json.loads(ready.read_text())["url"]
+                ids = [f"bench-session-{i:06d}-{'x' * 24}" for i in range(SESSIONS)]
+                asked = urllib.request.Request(
+                    url + "/admin/sessions",
+                    json.dumps({"session_ids": ids}).encode(),
+                    {"content-type": "application/json"},
+                )
+                told = json.loads(urllib.request.urlopen(asked, timeout=30).read())["sessions"]
+                rows = [(f"/sessions/{s['session_id']}/v1/chat/completions", s["api_key"]) for s in told]
+                yield Target(url, running.pid, targets_file(folder, rows))
+        elif name == "rllm":
+            port = free_port()
+            command = [peer_python("rllm"), "-m", "rllm_model_gateway", "--host", "127.0.0.1", "--port", str(port)]
+            command += ["--worker", upstream_url, "--store", "memory", "--log-level", "WARNING"]
+            with process(command, core=1, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+                wait_http(f"http://127.0.0.1:{port}/health")
+                rows = [(f"/sessions/s{i}/v1/chat/completions", "k") for i in range(SESSIONS)]
+                yield Target(f"http://127.0.0.1:{port}", running.pid, targets_file(folder, rows))
+        else:
+            port = free_port()
+            script = folder / "toolkit_server.py"
+            script.write_text(TOOLKIT_SERVER)
+            command = [peer_python("toolkit"), str(script), upstream_url, str(port)]
+            with process(command, core=1, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+                wait_http(f"http://127.0.0.1:{port}/healthz")
+                rows = [("/v1/chat/completions", f"s{i}") for i in range(SESSIONS)]
+                yield Target(f"http://127.0.0.1:{port}", running.pid, targets_file(folder, rows))
+
+
+# ---------------------------------------------------------------- the table
+
+
+@dataclass
+class Row:
+    gateway: str
+    tokens: int
+    stream: bool
+    connections: int
+    rps: float
+    p50_ms: float
+    p99_ms: float
+    cpu_ms: float | None
+    rss_kb: float | None
+    errors: int
+
+
+def measure(name: str, target: Target, tokens: int, stream: bool, connections: int, seconds: float) -> Row:
+    load(target.url, target.sessions, tokens=tokens, stream=stream, connections=connections, seconds=0.5)
+    before = usage(target.pid) if target.pid else None
+    told = load(target.url, target.sessions, tokens=tokens, stream=stream, connections=connections, seconds=seconds)
+    after = usage(target.pid) if target.pid else None
+    count = max(1, told["requests"])
+    return Row(
+        gateway=name,
+        tokens=tokens,
+        stream=stream,
+        connections=connections,
+        rps=told["requests"] / told["seconds"],
+        p50_ms=told["p50"],
+        p99_ms=told["p99"],
+        cpu_ms=(after[0] - before[0]) * 1000 / count if before and after else None,
+        rss_kb=(after[1] - before[1]) / count if before and after else None,
+        errors=int(told["errors"]),
+    )
+
+
+def show(rows: list[Row]) -> None:
+    names = list(dict.fromkeys(r.gateway for r in rows))
+    print(
+        f"\n{'tokens':>6} {'mode':>6} {'conn':>5}  {'gateway':<8} {'req/s':>9} {'p50 ms':>9} {'p99 ms':>9} {'CPU ms':>8} {'RSS KB':>8} {'errors':>6}"
+    )
+    for r in sorted(rows, key=lambda r: (r.tokens, r.stream, r.connections, names.index(r.gateway))):
+        cpu = "-" if r.cpu_ms is None else f"{r.cpu_ms:.3f}"
+        rss = "-" if r.rss_kb is None else f"{r.rss_kb:.2f}"
+        mode = "stream" if r.stream else "whole"
+        print(
+            f"{r.tokens:>6} {mode:>6} {r.connections:>5}  {r.gateway:<8} {r.rps:>9.0f} {r.p50_ms:>9.2f} {r.p99_ms:>9.2f}"
+            f" {cpu:>8} {rss:>8} {r.errors:>6}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few cells, short windows: under a minute")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there too")
+    parser.add_argument("--only", default="direct,ours,rllm,toolkit", help="which gateways")
+    parser.add_argument("--seconds", type=float, default=None, help="window per cell")
+    parser.add_argument("--tokens", default="64,1024")
+    parser.add_argument("--connections", default=None)
+    parser.add_argument("--serve-upstream", type=float, default=None, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve_upstream is not None:
+        serve_upstream(0, args.serve_upstream)
+        return
+    if shutil.which("wrk") is None:
+        raise SystemExit("this benchmark needs wrk (apt-get install wrk, brew install wrk)")
+    seconds = args.seconds or (1.0 if args.quick else 5.0)
+    connections = [int(c) for c in (args.connections or ("32" if args.quick else "1,32,256,1000")).split(",")]
+    rows: list[Row] = []
+    with upstream() as url:
+        for name in args.only.split(","):
+            for tokens in [int(t) for t in args.tokens.split(",")]:
+                for stream in (False, True):
+                    with gateway(name, url) as target:
+                        for count in connections:
+                            rows.append(measure(name, target, tokens, stream, count, seconds))
+                            show(rows[-1:])
+    show(rows)
+    if args.json:
+        Path(args.json).write_text(json.dumps([asdict(r) for r in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()

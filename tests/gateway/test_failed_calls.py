@@ -1,0 +1,400 @@
+"""What is not a turn: errors, broken streams, agents that hang up, replies whose tokens do not fit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionCapture, SessionHandle
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+USER = [{"role": "user", "content": "hello there"}]
+Start = Callable[..., Awaitable[Gateway]]
+
+
+def agent(session: SessionHandle, **settings: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, **{"max_retries": 0, **settings})
+
+
+async def captured(client: GatewayClient, session: SessionHandle, *, close: bool = True) -> SessionCapture:
+    return (await client.fetch_async([session.session_id], close=close))[session.session_id]
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not reached():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
+async def test_an_engines_error_reaches_the_agent_and_is_no_turn(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, status: int
+) -> None:
+    engine.faults.append(Fault(status=status, headers=(("Retry-After", "7"),)))
+    async with agent(session) as llm:
+        with pytest.raises(openai.APIStatusError) as told:
+            await llm.chat.completions.create(model="m", messages=USER)
+        await llm.chat.completions.create(model="m", messages=USER)
+    assert told.value.status_code == status
+    assert told.value.response.headers["retry-after"] == "7"
+    capture = await captured(client, session)
+    assert len(capture.turns) == 1
+    assert [(e["status"], e["http_status"]) for e in capture.errors] == [("error", status)]
+
+
+async def test_a_prompt_that_is_too_long_has_the_providers_code(engine: ScriptedEngine, session: SessionHandle) -> None:
+    body = b'{"object":"error","message":"This model\'s maximum context length is 10 tokens.","type":"BadRequestError","code":400}'
+    engine.faults.append(Fault(status=400, body=body))
+    async with agent(session) as llm:
+        with pytest.raises(openai.BadRequestError) as told:
+            await llm.chat.completions.create(model="m", messages=USER)
+    assert told.value.code == "context_length_exceeded"
+
+
+async def test_an_html_error_page_becomes_a_json_error(engine: ScriptedEngine, session: SessionHandle) -> None:
+    engine.faults.append(Fault(status=502, body=b"<html>Bad gateway</html>", headers=(("Content-Type", "text/html"),)))
+    async with agent(session) as llm:
+        with pytest.raises(openai.APIStatusError, match="Bad gateway") as told:
+            await llm.chat.completions.create(model="m", messages=USER)
+    assert told.value.response.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize("cut", [0, 40])
+async def test_a_reply_cut_off_before_it_was_relayed_is_a_clean_error(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, cut: int
+) -> None:
+    engine.faults.extend([Fault(drop_after=cut)] * 4)
+    async with agent(session) as llm:
+        with pytest.raises(openai.APIStatusError) as told:
+            await llm.chat.completions.create(model="m", messages=USER)
+    assert told.value.status_code == 502
+    capture = await captured(client, session)
+    assert capture.turns == []
+    assert [e["status"] for e in capture.errors] == ["error"]
+
+
+async def test_a_stream_that_breaks_off_is_partial_and_the_agent_is_told(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    engine.faults.append(Fault(drop_after=900))
+    seen = 0
+    async with agent(session) as llm:
+        with pytest.raises(openai.APIError, match="closed the connection"):
+            async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
+                seen += 1
+    assert seen > 0
+    capture = await captured(client, session)
+    assert capture.turns == []
+    assert [e["status"] for e in capture.errors] == ["partial"]
+
+
+async def test_an_error_event_inside_a_stream_is_partial(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    engine.faults.append(
+        Fault(
+            edit=lambda c: (
+                {"error": {"message": "out of memory", "type": "X", "code": 500}} if "w" in str(c["choices"]) else c
+            )
+        )
+    )
+    async with agent(session) as llm:
+        with pytest.raises(openai.APIError, match="out of memory"):
+            async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
+                pass
+    capture = await captured(client, session)
+    assert capture.turns == []
+    assert [e["status"] for e in capture.errors] == ["partial"]
+
+
+def without_a_logprob(reply: dict[str, Any]) -> dict[str, Any]:
+    reply["choices"][0]["logprobs"]["content"].pop()
+    return reply
+
+
+def with_a_null_logprob(reply: dict[str, Any]) -> dict[str, Any]:
+    reply["choices"][0]["logprobs"]["content"][0]["logprob"] = None
+    return reply
+
+
+def without_ids(reply: dict[str, Any]) -> dict[str, Any]:
+    del reply["choices"][0]["token_ids"]
+    return reply
+
+
+def without_prompt(reply: dict[str, Any]) -> dict[str, Any]:
+    del reply["prompt_token_ids"]
+    return reply
+
+
+def with_another_count(reply: dict[str, Any]) -> dict[str, Any]:
+    reply["usage"]["completion_tokens"] += 1
+    return reply
+
+
+@pytest.mark.parametrize(
+    "edit", [without_a_logprob, with_a_null_logprob, without_ids, without_prompt, with_another_count]
+)
+async def test_tokens_that_do_not_fit_together_are_reported_and_never_padded(
+    engine: ScriptedEngine,
+    client: GatewayClient,
+    session: SessionHandle,
+    edit: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    engine.faults.append(Fault(edit=edit))
+    async with agent(session) as llm:
+        assert (await llm.chat.completions.create(model="m", messages=USER)).choices
+    capture = await captured(client, session)
+    assert capture.turns == []
+    [error] = capture.errors
+    assert error["status"] == "invalid"
+    assert error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_agent_that_hangs_up_cancels_the_call_at_the_engine(
+    engine: ScriptedEngine, gateway: Gateway, client: GatewayClient, session: SessionHandle, stream: bool
+) -> None:
+    engine.token_s = 0.05
+    engine.faults.append(Fault(delay_s=0.0 if stream else 30.0))
+    async with agent(session, timeout=0.15 if not stream else 10.0) as llm:
+        if stream:
+            async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
+                break
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                await llm.chat.completions.create(model="m", messages=USER)
+    await until(lambda: engine.active == 0)
+    assert engine.calls[0].cancelled
+    capture = await captured(client, session)
+    assert capture.turns == []
+    assert [e["status"] for e in capture.errors] == ["aborted"]
+    assert not gateway.running
+
+
+async def test_an_agent_that_stops_reading_at_the_finish_reason_has_a_whole_turn(
+    client: GatewayClient, session: SessionHandle
+) -> None:
+    async with agent(session) as llm:
+        async for chunk in await llm.chat.completions.create(model="m", messages=USER, stream=True):
+            if chunk.choices[0].finish_reason:
+                break
+    assert len((await captured(client, session)).turns) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_of_n_choices_keeps_its_own_tokens(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+) -> None:
+    async with agent(session) as llm:
+        reply = await llm.chat.completions.create(model="m", messages=USER, n=3, stream=stream)
+        if stream:
+            async for _ in reply:
+                pass
+    turns = (await captured(client, session)).turns
+    assert [t.completion_ids for t in turns] == engine.calls[0].completion_ids
+    assert [t.choice_index for t in turns] == [0, 1, 2]
+    assert len({t.turn_id for t in turns}) == 3
+
+
+async def test_parallel_tool_calls_and_reasoning_of_a_stream_are_merged(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    calls = [
+        {"id": f"call_{i}", "type": "function", "function": {"name": f"tool{i}", "arguments": '{"x": 1}'}}
+        for i in range(2)
+    ]
+    engine.replies.append({"content": None, "tool_calls": calls, "reasoning_content": "let me think"})
+    async with agent(session) as llm:
+        async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
+            pass
+    capture = await captured(client, session)
+    assert capture.dialogue[-1]["tool_calls"] == calls
+    assert capture.turns[0].parse_status == "parsed"
+
+
+async def test_text_that_looks_like_a_tool_call_is_counted_as_unparsed(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    engine.replies.append({"content": '<tool_call> {"name": broken </tool_call>'})
+    async with agent(session) as llm:
+        await llm.chat.completions.create(model="m", messages=USER)
+    assert (await captured(client, session)).turns[0].parse_status == "unparsed"
+
+
+async def test_calls_are_ordered_by_their_start(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    engine.faults.append(Fault(delay_s=0.2))
+    async with agent(session) as llm:
+        slow = asyncio.ensure_future(
+            llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "slow"}])
+        )
+        await until(lambda: len(engine.calls) == 1)
+        await llm.chat.completions.create(model="m", messages=USER)
+        await slow
+    turns = (await captured(client, session)).turns
+    assert [t.prompt_ids for t in turns] == [r.prompt_ids for r in engine.calls]
+    assert turns[0].finished_s > turns[1].finished_s
+
+
+async def test_a_retry_after_a_timeout_is_recorded_once(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    engine.faults.append(Fault(delay_s=20.0))
+    async with agent(session, timeout=0.3, max_retries=1) as llm:
+        await llm.chat.completions.create(model="m", messages=USER)
+    capture = await captured(client, session)
+    assert len(capture.turns) == 1
+
+
+async def test_a_repeated_request_gets_the_reply_of_the_first(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    async with agent(session) as llm:
+        first = await llm.chat.completions.create(model="m", messages=USER)
+        again = await llm.chat.completions.create(
+            model="m", messages=USER, extra_headers={"x-stainless-retry-count": "1"}
+        )
+        assert again.choices[0].message.content == first.choices[0].message.content
+        assert again.usage == first.usage
+        fresh = await llm.chat.completions.create(model="m", messages=USER)
+        assert fresh.choices[0].message.content != first.choices[0].message.content
+    assert len(engine.calls) == 2
+    assert len((await captured(client, session)).turns) == 2
+
+
+async def test_a_repeated_stream_gets_the_tool_calls_of_the_first(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+    engine.replies.append({"content": None, "tool_calls": [call]})
+    headers = {"idempotency-key": "k1"}
+    async with agent(session) as llm:
+        for _ in range(2):
+            got = []
+            async for chunk in await llm.chat.completions.create(
+                model="m", messages=USER, stream=True, extra_headers=headers
+            ):
+                got += chunk.choices[0].delta.tool_calls or []
+            assert "".join(t.function.arguments for t in got) == '{"x": 1}'
+            assert got[0].id == "call_1"
+    assert len(engine.calls) == 1
+    assert len((await captured(client, session)).turns) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_takes_over_the_call_that_is_still_running(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+) -> None:
+    engine.token_s = 0.04
+    engine.faults.append(Fault(delay_s=0.0 if stream else 0.4))
+    async with agent(session) as llm:
+
+        async def ask(retry: str) -> str:
+            reply = await llm.chat.completions.create(
+                model="m", messages=USER, stream=stream, extra_headers={"x-stainless-retry-count": retry}
+            )
+            if not stream:
+                return str(reply.choices[0].message.content)
+            return "".join([c.choices[0].delta.content or "" async for c in reply])
+
+        first = asyncio.ensure_future(ask("0"))
+        await until(lambda: len(engine.calls) == 1)
+        await asyncio.sleep(0.1)
+        text = await ask("1")
+        with pytest.raises(openai.APIConnectionError if not stream else Exception):  # noqa: B017, PT011
+            await first
+    assert len(engine.calls) == 1
+    capture = await captured(client, session)
+    assert len(capture.turns) == 1
+    assert capture.dialogue[-1]["content"] == text
+
+
+async def test_a_call_past_its_deadline_is_ended(engine: ScriptedEngine, start_gateway: Start) -> None:
+    gateway = await start_gateway(engine, limits=Limits(call_s=0.2))
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async([new_session_id()])
+    engine.faults.append(Fault(delay_s=20.0))
+    async with agent(session) as llm:
+        with pytest.raises(openai.APIStatusError) as told:
+            await llm.chat.completions.create(model="m", messages=USER)
+    assert told.value.status_code == 504
+    await until(lambda: engine.active == 0)
+
+
+async def test_bodies_beyond_the_limit_are_refused_without_being_kept(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(body_bytes=10_000))
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async([new_session_id()])
+    async with agent(session) as llm:
+        with pytest.raises((openai.APIStatusError, openai.APIConnectionError)):
+            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 20_000}])
+        await llm.chat.completions.create(model="m", messages=USER)
+    assert len(engine.calls) == 1
+
+
+async def test_a_session_has_no_more_turns_than_allowed(client: GatewayClient, engine: ScriptedEngine) -> None:
+    [session] = await client.create_sessions_async([new_session_id()], max_turns=1)
+    engine.faults.append(Fault(status=500))
+    async with agent(session) as llm:
+        with pytest.raises(openai.InternalServerError):
+            await llm.chat.completions.create(model="m", messages=USER)
+        await llm.chat.completions.create(model="m", messages=USER)
+        with pytest.raises(openai.RateLimitError, match="1 model calls"):
+            await llm.chat.completions.create(model="m", messages=USER)
+    assert len(engine.calls) == 2
+
+
+async def test_session_settings_win_over_the_agents_request(client: GatewayClient, engine: ScriptedEngine) -> None:
+    [session] = await client.create_sessions_async(
+        [new_session_id()],
+        sampling_params={"temperature": 0.7, "top_k": 5},
+        model_id="policy",
+        max_tokens=4,
+        allowed_models=["asked"],
+    )
+    async with agent(session) as llm:
+        await llm.chat.completions.create(
+            model="asked", messages=USER, temperature=0.0, max_completion_tokens=50, logprobs=False, seed=1
+        )
+        with pytest.raises(openai.NotFoundError):
+            await llm.chat.completions.create(model="other", messages=USER)
+        assert [m.id async for m in await llm.models.list()] == ["asked"]
+    body = engine.calls[0].body
+    assert (body["temperature"], body["top_k"], body["model"], body["seed"]) == (0.7, 5, "policy", 1)
+    assert body["max_completion_tokens"] == 4
+    assert body["logprobs"] is True
+
+
+async def test_a_plain_openai_endpoint_is_recorded_as_untrainable(start_gateway: Start) -> None:
+    async with ScriptedEngine(gives_tokens=False) as plain:
+        gateway = await start_gateway(plain, engine="openai")
+        client = GatewayClient(gateway.url)
+        [session] = await client.create_sessions_async([new_session_id()])
+        async with agent(session) as llm:
+            await llm.chat.completions.create(model="m", messages=USER)
+        capture = await captured(client, session)
+    [turn] = capture.turns
+    assert not turn.trainable
+    assert capture.dialogue[0] == USER[0]
+
+
+async def test_text_completions_with_token_prompts_are_recorded(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    async with agent(session) as llm:
+        await llm.completions.create(model="m", prompt=[5, 6, 7], max_tokens=3)
+        async for _ in await llm.completions.create(model="m", prompt=[5, 6, 7], max_tokens=3, stream=True):
+            pass
+    turns = (await captured(client, session)).turns
+    assert [t.prompt_ids for t in turns] == [[5, 6, 7]] * 2
+    assert [t.completion_ids for t in turns] == [r.completion_ids[0] for r in engine.calls]
+    assert all(len(t.logprobs) == 3 for t in turns)
