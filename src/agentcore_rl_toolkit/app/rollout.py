@@ -96,16 +96,19 @@ class Rollout:
             if self._info is not None and self._store is not None and self._heartbeat_s is not None:
                 heart = asyncio.create_task(self._beat(self._info, self._store, self._heartbeat_s))
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            # From here on the thread's own future is asked: asyncio's copy rebuilds a TimeoutError without its traceback.
             if self._info is not None and self._store is not None:
-                await self._finish(self._info, self._store, ended, heart)
-            elif ended.done() and ended.exception() is not None:
-                logger.error("rollout failed", exc_info=ended.exception())
+                await self._finish(self._info, self._store, agent, heart)
+            elif agent.done() and agent.exception() is not None:
+                logger.error("rollout failed", exc_info=agent.exception())
         except Exception:  # the last line of defence: a supervisor that dies is a record that is never written
             logger.exception("rollout %s could not be finished", self.label)
         finally:
             for task in (heart, stopped, ended):
                 if task is not None:
                     task.cancel()
+            if ended.done() and not ended.cancelled():
+                ended.exception()  # looked at, or asyncio complains that nobody did
 
     async def _beat(self, info: RolloutInfo, store: ObjectStore, period_s: float) -> None:
         """Renew the sign of life until the record is stored, which may itself take a while."""
@@ -135,9 +138,13 @@ class Rollout:
             await asyncio.wait({stored}, timeout=period_s * (1.0 - 0.3 * jitter()))
 
     async def _finish(
-        self, info: RolloutInfo, store: ObjectStore, ended: asyncio.Future[Any], heart: asyncio.Task[None] | None
+        self,
+        info: RolloutInfo,
+        store: ObjectStore,
+        agent: concurrent.futures.Future[Any],
+        heart: asyncio.Task[None] | None,
     ) -> None:
-        body, outcome = await self._encode(info, ended)
+        body, outcome = await self._encode(info, agent)
         if not await self._store_record(info, store, body):
             return
         if heart is not None:
@@ -150,9 +157,9 @@ class Rollout:
                 logger.warning("heartbeat object left behind: %s", e)
         await self._push(info, outcome)
 
-    async def _encode(self, info: RolloutInfo, ended: asyncio.Future[Any]) -> tuple[bytes, Outcome]:
+    async def _encode(self, info: RolloutInfo, agent: concurrent.futures.Future[Any]) -> tuple[bytes, Outcome]:
         now = time.time()
-        if not ended.done():
+        if not agent.done():
             stop_reason = f"interrupted: {self._stop_reason}"
             logger.error("%s", stop_reason)
             body = error_body(
@@ -164,15 +171,15 @@ class Rollout:
                 finished_s=now,
             )
             return body, Outcome.LOST
-        error = ended.exception()
+        error = agent.exception()
         outcome = Outcome.AGENT_ERROR
         if error is None:
             encode = functools.partial(
-                success_body, info, ended.result(), finished_s=now, max_bytes=self._settings.max_record_bytes
+                success_body, info, agent.result(), finished_s=now, max_bytes=self._settings.max_record_bytes
             )
             try:
                 # a small plain result takes less time to encode than to hand to a thread
-                return encode() if is_quick(ended.result()) else await asyncio.to_thread(encode)
+                return encode() if is_quick(agent.result()) else await asyncio.to_thread(encode)
             except Exception as e:  # also what a result's own conversion methods raise
                 error = e
                 outcome = Outcome.INVALID if isinstance(e, InvalidResultError) else outcome

@@ -29,7 +29,7 @@ class AgentRunner:
         """Begin ``func(*args)``; its result or exception (any BaseException) arrives in the future."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()  # whoever stops waiting must not cancel it
-        if inspect.iscoroutinefunction(inspect.unwrap(func)) or inspect.iscoroutinefunction(type(func).__call__):
+        if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__):
             self._start_async(func, args, context, name, future)
         else:
             thread = threading.Thread(

@@ -91,6 +91,7 @@ class RemoteStore(ObjectStore):
             self._bucket,
             region=region,
             virtual_hosted_style_request=False,
+            disable_bulk_delete=True,  # plain DELETE is what every S3-compatible server understands
             client_options=cast(Any, options),
             credential_provider=AwsCredentials(),
             **common,

@@ -1,0 +1,349 @@
+"""Death, outages and size: whatever happens to the process or the store, no record is lost in silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.contract import Outcome, record_outcome
+
+AGENT = """
+@app.rollout_entrypoint
+def run(payload):
+    time.sleep(payload.get("s", 0))
+    return {"rewards": 1.0, "blob": "x" * payload.get("bytes", 0)}
+"""
+
+ASYNC_AGENT = """
+@app.rollout_entrypoint
+async def run(payload):
+    await asyncio.sleep(payload.get("s", 0))
+    return {"rewards": 1.0}
+"""
+
+
+def alive(path: Path) -> Path:
+    return path.with_suffix(".alive")
+
+
+def until(condition: Any, timeout_s: float = 20) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return value
+
+
+@pytest.mark.parametrize(
+    "source",
+    [AGENT, ASYNC_AGENT, AGENT.replace("time.sleep(payload", "time.sleep(0.1); exec('while True: pass'); (payload")],
+)
+def test_sigterm_leaves_an_interrupted_record(start_agent: Any, source: str) -> None:
+    agent = start_agent(source)
+    path, _ = agent.rollout({"s": 600})
+    until(alive(path).exists)
+    assert agent.terminate(15) in (0, -signal.SIGTERM)
+    record = json.loads(path.read_text())
+    assert record["status_code"] == 500
+    assert record["stop_reason"].startswith("interrupted: ")
+    assert record["error_type"] == "Interrupted"
+    assert record_outcome(record) is Outcome.LOST
+    assert not alive(path).exists()
+
+
+def test_sigint_does_the_same(start_agent: Any) -> None:
+    agent = start_agent(AGENT)
+    path, _ = agent.rollout({"s": 600})
+    until(alive(path).exists)
+    agent.process.send_signal(signal.SIGINT)
+    agent.process.wait(15)
+    assert json.loads(path.read_text())["error_type"] == "Interrupted"
+
+
+def test_sigterm_in_peace_leaves_nothing_to_do(start_agent: Any) -> None:
+    agent = start_agent(AGENT)
+    record = agent.run()
+    assert agent.terminate(10) in (0, -signal.SIGTERM)
+    assert record["rewards"] == 1.0
+    assert "Traceback" not in agent.log
+
+
+def test_the_users_own_lifespan_runs_and_sees_the_interrupted_record_stored(start_agent: Any) -> None:
+    agent = start_agent(
+        """
+        import contextlib
+        @contextlib.asynccontextmanager
+        async def lifespan(app):
+            open("started", "w").close()
+            yield
+            open("stopped", "w").close()
+        app = AgentCoreRLApp(lifespan=lifespan)
+        """
+        + AGENT.replace("\n", "\n        ")
+    )
+    path, _ = agent.rollout({"s": 600})
+    until(alive(path).exists)
+    folder = agent.results.parent
+    assert (folder / "started").exists()
+    assert not (folder / "stopped").exists()
+    agent.terminate(15)
+    assert (folder / "stopped").exists()
+    assert json.loads(path.read_text())["error_type"] == "Interrupted"
+
+
+def test_sigkill_leaves_a_heartbeat_that_goes_stale(start_agent: Any) -> None:
+    agent = start_agent(AGENT)
+    path, reply = agent.rollout({"s": 600}, heartbeat_s=0.2)
+    assert reply["heartbeat_s"] == 0.2
+    until(alive(path).exists)
+    agent.process.kill()
+    agent.process.wait(10)
+    last = alive(path).stat().st_mtime_ns
+    time.sleep(0.6)
+    assert alive(path).stat().st_mtime_ns == last
+    assert not path.exists()
+    sign = json.loads(alive(path).read_text())
+    assert sign["session_id"] == path.stem
+    assert (sign["attempt"], sign["period_s"]) == (1, 0.2)
+    assert sign["started_s"] <= sign["beat_s"] <= time.time()
+
+
+@pytest.mark.parametrize("source", [AGENT, ASYNC_AGENT.replace("await asyncio.sleep", "time.sleep")])
+def test_the_heartbeat_is_renewed_while_the_agent_blocks_and_goes_with_the_record(
+    start_agent: Any, source: str
+) -> None:
+    agent = start_agent(source)
+    path, _ = agent.rollout({"s": 2.5}, heartbeat_s=0.2)
+    until(alive(path).exists)
+    beats = set()
+    while not path.exists():
+        try:
+            beats.add(alive(path).stat().st_mtime_ns)
+        except FileNotFoundError:
+            break
+        time.sleep(0.02)
+    assert len(beats) >= 4
+    agent.record(path)
+    until(lambda: not alive(path).exists())
+
+
+def test_a_heartbeat_of_zero_means_none_and_no_promise(start_agent: Any) -> None:
+    agent = start_agent(AGENT)
+    path, reply = agent.rollout({"s": 0.3}, heartbeat_s=0)
+    assert "heartbeat_s" not in reply
+    assert not alive(path).exists()
+    agent.record(path)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_an_outage_of_the_store_delays_the_record_and_the_heart_beats_on(start_agent: Any, faulty_s3: Any) -> None:
+    over = time.monotonic() + 4
+    faulty_s3.fault = lambda _method, key: 503 if key.endswith(".json") and time.monotonic() < over else None
+    agent = start_agent(AGENT, env=faulty_s3.env)
+    agent.rollout(s3_bucket="the-bucket", heartbeat_s=0.3, session="o" * 40)
+    (record,) = until(faulty_s3.records).values()
+    assert record["rewards"] == 1.0
+    assert time.monotonic() >= over
+    refused = [i for i, entry in enumerate(faulty_s3.log) if entry[2] == 503]
+    assert len(refused) >= 3
+    between = faulty_s3.log[refused[0] : refused[-1]]
+    assert sum(key.endswith(".alive") for _, key, _ in between) >= 3
+    until(lambda: not any(key.endswith(".alive") for key in faulty_s3.objects))
+    assert sum(status == 200 and key.endswith(".json") for _, key, status in faulty_s3.log) == 1
+    assert agent.ping() == "Healthy" or until(lambda: agent.ping() == "Healthy")
+
+
+def test_answers_that_get_lost_make_no_second_record_and_no_error(start_agent: Any, faulty_s3: Any) -> None:
+    lost: list[str] = []
+
+    def fault(method: str, key: str) -> int | None:
+        if method == "PUT" and key.endswith(".json") and not lost:
+            lost.append(key)
+            return -1
+        return None
+
+    faulty_s3.fault = fault
+    agent = start_agent(AGENT, env=faulty_s3.env)
+    agent.rollout(s3_bucket="the-bucket", heartbeat_s=0)
+    until(lambda: "record stored" in agent.log)
+    assert lost
+    assert len(faulty_s3.records()) == 1
+    assert "holds a record already" not in agent.log
+
+
+def test_a_store_that_refuses_for_good_is_told_in_the_log_and_frees_the_session(
+    start_agent: Any, faulty_s3: Any
+) -> None:
+    faulty_s3.fault = lambda _method, _key: 403
+    agent = start_agent(AGENT, env=faulty_s3.env)
+    agent.rollout(s3_bucket="the-bucket", session="f" * 40)
+    until(lambda: f"the record of exp/input/{'f' * 40}.json is lost" in agent.log)
+    until(lambda: agent.ping() == "Healthy")
+    faulty_s3.fault = lambda _method, _key: None
+    agent.rollout(s3_bucket="the-bucket", session="g" * 40)
+    until(faulty_s3.records)
+
+
+def test_a_stop_during_an_outage_still_stores_the_finished_result_within_the_grace(
+    start_agent: Any, faulty_s3: Any
+) -> None:
+    down = [True]
+    faulty_s3.fault = lambda _method, key: 503 if key.endswith(".json") and down[0] else None
+    agent = start_agent(AGENT, env=faulty_s3.env)
+    agent.rollout(s3_bucket="the-bucket")
+    until(lambda: any(status == 503 for _, _, status in faulty_s3.log))
+    agent.process.send_signal(signal.SIGTERM)
+    time.sleep(0.7)
+    assert agent.process.poll() is None
+    down[0] = False
+    agent.process.wait(15)
+    (record,) = faulty_s3.records().values()
+    assert (record["status_code"], record["rewards"]) == (200, 1.0)
+
+
+def test_the_grace_is_bounded(start_agent: Any, faulty_s3: Any) -> None:
+    faulty_s3.fault = lambda _method, _key: 503
+    agent = start_agent(AGENT, env={**faulty_s3.env, "AGENTCORE_RL_GRACE_S": "1"})
+    agent.rollout({"s": 600}, s3_bucket="the-bucket", session="h" * 40)
+    started = time.monotonic()
+    agent.terminate(20)
+    assert time.monotonic() - started < 12
+    assert "h" * 40 in agent.log.splitlines()[-1] or "lost" in agent.log or "not stored within" in agent.log
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_a_result_of_ninety_megabytes_is_stored_while_ping_answers(start_agent: Any) -> None:
+    agent = start_agent(
+        """
+        @app.rollout_entrypoint
+        def run(payload):
+            rows = [{"i": i, "x": i / 3, "s": "word " * 5} for i in range(600_000)]
+            return {"rewards": 1.0, "text": "é" * 5_000_000, "rows": rows, "floats": [i / 7 for i in range(800_000)]}
+        """
+    )
+    path, _ = agent.rollout()
+    slowest = 0.0
+    while not path.exists():
+        started = time.monotonic()
+        agent.ping()
+        slowest = max(slowest, time.monotonic() - started)
+        assert agent.process.poll() is None
+    record = agent.record(path)
+    print(f"\n{path.stat().st_size / 1e6:.0f} MB stored, slowest ping {slowest * 1000:.0f} ms")
+    assert path.stat().st_size > 85_000_000
+    assert (len(record["text"]), len(record["rows"]), record["floats"][7]) == (5_000_000, 600_000, 1.0)
+    assert slowest < 1.0
+
+
+def test_a_result_beyond_the_limit_is_a_clear_error_record(start_agent: Any) -> None:
+    agent = start_agent(AGENT, env={"AGENTCORE_RL_MAX_RECORD_BYTES": "100000"})
+    assert agent.run({"bytes": 90_000})["rewards"] == 1.0
+    record = agent.run({"bytes": 200_000})
+    assert record["error_type"] == "InvalidResultError"
+    assert "larger than 100000 bytes" in record["stop_reason"]
+
+
+def test_the_push_comes_after_the_record(start_agent: Any, push_listener: Any) -> None:
+    agent = start_agent(AGENT)
+    push_listener.results = agent.results
+    session = "p" * 40
+    agent.rollout(
+        session=session,
+        notify_url=f"{push_listener.url}/done/{session}?x=1",
+        base_url=f"{push_listener.url}/sessions/{session}/v1",
+        api_key="per-session-key",
+    )
+    (push,) = until(lambda: push_listener.received)
+    assert push.path == f"/done/{session}?x=1"
+    assert push.record_there
+    assert push.headers["authorization"] == "Bearer per-session-key"
+    assert push.body == {
+        "session_id": session,
+        "exp_id": "exp",
+        "input_id": "input",
+        "s3_bucket": agent.store_url,
+        "result_key": f"exp/input/{session}.json",
+        "outcome": "ok",
+        "attempt": 1,
+    }
+
+
+def test_the_key_is_for_the_gateway_only(start_agent: Any, push_listener: Any) -> None:
+    agent = start_agent(AGENT)
+    agent.run(notify_url=f"{push_listener.url}/done", base_url="http://127.0.0.1:9/v1", api_key="per-session-key")
+    (push,) = until(lambda: push_listener.received)
+    assert "authorization" not in push.headers
+    assert "per-session-key" not in json.dumps(push.body)
+
+
+@pytest.mark.parametrize("answer", [500, 302, 404])
+def test_a_push_that_is_refused_fails_nothing_and_follows_nowhere(
+    start_agent: Any, push_listener: Any, answer: int
+) -> None:
+    push_listener.answer = answer
+    agent = start_agent(AGENT)
+    assert agent.run(notify_url=f"{push_listener.url}/done")["rewards"] == 1.0
+    until(lambda: agent.ping() == "Healthy")
+    assert [r.path for r in push_listener.received] == ["/done"]
+    assert f"HTTP {answer}" in agent.log
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/done", "gopher://127.0.0.1/x", "not a url", "file:///etc/passwd"])
+def test_a_push_to_nowhere_fails_nothing(start_agent: Any, url: str) -> None:
+    agent = start_agent(AGENT)
+    assert agent.run(notify_url=url)["rewards"] == 1.0
+    until(lambda: agent.ping() == "Healthy")
+    assert "push to" in agent.log
+
+
+def test_a_push_that_hangs_holds_the_session_for_its_limit_only(start_agent: Any, push_listener: Any) -> None:
+    push_listener.delay_s = 60
+    agent = start_agent(AGENT, env={"AGENTCORE_RL_NOTIFY_TIMEOUT_S": "0.5"})
+    assert agent.run(notify_url=push_listener.url)["rewards"] == 1.0
+    until(lambda: agent.ping() == "Healthy", 10)
+
+
+def test_pushes_stay_within_their_allow_list(start_agent: Any, push_listener: Any) -> None:
+    agent = start_agent(AGENT, env={"AGENTCORE_RL_ALLOWED_NOTIFY_URLS": f"{push_listener.url}/ok"})
+    agent.run(notify_url=f"{push_listener.url}/ok/1")
+    agent.run(notify_url=f"{push_listener.url}/okay")
+    agent.run(notify_url=f"{push_listener.url}@127.0.0.1:9/ok")
+    until(lambda: agent.ping() == "Healthy")
+    assert [r.path for r in push_listener.received] == ["/ok/1"]
+    assert agent.log.count("does not list it") == 2
+
+
+def test_rollouts_work_in_a_process_forked_from_a_loaded_template(start_agent: Any) -> None:
+    agent = start_agent(
+        AGENT.replace("rewards", 'pid": os.getpid(), "rewards')
+        + """
+import uvicorn
+served = uvicorn.run
+def fork_then_serve(*args, **options):
+    # what a warm template does: everything is loaded up to app.run(), then the session is a fork of it
+    assert len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
+    pid = os.fork()
+    if pid == 0:
+        served(*args, **options)
+        os._exit(0)
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    os.waitpid(pid, 0)
+uvicorn.run = fork_then_serve
+"""
+    )
+    record = agent.run()
+    assert record["rewards"] == 1.0
+    assert record["pid"] != agent.process.pid
+    path, _ = agent.rollout({"s": 600})
+    until(alive(path).exists)
+    agent.terminate(15)
+    assert json.loads(path.read_text())["error_type"] == "Interrupted"
+    assert not os.path.exists(f"/proc/{record['pid']}")

@@ -1,0 +1,329 @@
+"""What an agent does with an invocation, seen from outside: reply, ping, record."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.contract import Outcome, parse_record, record_outcome
+
+AGENT = """
+import random
+calls = []
+
+@app.rollout_entrypoint
+async def run(payload, context):
+    calls.append(context.session_id)
+    what = payload.get("do", "answer")
+    if what == "sleep":
+        await asyncio.sleep(payload["s"])
+    elif what == "block":
+        time.sleep(payload["s"])
+    elif what == "raise":
+        raise {"ValueError": ValueError("no luck"), "TimeoutError": TimeoutError(), "SystemExit": SystemExit(3),
+               "KeyboardInterrupt": KeyboardInterrupt(), "CancelledError": asyncio.CancelledError()}[payload["error"]]
+    elif what == "echo":
+        payload["added"] = 1
+        return payload
+    elif what == "return":
+        return eval(payload["value"])
+    elif what == "leak":
+        raise RuntimeError("could not log in with " + payload["_rollout"]["api_key"])
+    return {"rewards": 0.5, "calls": len(calls), "random": random.random()}
+"""
+
+
+@pytest.fixture(scope="module")
+def agent(start_shared_agent: Any) -> Any:
+    return start_shared_agent(AGENT)
+
+
+def idle(agent: Any) -> None:
+    deadline = time.monotonic() + 20
+    while agent.ping() != "Healthy":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_reply_comes_at_once_and_the_record_holds_what_deployed_clients_read(agent: Any) -> None:
+    path, reply = agent.rollout({"prompt": "hi"}, session="s" * 40, model_id="m", temperature=0.5)
+    assert reply == {
+        "status": "processing",
+        "s3_bucket": agent.store_url,
+        "result_key": f"exp/input/{'s' * 40}.json",
+        "heartbeat_s": 30.0,
+    }
+    record = agent.record(path)
+    ours = {key: record.pop(key) for key in ("_agent", "outcome", "random")}
+    assert record == {
+        "rewards": 0.5,
+        "calls": record["calls"],
+        "status_code": 200,
+        "stop_reason": "end_turn",
+        "input_id": "input",
+        "s3_bucket": agent.store_url,
+        "result_key": f"exp/input/{'s' * 40}.json",
+        "payload": {
+            "prompt": "hi",
+            "_rollout": {
+                "exp_id": "exp",
+                "input_id": "input",
+                "s3_bucket": agent.store_url,
+                "model_id": "m",
+                "temperature": 0.5,
+            },
+        },
+    }
+    assert list(record) == [
+        "rewards",
+        "calls",
+        "status_code",
+        "stop_reason",
+        "input_id",
+        "s3_bucket",
+        "result_key",
+        "payload",
+    ]
+    assert ours["outcome"] == "ok"
+    assert ours["_agent"]["session_id"] == "s" * 40
+    assert ours["_agent"]["attempt"] == 1
+    assert ours["_agent"]["started_s"] <= ours["_agent"]["finished_s"] <= time.time() + 1
+
+
+def test_ping_says_busy_until_the_record_is_stored(agent: Any) -> None:
+    idle(agent)
+    path, _ = agent.rollout({"do": "sleep", "s": 0.5})
+    assert agent.ping() == "HealthyBusy"
+    agent.record(path)
+    idle(agent)
+
+
+def test_a_blocking_async_agent_delays_neither_ping_nor_other_invocations(agent: Any) -> None:
+    path, _ = agent.rollout({"do": "block", "s": 3})
+    for _ in range(5):
+        assert agent.ping() == "HealthyBusy"
+    agent.rollout({"do": "block", "s": 0})
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "stop_reason"),
+    [
+        ("ValueError", "no luck"),
+        ("TimeoutError", "TimeoutError"),
+        ("SystemExit", "3"),
+        ("KeyboardInterrupt", "KeyboardInterrupt"),
+        ("CancelledError", "CancelledError"),
+    ],
+)
+def test_whatever_the_agent_raises_becomes_a_record(agent: Any, error: str, stop_reason: str) -> None:
+    record = agent.run({"do": "raise", "error": error})
+    assert list(record)[:6] == ["status_code", "stop_reason", "traceback", "input_id", "s3_bucket", "result_key"]
+    assert (record["status_code"], record["stop_reason"], record["error_type"]) == (500, stop_reason, error)
+    assert "agent_0.py" in record["traceback"]
+    assert record_outcome(record) is Outcome.AGENT_ERROR
+    assert record["payload"]["error"] == error
+    assert agent.run()["rewards"] == 0.5  # the server lives on, and so does the loop of the async agents
+
+
+@pytest.mark.parametrize("block", [None, {}, {"base_url": "http://127.0.0.1:1/v1", "model_id": "m"}])
+def test_without_ids_the_agent_runs_and_nothing_is_stored(agent: Any, block: Any) -> None:
+    calls, records = agent.run()["calls"], len(list(agent.results.rglob("*.json")))
+    assert agent.invoke({"_rollout": block} if block is not None else {}) == (200, {"status": "processing"})
+    assert agent.run()["calls"] == calls + 2
+    assert len(list(agent.results.rglob("*.json"))) == records + 1
+
+
+@pytest.mark.parametrize("missing", ["exp_id", "input_id", "s3_bucket"])
+def test_an_incomplete_block_is_refused_before_the_agent_starts(agent: Any, missing: str) -> None:
+    calls = agent.run()["calls"]
+    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url}
+    del block[missing]
+    status, reply = agent.invoke({"_rollout": block})
+    assert (status, reply) == (500, {"error": f"Missing required rollout config field: '{missing}'"})
+    assert agent.run()["calls"] == calls + 1
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"exp_id": "../../etc"},
+        {"input_id": "a/../../b"},
+        {"exp_id": "/abs"},
+        {"s3_bucket": "file:///a/../b"},
+        {"s3_bucket": "/etc"},
+        {"s3_bucket": ["b"]},
+        {"attempt": "first"},
+    ],
+)
+def test_a_block_that_would_write_elsewhere_is_refused(agent: Any, block: dict[str, Any]) -> None:
+    calls = agent.run()["calls"]
+    status, reply = agent.invoke({"_rollout": {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url, **block}})
+    assert status == 500
+    assert reply["error"]
+    assert agent.run()["calls"] == calls + 1
+
+
+def test_a_session_header_that_would_write_elsewhere_is_refused(agent: Any) -> None:
+    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url}
+    status, _ = agent.invoke({"_rollout": block}, session="../" * 12 + "evil")
+    assert status == 500
+
+
+def test_without_a_session_header_a_record_still_gets_a_name_of_its_own(agent: Any) -> None:
+    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url}
+    keys = {agent.invoke({"_rollout": block})[1]["result_key"] for _ in range(3)}
+    assert len(keys) == 3
+    for key in keys:
+        agent.record(agent.results / key)
+
+
+def test_the_same_delivery_twice_runs_once_and_answers_the_same(agent: Any) -> None:
+    session = "d" * 40
+    calls = agent.run()["calls"]
+    path, first = agent.rollout({"do": "sleep", "s": 0.3}, session=session)
+    while_running = agent.rollout({"do": "sleep", "s": 0.3}, session=session)[1]
+    agent.record(path)
+    afterwards = agent.rollout({"do": "sleep", "s": 0.3}, session=session)[1]
+    assert first == while_running == afterwards
+    assert agent.run()["calls"] == calls + 2  # the one above, and this one
+    assert agent.rollout(session=session, attempt=2)[1] == first
+    assert agent.run()["calls"] == calls + 4
+
+
+def test_a_later_attempt_replaces_the_record_of_an_earlier_one(agent: Any) -> None:
+    path, _ = agent.rollout({"do": "raise", "error": "ValueError"}, session="a" * 40)
+    assert agent.record(path)["status_code"] == 500
+    agent.rollout(session="a" * 40, attempt=2)
+    deadline = time.monotonic() + 20
+    while agent.record(path)["status_code"] == 500:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert agent.record(path)["_agent"]["attempt"] == 2
+
+
+def test_a_record_that_is_there_already_stays(agent: Any, start_agent: Any) -> None:
+    path, _ = agent.rollout(session="b" * 40)
+    before = agent.record(path)
+    other = start_agent(AGENT)
+    other.results = agent.results
+    other.rollout({"do": "return", "value": "{'rewards': 9}"}, session="b" * 40)
+    idle(other)
+    assert json.loads(path.read_text()) == before
+    assert "holds a record already" in other.log
+
+
+def test_returning_the_payload_itself_is_no_cycle(agent: Any) -> None:
+    record = agent.run({"do": "echo", "prompt": "p"}, api_key="sk-very-secret")
+    assert record["status_code"] == 200
+    assert (record["prompt"], record["added"]) == ("p", 1)
+    assert record["payload"]["prompt"] == "p"
+    assert "added" not in record["payload"]  # the payload as it came in
+    assert record["_rollout"]["api_key"] == "[redacted]"
+
+
+def test_secrets_never_reach_the_store(agent: Any) -> None:
+    path, _ = agent.rollout({"do": "leak", "db": {"password": "hunter2"}}, api_key="sk-very-secret")
+    record = agent.record(path)
+    text = path.read_text()
+    assert "sk-very-secret" not in text
+    assert "hunter2" not in text
+    assert record["stop_reason"] == "could not log in with [redacted]"
+    assert record["payload"]["db"] == {"password": "[redacted]"}
+
+
+def test_a_key_that_is_the_session_id_does_not_mangle_the_record(agent: Any) -> None:
+    session = "k" * 40
+    record = agent.run({"do": "leak"}, session=session, api_key=session)
+    assert record["result_key"] == f"exp/input/{session}.json"
+    assert record["_agent"]["session_id"] == session
+
+
+@pytest.mark.parametrize(
+    ("value", "error_type", "outcome", "reason"),
+    [
+        ("5", "InvalidResultError", Outcome.INVALID, "Return value must be a dict when S3 save is configured, got int"),
+        (
+            "None",
+            "InvalidResultError",
+            Outcome.INVALID,
+            "Return value must be a dict when S3 save is configured, got NoneType",
+        ),
+        ("{'rewards': float('nan')}", "InvalidResultError", Outcome.INVALID, "result[rewards] is nan"),
+        ("{'x': [1, object()]}", "InvalidResultError", Outcome.INVALID, "result[x[1]] is a builtins.object"),
+        ("{'x': calls, 'f': open}", "InvalidResultError", Outcome.INVALID, "result[f] is a builtins"),
+    ],
+)
+def test_a_result_that_cannot_be_stored_is_a_clear_error_record(
+    agent: Any, value: str, error_type: str, outcome: Outcome, reason: str
+) -> None:
+    record = agent.run({"do": "return", "value": value})
+    assert record["status_code"] == 500
+    assert record["error_type"] == error_type
+    assert record["stop_reason"].startswith(reason)
+    assert record_outcome(record) is outcome
+
+
+def test_the_agents_own_status_and_stop_reason_win(agent: Any) -> None:
+    value = "{'rewards': 0, 'status_code': 404, 'stop_reason': 'gave up', 'outcome': 'resolved', 'input_id': 'x', '_agent': 1}"
+    record = agent.run({"do": "return", "value": value})
+    assert (record["status_code"], record["stop_reason"]) == (404, "gave up")
+    assert record["outcome"] == "resolved"
+    assert record["input_id"] == "input"
+    assert record["_agent"]["outcome"] == "agent_error"
+    assert record_outcome(record) is Outcome.AGENT_ERROR
+    assert record_outcome(agent.run({"do": "return", "value": "{'outcome': 'lost'}"})) is Outcome.OK
+
+
+def test_an_allow_list_keeps_callers_from_writing_elsewhere(start_agent: Any, tmp_path: Any) -> None:
+    agent = start_agent(AGENT, env={"AGENTCORE_RL_ALLOWED_BUCKETS": f"team-*, file://{tmp_path}/results_0"})
+    assert agent.run()["rewards"] == 0.5
+    for elsewhere in ("someone-elses-bucket", f"file://{tmp_path}/elsewhere", f"file://{tmp_path}/results_00"):
+        status, reply = agent.invoke({"_rollout": {"exp_id": "e", "input_id": "i", "s3_bucket": elsewhere}})
+        assert status == 500
+        assert "may not write to" in reply["error"]
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_setting_that_cannot_be_read_is_told_and_opens_no_door(start_agent: Any) -> None:
+    agent = start_agent(AGENT, env={"AGENTCORE_RL_HEARTBEAT_S": "soon"})
+    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url}
+    status, reply = agent.invoke({"_rollout": block})
+    assert status == 500
+    assert "AGENTCORE_RL_HEARTBEAT_S='soon'" in reply["error"]
+
+
+def test_a_payload_that_is_no_object_reaches_the_agent(start_agent: Any) -> None:
+    agent = start_agent(
+        """
+        @app.rollout_entrypoint
+        def run(payload):
+            open("seen", "w").write(repr(payload))
+            return {}
+        """
+    )
+    assert agent.invoke([1, 2]) == (200, {"status": "processing"})
+    deadline = time.monotonic() + 10
+    seen = agent.results.parent / "seen"
+    while not seen.exists() or not seen.read_text():
+        assert time.monotonic() < deadline
+    assert seen.read_text() == "[1, 2]"
+
+
+def test_random_numbers_differ_between_sessions_that_share_a_seed(start_agent: Any) -> None:
+    seeded = AGENT + "\nrandom.seed(1)\n"
+    drawn = [start_agent(seeded).run()["random"] for _ in range(2)]
+    kept = [start_agent(seeded, env={"AGENTCORE_RL_RESEED": "0"}).run()["random"] for _ in range(2)]
+    assert drawn[0] != drawn[1]
+    assert kept[0] == kept[1]
+
+
+def test_records_are_strict_json(agent: Any) -> None:
+    path, _ = agent.rollout({"do": "return", "value": "{'rewards': 1, 'loss': float('nan'), 'big': float('inf')}"})
+    agent.record(path)
+    record = parse_record(path.read_bytes())
+    assert (record["loss"], record["big"]) == (None, None)
+    assert record["_agent"]["conversions"] == {"loss": "nan became null", "big": "inf became null"}
