@@ -1,0 +1,317 @@
+"""`SlimeRunner`: launch slime with its rollouts on AgentCore, with the fields and defaults of the published toolkit.
+
+It kills no process it did not start and stops no Ray cluster it did not start; `dry_run` prints the exact command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ...errors import AgentCoreRLError, ConfigError
+from ..data import encode_payload, read_rows
+from ..settings import Plan, from_mapping, read_settings, with_environment
+
+PACKAGE = "agentcore_rl_toolkit.backends.slime"
+RAY_START_S = 120
+MODEL_ARGS_S = 30
+_MODEL_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+# Fields that reach the rollout process through slime's --custom-config-path; `settings.SlimeSettings` reads them there.
+_ROLLOUT_KEYS = (
+    *("agent_runtime_arn", "s3_bucket", "exp_id", "model_id", "acr_timeout", "acr_tps_limit", "max_concurrent"),
+    *("max_pool_connections", "gateway_port", "gateway_host", "gateway_public_url", "gateway_url", "gateway_store"),
+    *("endpoint_url", "max_turns"),
+)
+
+
+class SlimeError(AgentCoreRLError):
+    """slime, or the Ray cluster it runs on, ended with an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlimeRunner:
+    """A slime training run. Raises: ConfigError on impossible values."""
+
+    exp_id: str
+    agent_runtime_arn: str
+    s3_bucket: str
+    model_dir: str
+    data_path: str
+    model_type: str
+    num_gpus: int = 8
+    tp_size: int = 2
+    rollout_gpus_per_engine: int = 2
+    slime_dir: str = "slime"
+    megatron_dir: str = "Megatron-LM"
+    cuda_home: str | None = None
+    model_id: str = "default"
+    acr_timeout: float = 900.0
+    acr_tps_limit: int = 25
+    max_concurrent: int = 100
+    max_pool_connections: int = 100
+    endpoint_url: str | None = None
+    gateway_port: int = 9090
+    gateway_host: str = "0.0.0.0"
+    gateway_public_url: str | None = None
+    gateway_url: str | None = None
+    gateway_store: str | None = None
+    max_turns: int | None = None
+    reward_postprocessing: str = "grpo"
+    sglang_tool_call_parser: str | None = "qwen"
+    sglang_reasoning_parser: str | None = None
+    sglang_data_parallel_size: int = 1
+    sglang_mem_fraction_static: float = 0.7
+    sglang_context_length: int | None = None
+    cumulative_token_mode: bool = False
+    renderer_family: str = "auto"
+    gateway_log_level: str = "warning"
+    rollout_batch_size: int = 32
+    n_samples_per_prompt: int = 8
+    rollout_max_response_len: int = 1024
+    rollout_temperature: float = 1.0
+    lr: float = 1e-6
+    eps_clip: float = 0.2
+    eps_clip_high: float = 0.28
+    weight_decay: float = 0.1
+    adam_beta2: float = 0.98
+    max_tokens_per_gpu: int = 9216
+    use_tis: bool = True
+    routing_replay: bool = False
+    wandb_project: str | None = None
+    wandb_group: str | None = None
+    ray_address: str | None = None
+    run_dir: str = "runs/slime"
+    extra_flags: tuple[str, ...] = field(default_factory=tuple)
+
+    def __post_init__(self) -> None:
+        if not _MODEL_TYPE.fullmatch(self.model_type):
+            raise ConfigError(f"model_type {self.model_type!r} must be a name like those under slime/scripts/models")
+        for name in ("num_gpus", "tp_size", "rollout_gpus_per_engine", "n_samples_per_prompt", "rollout_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_gpus % self.tp_size or self.num_gpus % self.rollout_gpus_per_engine:
+            raise ConfigError(
+                f"num_gpus={self.num_gpus} must be divisible by tp_size={self.tp_size} and "
+                f"rollout_gpus_per_engine={self.rollout_gpus_per_engine}"
+            )
+        if self.reward_postprocessing not in ("grpo", "none"):
+            raise ConfigError(f"reward_postprocessing must be 'grpo' or 'none', got {self.reward_postprocessing!r}")
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> SlimeRunner:
+        """Read a file (YAML, TOML or JSON); AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
+        return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
+
+    def train(self, num_rollout: int = 1, *, dry_run: bool = False) -> Plan:
+        """Run `num_rollout` steps and return the plan that was carried out; with `dry_run` only print it.
+
+        Raises: ConfigError when slime, Megatron, the model or the data are not where the settings say; SlimeError
+        when the job fails.
+        """
+        plan = self.plan(num_rollout)
+        if dry_run:
+            print(plan.render())
+            return plan
+        if plan.needs:
+            raise ConfigError("cannot start slime: " + "; ".join(plan.needs))
+        self._write_inputs()
+        started_ray = self._ensure_ray()
+        try:
+            assert plan.command is not None
+            code = subprocess.call(plan.command, env={**os.environ, **plan.environment})
+            if code:
+                raise SlimeError(f"slime ended with exit code {code}; its log is above")
+        finally:
+            if started_ray:
+                subprocess.call(["ray", "stop"])
+        return plan
+
+    # -- plan ---------------------------------------------------------------------------------------------------------
+
+    def plan(self, num_rollout: int = 1) -> Plan:
+        """The exact command, and what is missing to run it on this machine. Raises: ConfigError on unreadable data."""
+        rows = len(read_rows(self.data_path)) if Path(self.data_path).is_file() else None
+        job_environment = {
+            "PYTHONPATH": str(Path(self.megatron_dir).absolute()),
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            **({"CUDA_HOME": self.cuda_home} if self.cuda_home else {}),
+        }
+        command = [
+            *("ray", "job", "submit", "--address", self.ray_address or "http://127.0.0.1:8265"),
+            *("--runtime-env-json", json.dumps({"env_vars": job_environment}, sort_keys=True)),
+            *("--", sys.executable, str(Path(self.slime_dir).absolute() / "train.py")),
+            *self.flags(num_rollout),
+        ]
+        per_step = self.rollout_batch_size * self.n_samples_per_prompt
+        facts = [
+            ("agent", self.agent_runtime_arn),
+            ("records", f"{self.s3_bucket}  (experiment {self.exp_id})"),
+            ("model", f"{self.model_dir} ({self.model_type}), asked for as {self.model_id!r}"),
+            ("rows", f"{rows} in {self.data_path}" if rows is not None else self.data_path),
+            ("step", f"{self.rollout_batch_size} inputs x {self.n_samples_per_prompt} rollouts = {per_step}"),
+            ("gateway", self.gateway_url or f"started on {self.gateway_host}:{self.gateway_port}"),
+            ("deadline", f"rollout {self.acr_timeout:g} s, {self.acr_tps_limit} requests/s"),
+            ("slime config", str(self.config_path)),
+            ("ray", self.ray_address or "the local cluster, started if there is none"),
+        ]
+        return Plan(backend="slime", facts=facts, command=command, needs=self._missing())
+
+    def flags(self, num_rollout: int) -> list[str]:
+        """Arguments of slime's train.py. Source: slime/utils/arguments.py and backends/sglang_utils/arguments.py, 0.3.1."""
+        flags = [
+            *("--actor-num-nodes", "1", "--actor-num-gpus-per-node", str(self.num_gpus), "--colocate"),
+            *self.model_args(),
+            # The model folder serves as both: slime reads Hugging Face weights straight from --load (slime >= 0.3).
+            *("--hf-checkpoint", self.model_dir, "--load", self.model_dir),
+            *("--prompt-data", str(self.prepared_data_path), "--input-key", "prompt", "--metadata-key", "metadata"),
+            *("--rollout-shuffle", "--num-rollout", str(num_rollout)),
+            *("--rollout-batch-size", str(self.rollout_batch_size)),
+            *("--n-samples-per-prompt", str(self.n_samples_per_prompt)),
+            *("--rollout-max-response-len", str(self.rollout_max_response_len)),
+            *("--rollout-temperature", str(self.rollout_temperature)),
+            *("--global-batch-size", str(self.rollout_batch_size * self.n_samples_per_prompt), "--balance-data"),
+            *("--custom-generate-function-path", f"{PACKAGE}.generate.generate"),
+            *("--custom-rollout-log-function-path", f"{PACKAGE}.logs.log_rollouts"),
+            *("--custom-eval-rollout-log-function-path", f"{PACKAGE}.logs.log_eval"),
+            *("--custom-config-path", str(self.config_path)),
+            *("--advantage-estimator", "grpo", "--eps-clip", str(self.eps_clip)),
+            *("--eps-clip-high", str(self.eps_clip_high)),
+            *("--optimizer", "adam", "--lr", str(self.lr), "--lr-decay-style", "constant"),
+            *("--weight-decay", str(self.weight_decay), "--adam-beta1", "0.9", "--adam-beta2", str(self.adam_beta2)),
+            *(
+                "--tensor-model-parallel-size",
+                str(self.tp_size),
+                *(("--sequence-parallel",) if self.tp_size > 1 else ()),
+            ),
+            *("--use-dynamic-batch-size", "--max-tokens-per-gpu", str(self.max_tokens_per_gpu)),
+            *("--rollout-num-gpus-per-engine", str(self.rollout_gpus_per_engine)),
+            *("--sglang-mem-fraction-static", str(self.sglang_mem_fraction_static)),
+            # slime runs at most this many samples per engine at once; each of ours is one session.
+            *("--sglang-server-concurrency", str(self._concurrency_per_engine())),
+            *("--attention-dropout", "0.0", "--hidden-dropout", "0.0"),
+            *("--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32", "--attention-backend", "flash"),
+        ]
+        if self.reward_postprocessing == "grpo":
+            flags += ["--custom-reward-post-process-path", f"{PACKAGE}.hooks.normalize_rewards"]
+        for flag, value in (
+            ("--sglang-tool-call-parser", self.sglang_tool_call_parser),
+            ("--sglang-reasoning-parser", self.sglang_reasoning_parser),
+            ("--sglang-context-length", self.sglang_context_length),
+        ):
+            flags += [flag, str(value)] if value is not None else []
+        if self.sglang_data_parallel_size > 1:
+            flags += ["--sglang-data-parallel-size", str(self.sglang_data_parallel_size)]
+        if self.use_tis:
+            flags.append("--use-tis")
+        if self.routing_replay:
+            flags.append("--use-rollout-routing-replay")
+        if os.environ.get("WANDB_API_KEY") and self.wandb_project:
+            flags += ["--use-wandb", "--wandb-project", self.wandb_project]
+            flags += ["--wandb-group", self.wandb_group or self.exp_id]
+        return [*flags, *self.extra_flags]
+
+    def model_args(self) -> list[str]:
+        """slime's MODEL_ARGS of this model type; its file is a bash array, so bash reads it. Empty when it is not there."""
+        script = self._model_script()
+        if not script.is_file():
+            return []
+        # The path is an argument, never part of the command text.
+        reader = 'source "$1" >/dev/null && printf "%s\\0" "${MODEL_ARGS[@]}"'
+        done = subprocess.run(
+            ["bash", "-c", reader, "read-model-args", str(script)],
+            capture_output=True,
+            timeout=MODEL_ARGS_S,
+            check=False,
+        )
+        if done.returncode:
+            raise ConfigError(f"{script} cannot be read: {done.stderr.decode(errors='replace')[-500:]}")
+        return [a for a in done.stdout.decode().split("\0") if a]
+
+    @property
+    def config_path(self) -> Path:
+        return Path(self.run_dir).absolute() / self.exp_id / "rollout.yaml"
+
+    @property
+    def prepared_data_path(self) -> Path:
+        return Path(self.run_dir).absolute() / self.exp_id / "data.jsonl"
+
+    def rollout_settings(self) -> dict[str, Any]:
+        """What goes into slime's --custom-config-path."""
+        return {key: getattr(self, key) for key in _ROLLOUT_KEYS if getattr(self, key) is not None}
+
+    # -- doing it -----------------------------------------------------------------------------------------------------
+
+    def _write_inputs(self) -> None:
+        self.config_path.parent.mkdir(parents=True, exist_ok=True)
+        # JSON is YAML: no YAML library is needed to write it.
+        self.config_path.write_text(json.dumps(self.rollout_settings(), indent=2) + "\n")
+        prepare_data(self.data_path, self.prepared_data_path)
+
+    def _ensure_ray(self) -> bool:
+        """Start a local Ray head unless a cluster answers. Returns whether it was started here."""
+        if (
+            self.ray_address is not None
+            or subprocess.call(
+                ["ray", "status"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=RAY_START_S
+            )
+            == 0
+        ):
+            return False
+        command = ["ray", "start", "--head", "--num-gpus", str(self.num_gpus), "--disable-usage-stats"]
+        if subprocess.call(command, timeout=RAY_START_S):
+            raise SlimeError("ray start failed; its output is above")
+        return True
+
+    def _model_script(self) -> Path:
+        return Path(self.slime_dir) / "scripts" / "models" / f"{self.model_type}.sh"
+
+    def _concurrency_per_engine(self) -> int:
+        engines = max(1, self.num_gpus // self.rollout_gpus_per_engine)
+        return max(1, -(-self.max_concurrent // engines))
+
+    def _missing(self) -> list[str]:
+        needs = []
+        if not (Path(self.slime_dir) / "train.py").is_file():
+            needs.append(f"slime at slime_dir={self.slime_dir} (git clone THUDM/slime; it is not on the package index)")
+        elif not self._model_script().is_file():
+            needs.append(f"model_type {self.model_type}: there is no {self._model_script()}")
+        if not Path(self.megatron_dir).is_dir():
+            needs.append(f"Megatron-LM at megatron_dir={self.megatron_dir}")
+        if not Path(self.model_dir).is_dir():
+            needs.append(f"the model at model_dir={self.model_dir}")
+        if not Path(self.data_path).is_file():
+            needs.append(f"the data at data_path={self.data_path}")
+        if shutil.which("ray") is None:
+            needs.append("Ray (pip install 'ray[default]')")
+        return needs
+
+
+def prepare_data(source: str | Path, target: Path) -> int:
+    """Write rows in slime's ``{"prompt", "metadata"}`` form, the payload as metadata. Returns the number of rows.
+
+    slime needs the key `prompt`; a payload without one gets an empty prompt there and stays unchanged itself.
+    """
+    rows = read_rows(source)
+    lines = [encode_payload({"prompt": _text(row.get("prompt", "")), "metadata": row}) for row in rows]
+    partial = target.with_name(target.name + ".new")
+    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    partial.replace(target)
+    return len(rows)
+
+
+def _text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+
+
+def known_fields() -> Sequence[str]:
+    """Names of all settings, for documentation and completion."""
+    return [f.name for f in fields(SlimeRunner)]

@@ -1,0 +1,103 @@
+"""Settings of slime rollouts: how they reach the process in which slime calls us."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ConfigError
+
+# Names under which the published toolkit's slime integration read the same settings from the environment.
+_ENVIRONMENT = {
+    "agent_runtime_arn": ("AGENTCORE_AGENT_ARN", "ACR_AGENT_RUNTIME_ARN"),
+    "s3_bucket": ("AGENTCORE_S3_BUCKET", "ACR_S3_BUCKET"),
+    "exp_id": ("EXP_ID",),
+    "gateway_port": ("GATEWAY_PORT",),
+    "acr_timeout": ("ACR_TIMEOUT",),
+    "acr_tps_limit": ("ACR_TPS_LIMIT",),
+    "max_concurrent": ("MAX_CONCURRENT",),
+    "model_id": ("MODEL_ID",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlimeSettings:
+    """What a rollout needs. slime hands them over as attributes of its arguments (``--custom-config-path``).
+
+    Names and defaults are those of the published toolkit where it has them. `gateway_host` is where the gateway
+    listens; agents on AWS must reach it, so it is not loopback by default, and then asks for keys.
+    `gateway_public_url` is the gateway as agents see it; None takes this machine's own address. `gateway_url` uses a
+    gateway that already runs instead.
+    Units: seconds.
+    """
+
+    agent_runtime_arn: str
+    s3_bucket: str
+    exp_id: str
+    model_id: str = "default"
+    acr_timeout: float = 900.0
+    acr_tps_limit: int = 25
+    max_concurrent: int = 100
+    max_pool_connections: int = 100
+    endpoint_url: str | None = None
+    gateway_port: int = 9090
+    gateway_host: str = "0.0.0.0"
+    gateway_public_url: str | None = None
+    gateway_url: str | None = None
+    gateway_admin_key: str | None = dataclasses.field(default=None, repr=False)
+    gateway_store: str | None = None
+    max_turns: int | None = None
+
+    @classmethod
+    def from_args(cls, args: Any, environ: Mapping[str, str] = os.environ) -> SlimeSettings:
+        """Read slime's arguments; the environment fills what they do not set.
+
+        Raises: ConfigError naming the missing setting and both ways to give it.
+        """
+        found: dict[str, Any] = {}
+        for f in dataclasses.fields(cls):
+            value = getattr(args, f.name, None)
+            if value is None:
+                value = next((environ[n] for n in _ENVIRONMENT.get(f.name, ()) if environ.get(n)), None)
+                if isinstance(value, str) and f.name in (
+                    "acr_timeout",
+                    "acr_tps_limit",
+                    "gateway_port",
+                    "max_concurrent",
+                ):
+                    value = _number(f.name, value)
+            if value is not None:
+                found[f.name] = value
+            elif f.default is dataclasses.MISSING:
+                names = " or ".join(_ENVIRONMENT[f.name])
+                raise ConfigError(f"slime rollouts need `{f.name}`: set it in --custom-config-path, or {names}")
+        return cls(**found)
+
+    def public_url(self, url: str) -> str:
+        """The gateway as agents see it, given the URL it listens on."""
+        if self.gateway_public_url:
+            return self.gateway_public_url.rstrip("/")
+        if self.gateway_host in ("127.0.0.1", "localhost", "::1"):
+            return url
+        return f"http://{own_address()}:{url.rsplit(':', 1)[1].strip('/')}"
+
+
+def own_address() -> str:
+    """The address this machine would use towards others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): never routed to anybody
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
+
+
+def _number(name: str, text: str) -> float | int:
+    try:
+        return float(text) if name == "acr_timeout" else int(text)
+    except ValueError as e:
+        raise ConfigError(f"{'/'.join(_ENVIRONMENT[name])} must be a number, got {text!r}") from e

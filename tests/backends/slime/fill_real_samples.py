@@ -1,0 +1,31 @@
+"""Run by test_slime_checkout.py inside a slime checkout: fill slime's own `Sample` and check it by slime's own rules."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from agentcore_rl_toolkit.backends.recorded import EXPERT_LAYERS, EXPERT_TOP_K, recorded_episodes
+from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.slime import generate as module
+from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
+from slime.utils.types import Sample
+
+
+async def main() -> None:
+    replay = Replay(recorded_episodes(), by_input=False)
+    settings = SlimeSettings(agent_runtime_arn="arn", s3_bucket="memory://r", exp_id="e")
+    module.use(module.SlimeRollouts(settings, replay.client, replay.gateway))
+    args = SimpleNamespace(num_layers=EXPERT_LAYERS, moe_router_topk=EXPERT_TOP_K, use_rollout_routing_replay=True)
+    for i in range(64):
+        made = await module.generate(args, Sample(index=i, group_index=i // 8, prompt="p"), {"temperature": 1.0})
+        for sample in made if isinstance(made, list) else [made]:
+            sample._validate_response_metadata_lengths()
+            again = Sample.from_dict(sample.to_dict())
+            assert again.tokens == sample.tokens
+            assert again.status is sample.status
+            assert sample.effective_response_length == sum(sample.loss_mask)
+    print("64 rollouts filled")
+
+
+asyncio.run(main())

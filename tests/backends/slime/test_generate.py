@@ -1,0 +1,168 @@
+"""slime's custom generate function over replayed rollouts: what slime gets back, aborts, parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.recorded import recorded_episodes
+from agentcore_rl_toolkit.backends.replay import Episode, Replay
+from agentcore_rl_toolkit.backends.slime import generate as module
+from agentcore_rl_toolkit.backends.slime.convert import NOTE
+from agentcore_rl_toolkit.backends.slime.logs import log_eval, log_rollouts
+from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
+from agentcore_rl_toolkit.errors import ConfigError
+
+from .stand_in import Sample, arguments
+
+PARAMS = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "max_new_tokens": 64, "no_stop_trim": True, "stop": None}
+
+
+@pytest.fixture
+def episodes() -> list[Episode]:
+    return recorded_episodes()
+
+
+@pytest.fixture
+def replay(episodes: list[Episode]) -> Iterator[Replay]:
+    made = Replay(episodes, by_input=False)
+    module.use(module.SlimeRollouts(SlimeSettings.from_args(arguments()), made.client, made.gateway))
+    yield made
+    module.use(None)
+
+
+async def run(n: int, **more: Any) -> list[Any]:
+    samples = [Sample(index=i, group_index=i // 8, prompt=f"p{i}", metadata={"answer": str(i)}) for i in range(n)]
+    return [await module.generate(arguments(), s, dict(PARAMS), **more) for s in samples]
+
+
+async def test_every_kind_of_episode_comes_back_as_slime_samples(replay: Replay, episodes: list[Episode]) -> None:
+    for episode, made in zip(episodes, await run(64), strict=True):
+        samples = made if isinstance(made, list) else [made]
+        assert (len(samples) == 2) == (episode.kind in ("rewritten", "sub_agent"))
+        for sample in samples:
+            assert sample.reward is not None  # slime would call its reward model otherwise
+            assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
+            assert sample.response_length <= len(sample.tokens)
+            assert sample.rollout_id is not None
+            assert sample.metadata["answer"]
+        if episode.kind == "truncated":
+            assert samples[0].status is Sample.Status.TRUNCATED
+        elif samples[0].remove_sample:
+            assert samples[0].status is Sample.Status.FAILED
+        else:
+            assert samples[0].status is Sample.Status.COMPLETED
+    assert not replay.open_sessions
+
+
+async def test_the_agent_gets_the_rows_metadata_and_openai_parameters(replay: Replay) -> None:
+    await run(1)
+    payload = replay.invoked[0]
+    rollout = payload.pop("_rollout")
+    assert payload == {"prompt": "p0", "answer": "0"}
+    assert rollout["sampling_params"] == {"temperature": 0.8, "top_p": 1.0, "max_tokens": 64}
+    assert rollout["model_id"] == "default"
+
+
+async def test_evaluation_goes_the_same_way(replay: Replay) -> None:
+    (sample,) = await run(1, evaluation=True)
+    assert sample.metadata[NOTE]["outcome"] == "ok"
+
+
+async def test_an_abort_stops_the_session_and_leaves_the_sample_to_be_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay = Replay([Episode(input_id="a", delay_s=math.inf)], by_input=False)
+    module.use(module.SlimeRollouts(SlimeSettings.from_args(arguments()), replay.client, replay.gateway))
+    state = SimpleNamespace(aborted=False)
+    slime = ModuleType("slime.rollout.sglang_rollout")
+    slime.GenerateState = lambda args: state  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "slime.rollout.sglang_rollout", slime)
+    task = asyncio.create_task(module.generate(arguments(), Sample(index=0, prompt="p"), dict(PARAMS)))
+    await asyncio.sleep(0.1)
+    state.aborted = True
+    began_s = time.monotonic()
+    sample = await asyncio.wait_for(task, 10)
+    module.use(None)
+    assert time.monotonic() - began_s < 5
+    assert sample.status is Sample.Status.ABORTED
+    assert sample.tokens == []
+    assert len(replay.stopped) == 1
+    assert not replay.open_sessions
+
+
+async def test_cancelling_generate_cleans_up() -> None:
+    replay = Replay([Episode(input_id="a", delay_s=math.inf)], by_input=False)
+    module.use(module.SlimeRollouts(SlimeSettings.from_args(arguments()), replay.client, replay.gateway))
+    task = asyncio.create_task(module.generate(arguments(), Sample(index=0, prompt="p"), dict(PARAMS)))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    module.use(None)
+    assert len(replay.stopped) == 1
+    assert not replay.open_sessions
+
+
+async def test_logs_count_each_rollout_once_by_outcome(replay: Replay) -> None:
+    made = await run(64)
+    extra: dict[str, Any] = {"mine": 1.0}
+    assert log_rollouts(0, arguments(), [made[i : i + 8] for i in range(0, 64, 8)], extra, 1.0) is False
+    assert extra["mine"] == 1.0
+    assert extra["agentcore/rollouts"] == 64
+    assert extra["agentcore/outcome/ok"] == 44
+    assert extra["agentcore/masked"] == 20
+    assert extra["agentcore/forked"] == 12
+
+
+async def test_evaluation_means_leave_masked_rollouts_out(replay: Replay) -> None:
+    samples = [m[0] if isinstance(m, list) else m for m in await run(16)]
+    data = {
+        "gsm8k": {"rewards": [s.reward for s in samples], "truncated": [False] * 16, "samples": samples},
+        "broken": {"rewards": [0.0], "truncated": [False], "samples": [next(s for s in samples if s.remove_sample)]},
+    }
+    extra: dict[str, Any] = {}
+    assert log_eval(0, arguments(), data, extra) is False
+    usable = [s for s in samples if not s.remove_sample]
+    assert data["gsm8k"]["rewards"] == [s.reward for s in usable]
+    assert len(data["gsm8k"]["truncated"]) == len(usable)
+    assert "broken" not in data
+    assert extra["agentcore/eval/gsm8k/masked"] == 16 - len(usable)
+    assert extra["agentcore/eval/broken/masked"] == 1
+
+
+def test_a_missing_setting_names_both_ways_to_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"agent_runtime_arn.*AGENTCORE_AGENT_ARN or ACR_AGENT_RUNTIME_ARN"):
+        SlimeSettings.from_args(SimpleNamespace(s3_bucket="b", exp_id="e"), environ={})
+
+
+def test_arguments_win_over_the_environment() -> None:
+    environ = {"ACR_TIMEOUT": "7", "AGENTCORE_S3_BUCKET": "from-env"}
+    found = SlimeSettings.from_args(arguments(acr_timeout=100.0), environ=environ)
+    assert (found.acr_timeout, found.s3_bucket) == (100.0, "memory://records")
+    assert SlimeSettings.from_args(arguments(), environ=environ).acr_timeout == 7.0
+    with pytest.raises(ConfigError, match="ACR_TIMEOUT"):
+        SlimeSettings.from_args(arguments(), environ={"ACR_TIMEOUT": "soon"})
+
+
+def test_the_router_must_be_known() -> None:
+    with pytest.raises(ConfigError, match="sglang_router_ip"):
+        module.router_url(arguments(sglang_router_ip=None))
+    assert module.router_url(arguments(sglang_router_ip="fe80::1")) == "http://[fe80::1]:3000"
+
+
+def test_agents_are_sent_to_an_address_they_can_reach() -> None:
+    local = SlimeSettings.from_args(arguments(gateway_host="127.0.0.1"))
+    assert local.public_url("http://127.0.0.1:9") == "http://127.0.0.1:9"
+    wide = SlimeSettings.from_args(arguments())
+    assert wide.public_url("http://0.0.0.0:9090").endswith(":9090")
+    assert "0.0.0.0" not in wide.public_url("http://0.0.0.0:9090")
+    named = SlimeSettings.from_args(arguments(gateway_public_url="https://gw.example/"))
+    assert named.public_url("http://0.0.0.0:9090") == "https://gw.example"

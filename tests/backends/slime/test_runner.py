@@ -1,0 +1,213 @@
+"""SlimeRunner: settings, the exact command, and what it must never do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.slime import SlimeRunner
+from agentcore_rl_toolkit.backends.slime.runner import SlimeError, prepare_data
+from agentcore_rl_toolkit.errors import ConfigError
+
+# Names and defaults of the published toolkit's SlimeRunner.
+PUBLISHED = {
+    "num_gpus": 8,
+    "tp_size": 2,
+    "rollout_gpus_per_engine": 2,
+    "cuda_home": None,
+    "model_id": "default",
+    "acr_timeout": 900,
+    "acr_tps_limit": 25,
+    "max_concurrent": 100,
+    "max_pool_connections": 100,
+    "gateway_port": 9090,
+    "reward_postprocessing": "grpo",
+    "sglang_tool_call_parser": "qwen",
+    "sglang_reasoning_parser": None,
+    "sglang_data_parallel_size": 1,
+    "cumulative_token_mode": False,
+    "renderer_family": "auto",
+    "gateway_log_level": "warning",
+    "rollout_batch_size": 32,
+    "n_samples_per_prompt": 8,
+    "rollout_max_response_len": 1024,
+    "rollout_temperature": 1.0,
+    "lr": 1e-6,
+    "eps_clip": 0.2,
+    "eps_clip_high": 0.28,
+    "weight_decay": 0.1,
+    "adam_beta2": 0.98,
+    "sglang_mem_fraction_static": 0.7,
+    "sglang_context_length": None,
+    "max_tokens_per_gpu": 9216,
+    "wandb_project": None,
+    "wandb_group": None,
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A machine on which everything is there: slime, Megatron, a model, data, and a `ray` that writes down its calls."""
+    (tmp_path / "slime/scripts/models").mkdir(parents=True)
+    (tmp_path / "slime/train.py").write_text("")
+    (tmp_path / "slime/scripts/models/tiny.sh").write_text(
+        'MODEL_ARGS=(\n  --swiglu\n  --normalization "RMS Norm"\n)\n'
+    )
+    (tmp_path / "Megatron-LM").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"question": "2+2", "answer": "4"}\n')
+    (tmp_path / "bin").mkdir()
+    ray = tmp_path / "bin/ray"
+    ray.write_text(
+        f"#!{sys.executable}\nimport os, sys\nopen({str(tmp_path / 'calls')!r}, 'a').write(' '.join(sys.argv[1:3]) + '\\n')\n"
+        "sys.exit(int(os.environ.get('RAY_' + sys.argv[1].upper(), '0')))\n"
+    )
+    ray.chmod(0o755)
+    return tmp_path
+
+
+def runner(place: Path, **more: Any) -> SlimeRunner:
+    values = {
+        "exp_id": "e1",
+        "agent_runtime_arn": "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math",
+        "s3_bucket": "my-bucket",
+        "model_dir": str(place / "model"),
+        "data_path": str(place / "rows.jsonl"),
+        "model_type": "tiny",
+        "slime_dir": str(place / "slime"),
+        "megatron_dir": str(place / "Megatron-LM"),
+        "run_dir": str(place / "runs"),
+    }
+    return SlimeRunner(**{**values, **more})
+
+
+@pytest.fixture
+def with_ray(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return place / "calls"
+
+
+def value_of(flags: list[str], name: str) -> str:
+    return flags[flags.index(name) + 1]
+
+
+def test_names_and_defaults_are_the_published_ones(place: Path) -> None:
+    made = runner(place)
+    assert {name: getattr(made, name) for name in PUBLISHED} == PUBLISHED
+
+
+def test_a_dry_run_prints_the_exact_command_and_touches_nothing(
+    place: Path, with_ray: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = runner(place).train(num_rollout=5, dry_run=True)
+    assert plan.needs == []
+    assert plan.command is not None
+    flags = list(plan.command)
+    assert flags[:3] == ["ray", "job", "submit"]
+    assert value_of(flags, "--num-rollout") == "5"
+    assert value_of(flags, "--custom-generate-function-path") == "agentcore_rl_toolkit.backends.slime.generate.generate"
+    assert value_of(flags, "--normalization") == "RMS Norm"  # one argument, as bash reads it
+    assert value_of(flags, "--global-batch-size") == "256"
+    assert "job submit" in capsys.readouterr().out
+    assert not with_ray.exists()
+    assert not (place / "runs").exists()
+
+
+def test_every_plug_point_names_something_that_exists(place: Path) -> None:
+    import importlib
+
+    flags = runner(place).flags(1)
+    paths = [
+        value_of(flags, f) for f in flags if f.startswith("--custom-") and f.endswith("-path") and "config" not in f
+    ]
+    assert len(paths) == 4
+    for path in paths:
+        module, name = path.rsplit(".", 1)
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_a_run_writes_its_inputs_and_leaves_a_running_ray_cluster_alone(place: Path, with_ray: Path) -> None:
+    runner(place).train()
+    assert with_ray.read_text().splitlines() == ["status", "job submit"]
+    settings = json.loads((place / "runs/e1/rollout.yaml").read_text())
+    assert settings["agent_runtime_arn"].endswith("runtime/math")
+    assert settings["gateway_port"] == 9090
+    rows = [json.loads(line) for line in (place / "runs/e1/data.jsonl").read_text().splitlines()]
+    assert rows[0] == {"prompt": "1+1", "metadata": {"prompt": "1+1", "answer": "2"}}
+    assert rows[1] == {"prompt": "", "metadata": {"question": "2+2", "answer": "4"}}
+
+
+def test_a_ray_cluster_it_started_is_stopped_even_when_the_job_fails(
+    place: Path, with_ray: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_STATUS", "1")
+    monkeypatch.setenv("RAY_JOB", "3")
+    with pytest.raises(SlimeError, match="exit code 3"):
+        runner(place).train()
+    assert with_ray.read_text().splitlines() == ["status", "start --head", "job submit", "stop"]
+
+
+def test_a_remote_cluster_is_only_submitted_to(place: Path, with_ray: Path) -> None:
+    runner(place, ray_address="http://head:8265").train()
+    assert with_ray.read_text().splitlines() == ["job submit"]
+
+
+def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Path) -> None:
+    with pytest.raises(ConfigError, match="THUDM/slime"):
+        runner(place, slime_dir=str(place / "nowhere")).train()
+    assert not with_ray.exists()
+    missing = runner(place, model_dir="none", data_path=str(place / "none.jsonl")).plan().needs
+    assert len(missing) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"model_type": "../../etc/passwd"}, "model_type"),
+        ({"model_type": "x; rm -rf ~"}, "model_type"),
+        ({"num_gpus": 6, "rollout_gpus_per_engine": 4}, "divisible"),
+        ({"tp_size": 0}, "at least 1"),
+        ({"reward_postprocessing": "mean"}, "reward_postprocessing"),
+    ],
+)
+def test_impossible_settings_are_refused(place: Path, change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        runner(place, **change)
+
+
+def test_a_yaml_file_with_a_value_equal_to_the_default_beats_the_environment(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTCORE_S3_BUCKET", "from-env")
+    path = place / "c.yaml"
+    text = (
+        "exp_id: e\nagent_runtime_arn: arn\ns3_bucket: mine\nmodel_dir: m\ndata_path: d\nmodel_type: tiny\nlr: 1e-6\n"
+    )
+    path.write_text(text + "extra_flags: [--norm-epsilon, '1e-6']\n")
+    made = SlimeRunner.from_yaml(path)
+    assert (made.s3_bucket, made.lr, made.extra_flags) == ("mine", 1e-6, ("--norm-epsilon", "1e-6"))
+    path.write_text("nonsense: 1\n" + text)
+    with pytest.raises(ConfigError, match="nonsense"):
+        SlimeRunner.from_yaml(path)
+
+
+def test_data_in_slimes_own_form_is_taken_as_it_is(tmp_path: Path) -> None:
+    source = tmp_path / "s.jsonl"
+    source.write_text('{"prompt": "1+1", "metadata": {"answer": "2"}}\n')
+    assert prepare_data(source, tmp_path / "t.jsonl") == 1
+    assert json.loads((tmp_path / "t.jsonl").read_text()) == {
+        "prompt": "1+1",
+        "metadata": {"prompt": "1+1", "answer": "2"},
+    }
+
+
+def test_importing_the_runner_loads_no_trainer() -> None:
+    code = "import sys, agentcore_rl_toolkit.backends.slime; print('torch' in sys.modules or 'ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
