@@ -32,6 +32,7 @@ from safetensors.torch import save_file
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect_async
+from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import load_policy
 from agentcore_rl_toolkit.policy.arithmetic import Problem, problems
@@ -50,6 +51,7 @@ class Config:
     clip_high: float = 0.28
     minibatches: int = 2  # optimizer steps per batch of rollouts
     max_grad_norm: float = 1.0
+    max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights
     max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     seed: int = 0
@@ -142,12 +144,16 @@ def train_on(
             continue
         batch = build_batch(part, pad_id)
         loss, facts = grpo_loss(token_logprobs(model, batch.token_ids_BT), batch, config)
+        if minibatch == 0:  # only here are the weights the ones that sampled: trainer and sampler must agree to ~1e-5
+            metrics["logprob_gap"] = facts["logprob_gap"]
+            if not facts["logprob_gap"] <= config.max_logprob_gap:
+                raise CaptureError(
+                    f"recorded and recomputed logprobs differ by {facts['logprob_gap']:.1e}: not the same model"
+                )
         optimizer.zero_grad()
         loss.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
-        if minibatch == 0:  # only here are the weights the ones that sampled: trainer and sampler must agree to ~1e-5
-            metrics["logprob_gap"] = facts["logprob_gap"]
         metrics |= {"loss": loss.item(), "grad_norm": grad_norm.item(), "kl": facts["kl"]}
         metrics["clip_fraction"] = facts["clip_fraction"]
     return metrics

@@ -14,6 +14,7 @@ import torch
 
 from agentcore_rl_toolkit.backends.groups import CollectedRollout, Group, GroupRequest
 from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
 FILE = Path(__file__).parents[2] / "examples" / "grpo_loop" / "train.py"
@@ -154,6 +155,19 @@ def test_training_makes_the_rewarded_token_likelier_and_ignores_failed_rollouts(
     )
     assert metrics["sampled_tokens"] == metrics["trained_tokens"] == 2
     assert metrics["logprob_gap"] < 1e-6
+
+
+def test_training_refuses_tokens_that_another_model_sampled(loop: ModuleType) -> None:
+    model = Bigram()
+    with torch.no_grad():
+        model.table[1, 2] = 0.01  # the weights are no longer those that gave log(1/8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model.table.clone()
+    with pytest.raises(CaptureError, match="not the same model"):
+        loop.train_on(
+            [group(rollout(1.0, [2]), rollout(0.0, [3]))], model, optimizer, 0, loop.Config(), random.Random(0)
+        )
+    assert torch.equal(model.table, before)
 
 
 def test_a_step_without_usable_rollouts_changes_nothing(loop: ModuleType) -> None:

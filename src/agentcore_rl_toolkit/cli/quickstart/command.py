@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 AGENT_NAME = "math"
 CLOSE_DEADLINE_S = 5.0
+SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; most of its time would go into evaluation
 
 
 @click.command()
@@ -36,7 +37,11 @@ CLOSE_DEADLINE_S = 5.0
 @click.option("--steps", type=click.IntRange(1), help="GRPO steps.")
 @click.option("--groups", type=click.IntRange(1), help="Problems in each step.")
 @click.option("--rollouts", type=click.IntRange(2), help="Rollouts of each problem; their rewards are compared.")
-@click.option("--held-out", type=click.IntRange(1), help="Problems never trained on, run before and after.")
+@click.option(
+    "--held-out",
+    type=click.IntRange(1),
+    help="Problems never trained on, run before and after. [default: 200; 64 for runs of fewer than 8 steps]",
+)
 @click.option("--learning-rate", type=float, help="Peak learning rate.")
 @click.option("--seed", type=int, help="Seed of problems and training.")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
@@ -104,7 +109,8 @@ def choose_run(loop: ModuleType, out: Path | None, resume: bool, options: Mappin
         if (run_dir / "config.json").exists():
             raise ConfigError(f"{run_dir} already holds a run; go on with --resume, or choose another --out")
         run_dir.mkdir(parents=True, exist_ok=True)
-        config = loop.Config(**options)
+        short = options.get("steps", SMOKE_STEPS) < SMOKE_STEPS
+        config = loop.Config(**({"held_out": SMOKE_HELD_OUT} if short else {}) | dict(options))
         (run_dir / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
         return run_dir, config
     if out is None:
