@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..store import ObjectStore, open_store
 from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
 from .engine import Engine
-from .events import Events
+from .events import Events, Subscriber
 from .future import RolloutFuture
 from .ledger import FileLedger, Ledger, StoreLedger
 from .pacing import PaceLimits, shared_pacer
@@ -419,6 +419,13 @@ class RolloutClient:
     def notify(self, session_id: str) -> None:
         """Tell the client that a session has finished, so that it reads the record now instead of at its next look."""
         self._engine.notify(session_id)
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call ``subscriber(event, fields)`` for each event of a rollout, on the client's thread; it must not block.
+
+        Events: intent, accepted, refused, retried, finished, stopped. Fields always hold ``session_id`` and ``exp_id``.
+        """
+        self._engine.events.subscribers.append(subscriber)
 
     @property
     def in_flight(self) -> int:

@@ -96,7 +96,7 @@ class StopQueue:
                     if isinstance(e, InvokeRefusedError) and e.kind == "throttled":
                         self._pacer.stop_refused(time.monotonic())
                     failures += 1
-                    pause_s = backoff_s(failures, jitter=random.random())
+                    pause_s = backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random())
                     problem: Exception = e
                 except InvokeFailedError as e:
                     pause_s, problem = self._stop_s, e

@@ -1,0 +1,237 @@
+"""What goes wrong in production, done to real sessions: nothing is lost, nothing runs twice, every outcome has its type."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.client import BatchItem, Deadlines, RolloutClient
+from agentcore_rl_toolkit.client.ledger import attempts_of, parse_lines
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import AgentError, RolloutLostError, RolloutTimeoutError
+
+Row = Callable[..., None]
+pytestmark = pytest.mark.serial  # counts the sessions of one runtime
+
+
+def exp(name: str) -> str:
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+def judge(world: Any, row: Row, fault: str, client: RolloutClient, items: list[BatchItem], sent: int) -> Counter[str]:
+    """The three promises, checked the same way for every fault."""
+    outcomes: Counter[str] = Counter(str(item.outcome) for item in items)
+    client.flush()
+    sessions = [item.session_id for item in items if item.session_id]
+    twice = sum(n > 1 for n in world.runs(sessions).values())
+    left = 0 if world.no_session_left() else len(world.live_sessions())
+    row(fault, sent, outcomes, lost_count=sent - len(items), twice=twice, leaked=left)
+    assert len(items) == sent
+    assert {item.index for item in items} == set(range(sent))
+    assert twice == 0
+    assert left == 0
+    for item in items:
+        assert item.outcome is not None
+        assert item.success == (item.outcome is Outcome.OK)
+        assert (item.exception is None) == item.success
+    return outcomes
+
+
+CASES = [
+    ("agent SIGTERMed", "sigterm", {Outcome.LOST}, RolloutLostError),
+    ("agent out of memory", "out_of_memory", {Outcome.AGENT_ERROR, Outcome.LOST}, (AgentError, RolloutLostError)),
+    ("agent raises", "raise", {Outcome.AGENT_ERROR}, AgentError),
+    ("agent returns a list", "not_a_dict", {Outcome.AGENT_ERROR, Outcome.INVALID}, Exception),
+    ("agent returns NaN", "nan", {Outcome.AGENT_ERROR, Outcome.INVALID}, Exception),
+    ("agent returns a cycle", "cycle", {Outcome.AGENT_ERROR, Outcome.INVALID}, Exception),
+]
+
+
+@pytest.mark.parametrize(("fault", "act", "outcomes", "error"), CASES, ids=[case[1] for case in CASES])
+def test_agent_that_fails_is_a_typed_failure_and_its_neighbours_are_fine(
+    world: Any, row: Row, fault: str, act: str, outcomes: set[Outcome], error: Any
+) -> None:
+    client = world.client(exp(act))
+    batch = [{"act": act}, {"act": act}, {"run_s": 0.2}, {"run_s": 0.2}]
+    items = client.map(batch, timeout=60)
+    judge(world, row, fault, client, items, 4)
+    for item in items[:2]:
+        assert item.outcome in outcomes
+        assert isinstance(item.exception, error)
+    assert all(item.success for item in items[2:])
+
+
+def test_killed_session_is_lost_and_told_by_its_silence(world: Any, row: Row) -> None:
+    client = world.client(exp("kill"), "killed")
+    items = client.map([{"run_s": 2.0}] * 4, timeout=60)
+    assert judge(world, row, "agent SIGKILLed", client, items, 4) == {"ok": 2, "lost": 2}
+    for item in items:
+        if item.outcome is Outcome.LOST:
+            assert isinstance(item.exception, RolloutLostError)
+            assert 4.0 <= item.stages["run"] < 15
+
+
+def test_interrupted_agent_leaves_its_record(world: Any) -> None:
+    client = world.client(exp("term"))
+    item = client.map([{"act": "sigterm"}], timeout=60)[0]
+    assert item.result is not None
+    assert item.result["status_code"] == 500
+    assert item.elapsed < 10  # told by the record, not by the silence
+
+
+def test_hanging_agent_is_a_timeout_of_its_stage_and_is_stopped(world: Any, row: Row) -> None:
+    client = world.client(exp("hang"))
+    items = client.map([{"act": "hang"}, {}], timeout=3)
+    judge(world, row, "agent hangs", client, items, 2)
+    assert items[0].outcome is Outcome.TIMEOUT
+    assert isinstance(items[0].exception, RolloutTimeoutError)
+    assert items[0].exception.stage == "run"
+    assert items[1].success
+
+
+@pytest.mark.slow
+def test_store_that_refuses_for_twenty_seconds_costs_time_only(world: Any, row: Row) -> None:
+    client = world.client(exp("store"))
+    refusing = threading.Timer(20.0, lambda: setattr(world.proxy, "refusing", False))
+    run = client.run_batch([{"run_s": 1.0 + n % 3} for n in range(12)], timeout=90).run()
+    time.sleep(0.5)
+    world.proxy.refusing = True
+    refusing.start()
+    try:
+        items = list(run)
+    finally:
+        refusing.join()
+    outcomes = judge(world, row, "store refuses for 20 s", client, items, 12)
+    assert world.proxy.refused > 0
+    assert outcomes == {"ok": 12}
+
+
+def test_bursts_of_throttling_are_waited_out(world: Any, row: Row) -> None:
+    client = world.client(exp("429"), "throttled")
+    items = client.map([{"run_s": 0.1}] * 10, timeout=60)
+    outcomes = judge(world, row, "429 and 402 on every second request", client, items, 10)
+    assert outcomes == {"ok": 10}
+    assert client.stats["refused"] >= 5
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_dropped_connection_does_not_run_an_agent_twice(world: Any, row: Row, when: str) -> None:
+    client = world.client(exp("drop"), f"dropped_{when}")
+    items = client.map([{"run_s": 1.0}] * 8, timeout=60)
+    outcomes = judge(world, row, f"connection dropped {when} the agent got the request", client, items, 8)
+    if when == "after":
+        assert outcomes == {"ok": 8}
+    else:  # half of the requests vanished: nobody can know, so nobody is asked again
+        assert outcomes == {"ok": 4, "lost": 4}
+
+
+def test_lost_requests_succeed_with_a_retry(world: Any, row: Row) -> None:
+    client = world.client(exp("drop"), "dropped_before", on_failure="retry", retries=4)
+    items = client.map([{"run_s": 0.2}] * 4, timeout=60)
+    assert judge(world, row, "the same, with retries", client, items, 4) == {"ok": 4}
+
+
+def test_internal_error_of_the_runtime_is_not_sent_again_blindly(world: Any, row: Row) -> None:
+    client = world.client(exp("500"), "broken_start", on_failure="retry", retries=2)
+    items = client.map([{"run_s": 0.2}] * 4, timeout=60)
+    assert judge(world, row, "500 from the runtime, with retries", client, items, 4) == {"ok": 4}
+
+
+def test_request_delivered_twice_runs_once(world: Any, row: Row) -> None:
+    client = world.client(exp("dup"), "duplicated")
+    items = client.map([{"run_s": 0.3}] * 6, timeout=60)
+    assert judge(world, row, "every request delivered twice", client, items, 6) == {"ok": 6}
+
+
+CLIENT = """
+import os, signal, sys, threading
+from agentcore_rl_toolkit.client import Deadlines, RolloutClient, WatchSettings
+from agentcore_rl_toolkit.store import open_store
+
+arn, url, s3, exp_id, ledger, kill_at, count = sys.argv[1:8]
+store = open_store("results", endpoint_url=s3, region="us-west-2")
+client = RolloutClient(
+    arn, "results", exp_id, endpoint_url=url, store=store, tps_limit=200,
+    watch=WatchSettings(heartbeat_s=0.5, lost_after_s=4.0), deadlines=Deadlines(start_s=30, confirm_s=3, stop_s=30),
+)
+seen = 0
+
+def die(event, fields):
+    global seen
+    if event != kill_at.partition("+")[0]:
+        return
+    seen += 1
+    if seen == 5:
+        if kill_at.endswith("+"):
+            threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+client.subscribe(die)
+batch = [{"run_s": 0.4 + 0.1 * (n % 4), "row": n} for n in range(int(count))]
+items = client.map(batch, 6, timeout=60, input_ids=[f"row{n}" for n in range(int(count))], resume=True, ledger=ledger)
+client.flush()
+print(sum(item.success for item in items))
+client.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "kill_at"),
+    [
+        ("before an invoke is sent", "intent"),
+        ("while an invoke is on the wire", "intent+"),
+        ("when a session was accepted", "accepted"),
+        ("when a result was read", "finished"),
+        ("when a session was stopped", "stopped"),
+    ],
+)
+def test_killed_client_goes_on_where_it_was(world: Any, row: Row, tmp_path: Path, point: str, kill_at: str) -> None:
+    exp_id, ledger, count = exp("resume"), tmp_path / "ledger.jsonl", 12
+    arguments = [world.arns["plain"], world.url, world.proxy.url, exp_id, str(ledger)]
+
+    def run(kill: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "ignore", "-c", CLIENT, *arguments, kill, str(count)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ.copy())
+
+    killed = run(kill_at)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = run("nothing")
+    assert resumed.returncode == 0, resumed.stderr
+    attempts = attempts_of(parse_lines(ledger.read_bytes()))
+    runs = world.runs(list(attempts))
+    records = world.records(exp_id)
+    twice = sum(n > 1 for n in runs.values()) + sum(n > 1 for n in records.values())
+    left = 0 if world.no_session_left() else len(world.live_sessions())
+    row(
+        f"client killed {point}",
+        count,
+        Counter({"ok": int(resumed.stdout)}),
+        lost_count=count - len(records),
+        twice=twice,
+        leaked=left,
+    )
+    assert resumed.stdout.strip() == str(count)
+    assert records == {f"row{n}": 1 for n in range(count)}
+    assert twice == 0
+    assert left == 0
+    assert all(attempt.stopped for attempt in attempts.values())
+
+
+def test_run_deadline_is_typed_and_stops_the_session(world: Any) -> None:
+    client = world.client(exp("deadline"), deadlines=Deadlines(run_s=1.0, result_s=0.5, stop_s=30))
+    item = client.map([{"act": "hang"}], timeout=None)[0]
+    assert item.outcome is Outcome.TIMEOUT
+    client.flush()
+    assert world.no_session_left()
