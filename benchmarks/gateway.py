@@ -2,10 +2,11 @@
 
     python benchmarks/gateway.py [--quick] [--json FILE] [--only ours,direct] [--seconds 5]
 
-One scripted inference server (vLLM's chat format, ready-made answers of 64 and 1,024 tokens over a 512-token prompt) and one load generator (wrk) share the
-first core; the gateway under test has the second to itself. Every gateway records what it can: sessions, keys, de-duplication and the durable store are on
-in ours. Peers are installed from the package index into environments of their own under `.venvs/`. CPU per call is the figure that
-depends least on what else the machine does.
+One scripted inference server (vLLM's chat format, ready-made answers of 64 and 1,024 tokens over a 512-token prompt)
+and one load generator (wrk) share the first core; the gateway under test has the second to itself. Every gateway
+records what it can: sessions, keys, de-duplication and the durable store are on in ours. Peers are installed from the
+package index into environments of their own under `.venvs/`. CPU per call is the figure that depends least on what
+else the machine does.
 
 Columns: req/s, p50 and p99 in ms, CPU ms of the gateway per request, RSS growth in KB per request, errors.
 """
@@ -94,7 +95,10 @@ def canned(tokens: int) -> tuple[bytes, bytes]:
 
 
 def serve_upstream(port: int, think_s: float) -> None:
-    """Answer every POST at once with the canned answer; with `think_s`, after so long, and streams token by token over the second half of it."""
+    """Answer every POST at once with the canned answer;
+
+    with `think_s`, after so long, and streams token by token over the second half of it.
+    """
     import asyncio
 
     import httptools
@@ -204,7 +208,8 @@ request = function()
 end
 done = function(summary, latency, requests)
   local e = summary.errors
-  io.write(string.format('RESULT {"requests":%%d,"us":%%d,"connect":%%d,"read":%%d,"write":%%d,"status":%%d,"timeout":%%d,"p50":%%f,"p99":%%f,"max":%%f}\\n',
+  io.write(string.format('RESULT
+  {"requests":%%d,"us":%%d,"connect":%%d,"read":%%d,"write":%%d,"status":%%d,"timeout":%%d,"p50":%%f,"p99":%%f,"max":%%f}\\n',
     summary.requests, summary.duration, e.connect, e.read, e.write, e.status, e.timeout,
     latency:percentile(50), latency:percentile(99), latency.max))
 end
@@ -232,7 +237,17 @@ def load(url: str, targets: Path, *, tokens: int, stream: bool, connections: int
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(WRK_SCRIPT % {"sessions": targets, "body": lua_string(text), "calls": CALLS_PER_SESSION})
         script.flush()
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "60s", "-s", script.name, url]
+        command = [
+            "wrk",
+            "-t1",
+            f"-c{connections}",
+            f"-d{max(1, round(seconds))}s",
+            "--timeout",
+            "60s",
+            "-s",
+            script.name,
+            url,
+        ]
         done = subprocess.run(pinned(0, command), capture_output=True, text=True, timeout=seconds + 120, check=False)
     found = re.search(r"RESULT (\{.*\})", done.stdout)
     if not found:
@@ -435,9 +450,8 @@ def measure(name: str, target: Target, tokens: int, stream: bool, connections: i
 
 def show(rows: list[Row]) -> None:
     names = list(dict.fromkeys(r.gateway for r in rows))
-    print(
-        f"\n{'tokens':>6} {'mode':>6} {'conn':>5}  {'gateway':<8} {'req/s':>9} {'p50 ms':>9} {'p99 ms':>9} {'CPU ms':>8} {'RSS KB':>8} {'errors':>6}"
-    )
+    head = f"\n{'tokens':>6} {'mode':>6} {'conn':>5}  {'gateway':<8} {'req/s':>9} {'p50 ms':>9} {'p99 ms':>9}"
+    print(head + f" {'CPU ms':>8} {'RSS KB':>8} {'errors':>6}")
     for r in sorted(rows, key=lambda r: (r.tokens, r.stream, r.connections, names.index(r.gateway))):
         cpu = "-" if r.cpu_ms is None else f"{r.cpu_ms:.3f}"
         rss = "-" if r.rss_kb is None else f"{r.rss_kb:.2f}"

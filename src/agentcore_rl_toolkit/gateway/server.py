@@ -101,9 +101,11 @@ class Gateway:
         self._ticker = loop.create_task(self._tick())
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
-        """Stop listening, let running calls finish for `grace_s`, close the store."""
-        if self._server is not None:
-            self._server.close()
+        """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
         for conn in list(self.connections):
             conn.finish()
         await self._until(lambda: not self.running, grace_s)

@@ -239,9 +239,21 @@ class Sessions:
             self._tombstones.popitem(last=False)
 
     def in_segment(self, number: int) -> list[Session]:
-        """Sessions that have a frame in this segment of the journal."""
-        here = {name for name, frames in self._frames.items() if any(p >> 40 == number for p in frames)}
-        return [s for name, s in self.by_id.items() if name in here or any(p >> 40 == number for p in s.positions)]
+        """Sessions with calls in this segment of the journal. Those that only began there are noted again, further on."""
+        for name, frames in list(self._frames.items()):
+            session = self.by_id.get(name)
+            if session is None or not any(p >> 40 == number for p in frames):
+                continue
+            if not session.closed:
+                self._note(session)
+                kept = array("Q", (p for p in frames if p >> 40 != number))
+                kept.append(frames[-1])
+                self._frames[name] = kept
+        return [
+            s
+            for s in self.by_id.values()
+            if any(p >> 40 == number for p in s.positions) or (s.closed and not s.positions)
+        ]
 
     def replay(self, kind: int, session_id: str, payload: bytes, position: int, length: int) -> None:
         """Rebuild one step of the past from the journal."""

@@ -1,0 +1,225 @@
+"""Several engines: sessions stay with theirs, failures move on, servers come and go while calls run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import GatewayError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway.http_client import request
+from agentcore_rl_toolkit.gateway.routing import Router
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+Start = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[list[ScriptedEngine]]:
+    running = [ScriptedEngine(), ScriptedEngine()]
+    for engine in running:
+        await engine.start()
+    yield running
+    for engine in running:
+        await engine.stop()
+
+
+async def ask(session: SessionHandle, text: str = "hello", *, timeout_s: float = 10.0) -> int:
+    body = {"messages": [{"role": "user", "content": text}]}
+    url = session.base_url + "/chat/completions"
+    status, _ = await request("POST", url, body=body, key=session.api_key, timeout_s=timeout_s)
+    return status
+
+
+async def opened(gateway: Gateway, count: int) -> tuple[GatewayClient, list[SessionHandle]]:
+    client = GatewayClient(gateway.url)
+    return client, await client.create_sessions_async([new_session_id() for _ in range(count)])
+
+
+async def test_a_session_stays_with_its_engine_and_sessions_are_spread(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    for engine in engines:
+        engine.faults.extend([Fault(delay_s=0.05)] * 100)
+    gateway = await start_gateway(*engines)
+    client, sessions = await opened(gateway, 6)
+    for _ in range(3):
+        assert set(await asyncio.gather(*(ask(s) for s in sessions))) == {200}
+    assert [len(e.calls) for e in engines] == [9, 9]
+    found = await client.fetch_async([s.session_id for s in sessions])
+    for capture in found.values():
+        assert len({r.upstream for r in capture.records}) == 1
+
+
+async def test_calls_of_a_dead_engine_are_answered_by_another(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(*engines)
+    client, sessions = await opened(gateway, 8)
+    await asyncio.gather(*(ask(s) for s in sessions))
+    await engines[0].stop()
+    started = asyncio.get_running_loop().time()
+    for _ in range(3):
+        assert set(await asyncio.gather(*(ask(s) for s in sessions))) == {200}
+    assert asyncio.get_running_loop().time() - started < 5
+    found = await client.fetch_async([s.session_id for s in sessions])
+    assert [len(c.turns) for c in found.values()] == [4] * 8
+    assert all(c.errors == [] for c in found.values())
+
+
+async def test_a_busy_engines_503_goes_to_another(engines: list[ScriptedEngine], start_gateway: Start) -> None:
+    gateway = await start_gateway(*engines)
+    _, [session] = await opened(gateway, 1)
+    engines[0].faults.append(Fault(status=503))
+    assert await ask(session) == 200
+    assert len(engines[1].calls) == 1
+    assert gateway.counters["retries"] == 1
+
+
+async def test_a_slow_engine_is_not_taken_for_dead(engines: list[ScriptedEngine], start_gateway: Start) -> None:
+    engines[0].faults.append(Fault(delay_s=1.0))
+    gateway = await start_gateway(engines[0])
+    client, sessions = await opened(gateway, 2)
+    slow = asyncio.ensure_future(ask(sessions[0]))
+    await asyncio.sleep(0.05)
+    assert await ask(sessions[1]) == 200
+    assert await slow == 200
+    assert (await client.workers_async())[0]["healthy"]
+
+
+async def test_an_engine_that_was_away_is_used_again(start_gateway: Start) -> None:
+    engine = ScriptedEngine()
+    await engine.start()
+    port = int(engine.url.rsplit(":", 1)[1])
+    gateway = await start_gateway(engine)
+    _, [session] = await opened(gateway, 1)
+    assert await ask(session) == 200
+    await engine.stop()
+    assert await ask(session) == 502
+    again = ScriptedEngine()
+    await again.start(port)
+    assert await ask(session) == 200
+    await again.stop()
+
+
+async def test_an_engine_is_drained_and_removed_while_calls_run(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engines[0], upstream_hosts=("127.0.0.*",))
+    client, sessions = await opened(gateway, 2)
+    engines[0].faults.append(Fault(delay_s=0.4))
+    running = asyncio.ensure_future(ask(sessions[0]))
+    await asyncio.sleep(0.1)
+    added = await client.add_worker_async(engines[1].url)
+    await client.remove_worker_async("w0")
+    assert await ask(sessions[1]) == 200
+    assert len(engines[1].calls) == 1
+    assert await running == 200
+    await asyncio.sleep(0.6)
+    assert [w["worker_id"] for w in await client.workers_async()] == [added]
+    assert await ask(sessions[0]) == 200
+
+
+async def test_a_stranger_cannot_add_an_engine(engines: list[ScriptedEngine], start_gateway: Start) -> None:
+    gateway = await start_gateway(engines[0], admin_key="secret")
+    stranger = GatewayClient(gateway.url, admin_key="guess")
+    for call in (stranger.add_worker_async(engines[1].url), stranger.stats_async(), stranger.fetch_async(["x"])):
+        with pytest.raises(GatewayError) as told:
+            await call
+        assert told.value.status == 401
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest",
+        "file:///etc/passwd",
+        "http://u:p@127.0.0.1:80",
+        "http://127.0.0.1:99999",
+        "gopher://x",
+    ],
+)
+async def test_an_engine_that_was_not_allowed_is_refused(
+    engines: list[ScriptedEngine], start_gateway: Start, url: str
+) -> None:
+    gateway = await start_gateway(engines[0], admin_key="secret")
+    client = GatewayClient(gateway.url, admin_key="secret")
+    with pytest.raises(GatewayError) as told:
+        await client.add_worker_async(url)
+    assert told.value.status in (400, 403)
+    assert len(gateway.router.workers) == 1
+
+
+async def test_no_engine_at_all_is_said(start_gateway: Start) -> None:
+    gateway = await start_gateway()
+    _, [session] = await opened(gateway, 1)
+    assert await ask(session) == 503
+
+
+async def test_a_pause_holds_new_calls_until_running_ones_are_done(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engines[0])
+    client, sessions = await opened(gateway, 2)
+    engines[0].faults.append(Fault(delay_s=0.3))
+    running = asyncio.ensure_future(ask(sessions[0]))
+    await asyncio.sleep(0.1)
+    told = await client.pause_async()
+    assert told == {"paused": True, "in_flight": 0}
+    assert running.done() or await running == 200
+    held = asyncio.ensure_future(ask(sessions[1]))
+    await asyncio.sleep(0.1)
+    assert not held.done()
+    assert len(engines[0].calls) == 1
+    await client.set_weight_version_async(2)
+    await client.resume_async()
+    assert await held == 200
+    found = await client.fetch_async([s.session_id for s in sessions])
+    assert [c.turns[0].weight_version_first for c in found.values()] == [None, 2]
+
+
+@pytest.mark.parametrize(("arriving", "in_flight", "status"), [("reject", "abort", 503), ("reject", "continue", 200)])
+async def test_running_calls_are_aborted_or_go_on_as_asked(
+    engines: list[ScriptedEngine], start_gateway: Start, arriving: str, in_flight: str, status: int
+) -> None:
+    gateway = await start_gateway(engines[0], weight_version=1)
+    client, sessions = await opened(gateway, 2)
+    engines[0].faults.append(Fault(delay_s=0.4))
+    running = asyncio.ensure_future(ask(sessions[0]))
+    await asyncio.sleep(0.1)
+    await client.pause_async(arriving=arriving, in_flight=in_flight)
+    assert await ask(sessions[1]) == 429
+    await client.set_weight_version_async(2)
+    assert await running == status
+    await client.resume_async()
+    assert await ask(sessions[1]) == 200
+    turns = (await client.fetch_async([sessions[0].session_id]))[sessions[0].session_id].turns
+    spans = [(t.weight_version_first, t.weight_version_last) for t in turns]
+    assert spans == ([(1, 2)] if status == 200 else [])
+
+
+def test_weights_decide_how_many_sessions_a_server_gets() -> None:
+    router = Router([UpstreamConfig(url="http://a:1", weight=3.0), UpstreamConfig(url="http://b:1")], connect_s=1.0)
+    got: Counter[str] = Counter()
+    for _ in range(40):
+        worker = router.pick(None)
+        assert worker is not None
+        worker.inflight += 1
+        got[worker.id] += 1
+    assert got == {"w0": 30, "w1": 10}
+
+
+async def test_metrics_and_health_say_what_is_counted(engines: list[ScriptedEngine], start_gateway: Start) -> None:
+    gateway = await start_gateway(engines[0])
+    client, [session] = await opened(gateway, 1)
+    await ask(session)
+    status, text = await request("GET", gateway.url + "/metrics")
+    assert status == 200
+    assert b"agentcore_rl_gateway_turns_total 1\n" in text
+    assert b"agentcore_rl_gateway_event_loop_lag_seconds " in text
+    assert (await client.health_async())["status"] == "ok"
+    assert (await client.stats_async())["calls"] == 1
