@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from agentcore_rl_toolkit.backends.recorded import EXPERT_LAYERS, EXPERT_TOP_K, recorded_episodes
 from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from slime.utils.types import Sample
@@ -15,7 +16,7 @@ from slime.utils.types import Sample
 async def main() -> None:
     replay = Replay(recorded_episodes(), by_input=False)
     settings = SlimeSettings(agent_runtime_arn="arn", s3_bucket="memory://r", exp_id="e")
-    module.use(module.SlimeRollouts(settings, replay.client, replay.gateway))
+    module.use(RolloutService(settings.service(), replay.client, replay.gateway))
     args = SimpleNamespace(num_layers=EXPERT_LAYERS, moe_router_topk=EXPERT_TOP_K, use_rollout_routing_replay=True)
     for i in range(64):
         made = await module.generate(args, Sample(index=i, group_index=i // 8, prompt="p"), {"temperature": 1.0})

@@ -6,12 +6,13 @@ from typing import Any
 
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes
 from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 
 _replay = Replay([e for e in recorded_episodes(120) if e.kind == "multi_turn"], by_input=False)
 _settings = SlimeSettings(agent_runtime_arn="arn", s3_bucket="memory://r", exp_id="contract")
-module.use(module.SlimeRollouts(_settings, _replay.client, _replay.gateway))
+module.use(RolloutService(_settings.service(), _replay.client, _replay.gateway))
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:

@@ -14,6 +14,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes
 from agentcore_rl_toolkit.backends.replay import Episode, Replay
+from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime.convert import NOTE
 from agentcore_rl_toolkit.backends.slime.logs import log_eval, log_rollouts
@@ -33,7 +34,7 @@ def episodes() -> list[Episode]:
 @pytest.fixture
 def replay(episodes: list[Episode]) -> Iterator[Replay]:
     made = Replay(episodes, by_input=False)
-    module.use(module.SlimeRollouts(SlimeSettings.from_args(arguments()), made.client, made.gateway))
+    module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), made.client, made.gateway))
     yield made
     module.use(None)
 
@@ -80,7 +81,7 @@ async def test_an_abort_stops_the_session_and_leaves_the_sample_to_be_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replay = Replay([Episode(input_id="a", delay_s=math.inf)], by_input=False)
-    module.use(module.SlimeRollouts(SlimeSettings.from_args(arguments()), replay.client, replay.gateway))
+    module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), replay.client, replay.gateway))
     state = SimpleNamespace(aborted=False)
     slime = ModuleType("slime.rollout.sglang_rollout")
     slime.GenerateState = lambda args: state  # type: ignore[attr-defined]
@@ -100,7 +101,7 @@ async def test_an_abort_stops_the_session_and_leaves_the_sample_to_be_run_again(
 
 async def test_cancelling_generate_cleans_up() -> None:
     replay = Replay([Episode(input_id="a", delay_s=math.inf)], by_input=False)
-    module.use(module.SlimeRollouts(SlimeSettings.from_args(arguments()), replay.client, replay.gateway))
+    module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), replay.client, replay.gateway))
     task = asyncio.create_task(module.generate(arguments(), Sample(index=0, prompt="p"), dict(PARAMS)))
     await asyncio.sleep(0.1)
     task.cancel()
@@ -159,10 +160,10 @@ def test_the_router_must_be_known() -> None:
 
 
 def test_agents_are_sent_to_an_address_they_can_reach() -> None:
-    local = SlimeSettings.from_args(arguments(gateway_host="127.0.0.1"))
+    local = SlimeSettings.from_args(arguments(gateway_host="127.0.0.1")).service()
     assert local.public_url("http://127.0.0.1:9") == "http://127.0.0.1:9"
-    wide = SlimeSettings.from_args(arguments())
+    wide = SlimeSettings.from_args(arguments()).service()
     assert wide.public_url("http://0.0.0.0:9090").endswith(":9090")
     assert "0.0.0.0" not in wide.public_url("http://0.0.0.0:9090")
-    named = SlimeSettings.from_args(arguments(gateway_public_url="https://gw.example/"))
+    named = SlimeSettings.from_args(arguments(gateway_public_url="https://gw.example/")).service()
     assert named.public_url("http://0.0.0.0:9090") == "https://gw.example"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigError
+from ..service import ServiceSettings
 
 # Names under which the published toolkit's slime integration read the same settings from the environment.
 _ENVIRONMENT = {
@@ -28,10 +28,8 @@ _ENVIRONMENT = {
 class SlimeSettings:
     """What a rollout needs. slime hands them over as attributes of its arguments (``--custom-config-path``).
 
-    Names and defaults are those of the published toolkit where it has them. `gateway_host` is where the gateway
-    listens; agents on AWS must reach it, so it is not loopback by default, and then asks for keys.
-    `gateway_public_url` is the gateway as agents see it; None takes this machine's own address. `gateway_url` uses a
-    gateway that already runs instead.
+    Names and defaults are those of the published toolkit where it has them; `service.ServiceSettings` says what they
+    mean.
     Units: seconds.
     """
 
@@ -77,23 +75,26 @@ class SlimeSettings:
                 raise ConfigError(f"slime rollouts need `{f.name}`: set it in --custom-config-path, or {names}")
         return cls(**found)
 
-    def public_url(self, url: str) -> str:
-        """The gateway as agents see it, given the URL it listens on."""
-        if self.gateway_public_url:
-            return self.gateway_public_url.rstrip("/")
-        if self.gateway_host in ("127.0.0.1", "localhost", "::1"):
-            return url
-        return f"http://{own_address()}:{url.rsplit(':', 1)[1].strip('/')}"
-
-
-def own_address() -> str:
-    """The address this machine would use towards others; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): never routed to anybody
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
+    def service(self) -> ServiceSettings:
+        """The same under the names that all backends share."""
+        return ServiceSettings(
+            agent_runtime_arn=self.agent_runtime_arn,
+            s3_bucket=self.s3_bucket,
+            exp_id=self.exp_id,
+            model_id=self.model_id,
+            rollout_timeout_s=self.acr_timeout,
+            tps_limit=self.acr_tps_limit,
+            max_concurrent=self.max_concurrent,
+            max_pool_connections=self.max_pool_connections,
+            endpoint_url=self.endpoint_url,
+            gateway_host=self.gateway_host,
+            gateway_port=self.gateway_port,
+            gateway_public_url=self.gateway_public_url,
+            gateway_url=self.gateway_url,
+            gateway_admin_key=self.gateway_admin_key,
+            gateway_store=self.gateway_store,
+            max_turns=self.max_turns,
+        )
 
 
 def _number(name: str, text: str) -> float | int:
