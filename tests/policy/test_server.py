@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -443,3 +444,10 @@ def test_the_server_does_not_outlive_its_parent(start_server: Any) -> None:
     parent.stdin.close()
     parent.wait(timeout=10)
     assert server.process.wait(timeout=10) == 0
+
+
+def test_measure_prints_reward_and_speed() -> None:
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "policy", "measure", "-n", "20", "--temperature", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert re.match(r"reward [01]\.\d{3}  calculator used", done.stdout)
+    assert "tokens/s" in done.stdout

@@ -106,3 +106,36 @@ def serve(
     except AgentCoreRLError as e:
         click.echo(f"Error: {e}", err=True)
         sys.exit(2 if isinstance(e, ConfigError) else 1)
+
+
+@group.command()
+@click.option("--weights", type=click.Path(path_type=Path), help="Policy directory (default: the shipped one).")
+@click.option("-n", "count", default=400, show_default=True, type=click.IntRange(1), help="Held-out problems.")
+@click.option("--temperature", default=1.0, show_default=True, type=click.FloatRange(0), help="Of the sampling.")
+@click.option("--seed", default=0, show_default=True, help="Of problems and sampling.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
+def measure(weights: Path | None, count: int, temperature: float, seed: int, threads: int) -> None:
+    """Let the policy solve held-out word problems in this process; print its reward and its speed."""
+    _need_policy_extra()
+    import time
+
+    import torch
+
+    from ..policy.batch import Batch
+    from ..policy.decoder import Decoder
+    from ..policy.model import check_directory
+    from ..policy.rollouts import measure_batch
+    from ..policy.tokens import ChatTokenizer
+
+    torch.set_num_threads(threads)
+    folder = check_directory(weights)
+    batch = Batch(Decoder.from_directory(folder), ChatTokenizer.from_directory(folder), seed=seed)
+    started_s, started_cpu_s = time.monotonic(), time.process_time()
+    result = measure_batch(batch, n=count, seed=seed, temperature=temperature)
+    wall_s, cpu_s = time.monotonic() - started_s, time.process_time() - started_cpu_s
+    sampled = result.sampled_tokens * count
+    click.echo(f"reward {result.reward:.3f}  calculator used {result.tool_use:.2f}  model calls {result.turns:.2f}")
+    click.echo(
+        f"{sampled / wall_s:,.0f} tokens/s; per rollout {result.sampled_tokens:.0f} tokens, {1000 * cpu_s / count:.1f} ms CPU; "
+        f"{batch.prefixes.hit_tokens / batch.prefixes.asked_tokens:.0%} of prompt tokens from the prefix cache"
+    )

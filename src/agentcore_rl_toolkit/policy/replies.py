@@ -94,12 +94,10 @@ class Reply:
             return None
         if self.call.kind == "completion":
             return self._flat_logprobs(g, first, last)
-        content = []
-        for k in range(first, last):
-            entry = self._token_entry(g.token_ids[k], g.logprobs[k])
-            tops = g.top_logprobs[k] if g.params.top_logprobs else []
+        content = [self._token_entry(g.token_ids[k], g.logprobs[k]) for k in range(first, last)]
+        for k, entry in enumerate(content, first):
+            tops = g.top_logprobs[k] if g.params.top_logprobs else ()
             entry["top_logprobs"] = [self._token_entry(i, value) for i, value in tops]
-            content.append(entry)
         return {"content": content}
 
     def _flat_logprobs(self, g: Generation, first: int, last: int) -> dict[str, Any]:
@@ -172,10 +170,12 @@ class Reply:
         return f"token_id:{token_id}" if self.call.token_ids_as_text else self.tokenizer.token_text(token_id)
 
     def _token_entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        entry: dict[str, Any] = {"token": self._token_name(token_id), "logprob": logprob}
-        if self.call.kind == "chat":
-            entry["bytes"] = list(self.tokenizer.token_bytes(token_id))
-        return entry
+        if self.call.kind != "chat":
+            return {"token": self._token_name(token_id), "logprob": logprob}
+        text, its_bytes = self.tokenizer.token_json(token_id)
+        if self.call.token_ids_as_text:
+            text = f"token_id:{token_id}"
+        return {"token": text, "logprob": logprob, "bytes": its_bytes}
 
 
 class _ChoiceStream:

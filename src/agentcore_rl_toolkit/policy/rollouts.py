@@ -61,6 +61,13 @@ def measure(
     """Average reward of a transformers model on ``n`` held-out problems."""
     decoder = Decoder(DecoderShape.from_config(model.config.to_dict()), model.state_dict())
     batch = Batch(decoder, tokenizer, seed=seed)
+    return measure_batch(batch, n=n, seed=seed, temperature=temperature, surroundings=surroundings)
+
+
+def measure_batch(
+    batch: Batch, *, n: int, seed: int = 0, temperature: float = 1.0, surroundings: Surroundings = EXAMPLE_AGENT
+) -> Measure:
+    """`measure` for a policy that is already loaded for generation."""
     done = run(batch, problems("held_out", n, seed=seed), temperature=temperature, surroundings=surroundings)
     return Measure(
         reward=sum(r.reward for r in done) / n,

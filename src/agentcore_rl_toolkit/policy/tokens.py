@@ -44,6 +44,7 @@ class ChatTokenizer:
         self.pad_id = self._id_of(END_OF_TEXT)
         self._start_id = self._id_of(START)
         self._bytes_of_tokens = _token_bytes_table(tokenizer)
+        self._token_json = [(b.decode(errors="replace"), list(b)) for b in self._bytes_of_tokens]
         self._encode_piece = lru_cache(maxsize=remembered)(self._encode_piece_uncached)
 
     @classmethod
@@ -103,9 +104,13 @@ class ChatTokenizer:
         """The bytes that a token stands for."""
         return self._bytes_of_tokens[token_id]
 
+    def token_json(self, token_id: int) -> tuple[str, list[int]]:
+        """Text and bytes of one token as they stand in JSON; not to be changed, since they are shared."""
+        return self._token_json[token_id]
+
     def token_text(self, token_id: int) -> str:
         """The text of one token; bytes that are no text by themselves are shown as U+FFFD."""
-        return self._bytes_of_tokens[token_id].decode(errors="replace")
+        return self._token_json[token_id][0]
 
     def _encode_piece_uncached(self, piece: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(piece, add_special_tokens=False).ids)
