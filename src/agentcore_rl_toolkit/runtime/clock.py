@@ -55,12 +55,13 @@ class ActivityClock:
     def saw_ping(self, status: str | None, last_update_age_s: float | None, now: float) -> None:
         """A ping was answered (status None: it was not). ``last_update_age_s`` is how long ago the agent says it changed."""
         self.last_ping_s = now
+        was_busy = self.busy
         self.busy = status == "HealthyBusy"
         if self.semantics == "observed":
             self.busy = self.busy and last_update_age_s is not None
             if status is not None and last_update_age_s is not None:
                 self.last_active_s = max(self.last_active_s, now - max(0.0, last_update_age_s))
-        if self.busy:
+        if self.busy or was_busy:  # it was busy until some time since the last ping: count in the agent's favour
             self.last_active_s = now
 
     def verdict(self, now: float) -> str | None:

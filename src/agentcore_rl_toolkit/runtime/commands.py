@@ -82,6 +82,8 @@ async def run_command(session: Session, command: str, timeout_s: float, send: Se
             _, late = await asyncio.wait(pumps, timeout=OUTPUT_AFTER_EXIT_S)
             for task in late:
                 task.cancel()
+        if process.error is not None:
+            await emit({"contentDelta": {"stderr": f"the command could not be started: {process.error}\n"}})
         exit_code = code if code >= -1 else 128 - code  # a signal, as a shell reports it
         await emit({"contentStop": {"exitCode": exit_code, "status": status}})
         await send({"type": "http.response.body", "body": b""})

@@ -221,6 +221,7 @@ class SessionTable:
         )
         self.sessions[key] = session
         self.started_total += 1
+        self._watch(session)
         self._spawn_task(self._start(session, start_delay_s))
         return session
 

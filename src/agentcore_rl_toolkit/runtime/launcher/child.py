@@ -87,9 +87,10 @@ def become_session(session: Session, template_pid: int | None) -> None:
     """Detach from the template: own process group, environment, folder, log, random state."""
     os.setsid()
     signal.signal(signal.SIGTERM, stop_early)
-    linux.die_with_parent(signal.SIGKILL)
-    if template_pid is not None and os.getppid() != template_pid:  # it died between the fork and the line above
-        os._exit(1)
+    if template_pid is not None:
+        linux.die_with_parent(signal.SIGKILL)
+        if os.getppid() != template_pid:  # it died between the fork and the line above
+            os._exit(1)
     linux.adopt_orphans()
     log = os.open(session.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
@@ -102,10 +103,11 @@ def become_session(session: Session, template_pid: int | None) -> None:
     gc.enable()
 
 
-def become_command(command: Command) -> None:
-    """Turn into the shell that runs the command. Never returns."""
+def become_command(command: Command, *, in_namespace: bool) -> None:
+    """Turn into the shell that runs the command; in a session's namespace it ends with that. Never returns."""
     os.setsid()
-    linux.die_with_parent(signal.SIGKILL)
+    if not in_namespace:
+        linux.die_with_parent(signal.SIGKILL)
     linux.adopt_orphans()
     for output, fd in zip(command.outputs, (1, 2), strict=True):
         os.dup2(output.fileno(), fd)

@@ -68,6 +68,7 @@ class CommandProcess:
         self.template = template
         self.id = command_id
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.error: str | None = None
 
     def kill(self) -> None:
         self.template.send(op="kill_command", id=self.id)
@@ -195,6 +196,7 @@ class TemplateProcess:
         if event["ev"] == "command_exit":
             command = self.commands.pop(event["id"], None)
             if command is not None:
+                command.error = event.get("error")
                 command.ended.set_result(event["status"])
             return
         process = self.sessions.get(event.get("id", ""))

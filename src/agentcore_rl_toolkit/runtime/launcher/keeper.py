@@ -116,7 +116,7 @@ class Keeper:
     def _be_command(self, command: Command) -> None:
         self._release()
         os.close(self._lifeline_write)
-        become_command(command)
+        become_command(command, in_namespace=self._confinement.own_parent_check)
 
     def _not_in_a_child(self) -> None:
         """A fork that confines may fail on the other side of it."""

@@ -1,0 +1,101 @@
+"""An agent whose payload says what it should do. Used by the tests of the local runtime."""
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+
+from bedrock_agentcore.runtime import BedrockAgentCoreApp
+
+app = BedrockAgentCoreApp()
+LOADED_IN = os.getpid()
+calls = 0
+
+
+async def background(seconds, task):
+    await asyncio.sleep(seconds)
+    app.complete_async_task(task)
+
+
+@app.entrypoint
+async def main(payload, context):
+    global calls
+    calls += 1
+    what = payload.get("do", "echo")
+    if what == "echo":
+        return {"echo": payload, "pid": os.getpid(), "loaded_in": LOADED_IN, "calls": calls, "session": context.session_id}
+    if what == "headers":
+        return {"headers": dict(context.request_headers or {})}
+    if what == "stream":
+        return stream(payload["n"], payload.get("delay_s", 0.0), payload.get("size", 1))
+    if what == "raise":
+        raise ValueError("this agent fails on purpose")
+    if what == "sleep":
+        await asyncio.sleep(payload["s"])
+        return {"slept": payload["s"], "calls": calls}
+    if what == "busy":
+        asyncio.get_running_loop().create_task(background(payload["s"], app.add_async_task("work")))
+        return {"status": "processing"}
+    if what == "die":
+        os._exit(7)
+    if what == "where":
+        with open("note", "w") as f:
+            f.write("mine")
+        return {
+            "cwd": os.getcwd(),
+            "files": sorted(os.listdir()),
+            "tmp": __import__("tempfile").gettempdir(),
+            "home": os.environ["HOME"],
+            "env": dict(os.environ),
+            "random": random.random(),
+            "host": socket.gethostname(),
+        }
+    if what == "read":
+        try:
+            with open(payload["path"]) as f:
+                return {"read": f.read()[:100]}
+        except OSError as e:
+            return {"error": type(e).__name__}
+    if what == "spawn":  # leaves a process of its own session behind
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        return {"child": child.pid}
+    if what == "print":
+        print(payload["text"])
+        return {}
+    if what == "import":
+        __import__(payload["module"])
+        return {}
+    if what == "loaded":
+        return {"loaded": payload["module"] in sys.modules}
+    if what == "size":
+        return {"bytes": len(payload["data"])}
+    if what == "spin":
+        end = time.monotonic() + payload["s"]
+        while time.monotonic() < end:
+            pass
+        return {}
+    raise KeyError(what)
+
+
+async def stream(n, delay_s, size):
+    for i in range(n):
+        yield {"i": i, "pad": "x" * size}
+        await asyncio.sleep(delay_s)
+
+
+@app.websocket
+async def talk(websocket, context):
+    await websocket.accept()
+    while True:
+        text = await websocket.receive_text()
+        if text == "bye":
+            await websocket.close(code=1000)
+            return
+        await websocket.send_text(f"{context.session_id}: {text}")
+
+
+if __name__ == "__main__":
+    app.run()

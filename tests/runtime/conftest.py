@@ -1,0 +1,152 @@
+"""A real runtime process per test module, and boto3 clients for it as a user would make them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.runtime.remote import RuntimeView
+
+AGENTS = Path(__file__).parent / "agents"
+DEADLINE_S = 30.0
+
+
+def wait_for(condition: Callable[[], Any], *, within_s: float = DEADLINE_S) -> Any:
+    """The first true value of the condition. Fails when there is none in time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Server:
+    """A runtime in a process of its own."""
+
+    def __init__(self, folder: Path, *options: str, agent: Path = AGENTS / "probe.py", wait: bool = True) -> None:
+        self.folder = folder
+        self.ready_file = folder / "ready.json"
+        self.output = folder / "output.txt"
+        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"probe={agent}"]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "--ready-file", str(self.ready_file), *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "SECRET_OF_THE_HOST": "s3cr3t"},
+            )
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        wait_for(lambda: self.ready_file.exists() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.output.read_text()
+        self.info = json.loads(self.ready_file.read_text())
+        self.url = self.info["url"]
+        self.arn = self.info["agents"]["probe"]
+        self.view = RuntimeView(self.url)
+
+    def client(self, service: str = "bedrock-agentcore", **config: Any) -> Any:
+        """An unmodified boto3 client that finds this runtime as a user's would: by the environment."""
+        name = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"
+        os.environ[name] = self.url
+        try:
+            return boto3.client(
+                service,
+                region_name="us-west-2",
+                aws_access_key_id="AKLOCAL",
+                aws_secret_access_key="secret",
+                config=Config(**{"retries": {"total_max_attempts": 1}, **config}),
+            )
+        finally:
+            del os.environ[name]
+
+    @functools.cached_property
+    def default_client(self) -> Any:
+        return self.client(max_pool_connections=20)
+
+    def invoke(self, payload: Any, session_id: str | None = None, *, client: Any = None) -> Any:
+        """Invoke and parse the JSON reply."""
+        reply = (client or self.default_client).invoke_agent_runtime(
+            agentRuntimeArn=self.arn,
+            runtimeSessionId=session_id or new_session_id(),
+            payload=json.dumps(payload).encode(),
+        )
+        return json.loads(reply["response"].read())
+
+    def session(self, session_id: str) -> dict[str, Any] | None:
+        """A live session as the runtime describes it."""
+        return next((s for s in self.view.sessions() if s["session_id"] == session_id), None)
+
+    def ended(self, session_id: str) -> dict[str, Any] | None:
+        """A session that is over, once its process is gone."""
+        found = [s for s in self.view.get("/_local/sessions")["ended"] if s["session_id"] == session_id]
+        return next((s for s in found if s["exit_status"] is not None or s["pid"] is None), None)
+
+    def template_pid(self) -> int:
+        return int(self.view.get("/_local/status")["templates"][0]["pid"])
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start runtimes with options of the test's choice; all are stopped afterwards."""
+    servers: list[Server] = []
+
+    def start(*options: str, **more: Any) -> Server:
+        folder = tmp_path / f"server{len(servers)}"
+        folder.mkdir()
+        servers.append(Server(folder, *options, **more))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.stop()
+        server.process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One runtime with default options for all tests of a module."""
+    server = Server(tmp_path_factory.mktemp("runtime"))
+    yield server
+    assert server.stop() == 0, server.output.read_text()
+
+
+@pytest.fixture
+def client(server: Server) -> Any:
+    return server.default_client
+
+
+@pytest.fixture
+def session_id() -> str:
+    return new_session_id()
