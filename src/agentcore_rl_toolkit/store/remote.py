@@ -66,7 +66,7 @@ class RemoteStore(ObjectStore):
         try:
             import obstore.store
         except ImportError as e:
-            raise MissingExtraError(f"{self.url} needs obstore: pip install 'obstore>=0.8'") from e
+            raise MissingExtraError(f"{self.url} needs obstore: pip install 'obstore>=0.11'") from e
         # Retries and deadlines live in ObjectStore, in one place; obstore's own would hide them.
         common: dict[str, Any] = {
             "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
@@ -87,15 +87,14 @@ class RemoteStore(ObjectStore):
         if endpoint is not None:
             # under this name it also wins over the environment's
             common["aws_endpoint_url_s3"] = endpoint.rstrip("/")
-        return obstore.store.S3Store(
-            self._bucket,
-            region=region,
-            virtual_hosted_style_request=False,
-            disable_bulk_delete=True,  # plain DELETE is what every S3-compatible server understands
-            client_options=cast(Any, options),
-            credential_provider=AwsCredentials(),
-            **common,
-        )
+        common |= {
+            "region": region,
+            "virtual_hosted_style_request": False,
+            "client_options": options,
+            "credential_provider": AwsCredentials(),
+        }
+        # plain DELETE is what every S3-compatible server understands; obstore can choose it since 0.11
+        return obstore.store.S3Store(self._bucket, disable_bulk_delete=True, **common)
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         import obstore
