@@ -32,6 +32,10 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
         raise RequestError("messages must not be empty", param="messages")
     for i, message in enumerate(asked):
         messages += _message(message, f"messages[{i}]")
+    if messages[-1]["role"] == "assistant":
+        raise unsupported(
+            f"messages[{len(asked) - 1}]", "an answer cannot be begun for the model; end with a user message"
+        )
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.take("tools", list) or [])]
     choice, parallel = _tool_choice(fields.take("tool_choice", dict), tools)
     template_kwargs, effort, output_format = _thinking_and_output(fields)
@@ -138,6 +142,8 @@ def _user_parts(content: Any, path: str) -> list[dict[str, Any]]:
         return []
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise RequestError(f"{path} must be a string or a list of blocks", param=path)
     parts: list[dict[str, Any]] = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -150,8 +156,8 @@ def _user_parts(content: Any, path: str) -> list[dict[str, Any]]:
     return parts
 
 
-def _image_url(source: dict[str, Any], path: str) -> str:
-    kind = source.get("type")
+def _image_url(source: Any, path: str) -> str:
+    kind = source.get("type") if isinstance(source, dict) else None
     if kind == "base64":
         return f"data:{source.get('media_type')};base64,{source.get('data')}"
     if kind == "url":

@@ -54,6 +54,8 @@ class ReplyBuilder:
     def add(self, delta: Delta) -> None:
         if delta.usage is not None:
             self.usage = delta.usage
+            if delta.choice not in self._open and delta == Delta(choice=delta.choice, usage=delta.usage):
+                return  # usage belongs to the whole reply; it does not open a choice
         growing = self.choice(delta.choice)
         if delta.text:
             growing.text.append(delta.text)

@@ -183,7 +183,8 @@ def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
         return choice
     if choice.get("type") != "function":
         raise unsupported("tool_choice.type", "only 'function' is served")
-    name = (choice.get("function") or {}).get("name")
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
     return named_tool(name, tools, "tool_choice.function.name")
 
 

@@ -157,13 +157,17 @@ def input_messages(items: list[Any]) -> list[dict[str, Any]]:
 
 
 def _reasoning_text(item: dict[str, Any]) -> str:
-    parts = item.get("content") or item.get("summary") or []
+    parts = item.get("content") or item.get("summary")
+    if not isinstance(parts, list):
+        return ""
     return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
 
 
 def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return content or ""
+    if not isinstance(content, list):
+        raise RequestError(f"{path} must be a string or a list of parts", param=path)
     parts: list[dict[str, Any]] = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None

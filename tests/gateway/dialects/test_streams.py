@@ -1,0 +1,280 @@
+"""Streams of all dialects: written, read again, in any slices; and engines' streams as they really look."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.errors import UpstreamError
+from agentcore_rl_toolkit.gateway.dialects import (
+    DIALECTS,
+    Choice,
+    Delta,
+    Reply,
+    Request,
+    RequestError,
+    ToolCall,
+    ToolDelta,
+    Usage,
+    deltas_of,
+)
+
+CHATTY = ["chat", "responses", "anthropic"]
+
+
+def stream(name: str, deltas: list[Delta], *, n: int = 1, logprobs: bool = False) -> bytes:
+    request = Request(dialect=name, model="m", n=n, stream=True, include_usage=True, logprobs=logprobs)
+    encoder = DIALECTS[name].encoder(request, reply_id="chatcmpl-9", model="m", created=5)
+    return encoder.start() + b"".join(encoder.feed(delta) for delta in deltas) + encoder.finish()
+
+
+def read(name: str, pieces: list[bytes]) -> Reply:
+    decoder = DIALECTS[name].decoder()
+    for piece in pieces:
+        decoder.feed(piece)
+    decoder.finish()
+    assert decoder.done or name == "completions"
+    return decoder.reply()
+
+
+def told(choice: Choice) -> tuple:
+    calls = [(c.id, c.name, json.loads(c.arguments)) for c in choice.tool_calls]
+    return choice.content, choice.reasoning, calls, choice.finish_reason
+
+
+@pytest.mark.parametrize("name", CHATTY)
+def test_what_is_written_is_read_at_every_cut(name, full_reply) -> None:
+    data = stream(name, deltas_of(full_reply))
+    wanted = told(full_reply.choices[0])
+    for at in range(0, len(data), 3):
+        reply = read(name, [data[:at], data[at:]])
+        assert told(reply.choices[0]) == wanted, f"cut at {at}"
+    assert reply.complete
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (20, 30)
+    assert told(read(name, [data[i : i + 1] for i in range(len(data))]).choices[0]) == wanted
+
+
+@pytest.mark.parametrize("name", CHATTY)
+def test_a_whole_answer_is_read_as_it_was_written(name, full_reply) -> None:
+    dialect = DIALECTS[name]
+    body = dialect.encode_reply(full_reply, Request(dialect=name, model="m"))
+    reply = dialect.decode_reply(body)
+    assert told(reply.choices[0]) == told(full_reply.choices[0])
+    assert reply.complete
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == 20
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+CALLS = st.lists(
+    st.builds(
+        ToolCall,
+        id=st.uuids().map(lambda u: f"call_{u.hex[:8]}"),
+        name=st.sampled_from(["look_up", "now"]),
+        arguments=st.dictionaries(WORDS, st.integers() | WORDS, max_size=3).map(json.dumps),
+    ),
+    max_size=3,
+    unique_by=lambda c: c.id,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(CHATTY),
+    thoughts=st.lists(WORDS, max_size=3),
+    texts=st.lists(WORDS, max_size=4),
+    calls=CALLS,
+    data=st.data(),
+)
+def test_any_answer_survives_any_dialect_in_any_slices(name, thoughts, texts, calls, data) -> None:
+    deltas = [Delta(reasoning=t) for t in thoughts] + [Delta(text=t) for t in texts]
+    for index, call in enumerate(calls):
+        half = data.draw(st.integers(0, len(call.arguments)))
+        first = ToolDelta(index=index, id=call.id, name=call.name, arguments=call.arguments[:half])
+        deltas.append(Delta(tool_calls=[first]))
+        if half < len(call.arguments):
+            deltas.append(Delta(tool_calls=[ToolDelta(index=index, arguments=call.arguments[half:])]))
+    finish = "tool_calls" if calls else data.draw(st.sampled_from(["stop", "length"]))
+    deltas.append(Delta(finish_reason=finish, usage=Usage(prompt_tokens=1, completion_tokens=2)))
+    stream_bytes = stream(name, deltas)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream_bytes)), max_size=8)))
+    pieces = [stream_bytes[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream_bytes)], strict=True)]
+    reply = read(name, pieces)
+    wanted = [(c.id, c.name, json.loads(c.arguments)) for c in calls]
+    assert told(reply.choices[0]) == ("".join(texts), "".join(thoughts), wanted, finish)
+    assert reply.complete
+
+
+@pytest.mark.parametrize("name", ["responses", "anthropic"])
+def test_interleaved_parallel_calls_end_up_whole(name) -> None:
+    pieces = [
+        ToolDelta(index=0, id="a", name="f"),
+        ToolDelta(index=1, id="b", name="g"),
+        ToolDelta(index=0, arguments='{"x"'),
+        ToolDelta(index=1, arguments='{"y"'),
+        ToolDelta(index=0, arguments=": 1}"),
+        ToolDelta(index=1, arguments=": 2}"),
+    ]
+    deltas = [Delta(tool_calls=[piece]) for piece in pieces] + [Delta(finish_reason="tool_calls")]
+    (choice,) = read(name, [stream(name, deltas)]).choices
+    assert told(choice)[2] == [("a", "f", {"x": 1}), ("b", "g", {"y": 2})]
+
+
+def test_choices_of_one_stream_do_not_mix() -> None:
+    deltas = []
+    for step in range(3):
+        for index in range(2):
+            deltas.append(Delta(choice=index, text=f"{index}{step} ", token_ids=[10 * index + step]))
+    deltas += [Delta(choice=i, finish_reason="stop") for i in range(2)]
+    reply = read("chat", [stream("chat", deltas, n=2)])
+    assert [c.content for c in reply.choices] == ["00 01 02 ", "10 11 12 "]
+
+
+def chunk(**body: object) -> bytes:
+    return b"data: " + json.dumps({"id": "chatcmpl-1", "model": "m", "created": 5, **body}).encode() + b"\n\n"
+
+
+def test_vllm_stream_with_token_ids() -> None:
+    entry = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}
+    data = (
+        chunk(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}], prompt_token_ids=[1, 2, 3])
+        + chunk(
+            choices=[
+                {"index": 0, "delta": {"content": "Hi"}, "logprobs": {"content": [entry]}, "token_ids": [7]},
+                {"index": 1, "delta": {"reasoning_content": "hm"}, "token_ids": [9]},
+            ],
+            weight_version=4,
+        )
+        + chunk(
+            choices=[{"index": 1, "delta": {}, "finish_reason": "length", "token_ids": [10], "routed_experts": "AA"}]
+        )
+        + chunk(
+            choices=[{"index": 0, "delta": {}, "finish_reason": "stop", "token_ids": [8], "stop_reason": 151645}],
+            weight_version=5,
+        )
+        + chunk(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7})
+        + b"data: [DONE]\n\n"
+    )
+    reply = read("chat", [data])
+    assert reply.prompt_token_ids == [1, 2, 3]
+    assert [c.token_ids for c in reply.choices] == [[7, 8], [9, 10]]
+    assert reply.choices[0].logprobs == [-0.5]
+    assert reply.choices[0].stop_sequence is None
+    assert (reply.choices[1].reasoning, reply.choices[1].routed_experts) == ("hm", "AA")
+    assert (reply.weight_version_first, reply.weight_version_last) == (4, 5)
+    assert reply.complete
+
+
+def test_sglang_answer_with_its_own_fields() -> None:
+    body = {
+        "id": "1",
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hi", "reasoning_content": "hm"},
+                "prompt_token_ids": [1, 2],
+                "response_token_ids": [7],
+                "meta_info": {"weight_version": "12"},
+                "finish_reason": "stop",
+                "matched_stop": "\n\n",
+            }
+        ],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 1},
+    }
+    reply = DIALECTS["chat"].decode_reply(json.dumps(body).encode())
+    assert (reply.prompt_token_ids, reply.choices[0].token_ids) == ([1, 2], [7])
+    assert reply.weight_version_first == 12
+    assert reply.choices[0].stop_sequence == "\n\n"
+    body["choices"][0]["meta_info"]["weight_version"] = "default"
+    assert DIALECTS["chat"].decode_reply(json.dumps(body).encode()).weight_version_first is None
+
+
+def test_text_completion_with_logprobs() -> None:
+    logprobs = {"tokens": ["a", "b"], "token_logprobs": [-1.0, None], "top_logprobs": [{"a": -1.0}, None]}
+    data = chunk(choices=[{"index": 0, "text": "ab", "logprobs": logprobs}]) + chunk(
+        choices=[{"index": 0, "text": "", "finish_reason": "length"}]
+    )
+    (choice,) = read("completions", [data]).choices
+    assert choice.content == "ab"
+    assert choice.logprobs == [-1.0, None]  # absent stays absent
+
+
+def test_a_stream_that_breaks_off_is_not_complete() -> None:
+    data = stream("chat", [Delta(text="half"), Delta(text=" more")])
+    decoder = DIALECTS["chat"].decoder()
+    decoder.feed(data[: data.index(b"more")])
+    with pytest.raises(UpstreamError):  # half an event is left over
+        decoder.finish()
+    reply = decoder.reply()
+    assert not reply.complete
+    assert reply.choices[0].content == "half"
+    assert reply.choices[0].finish_reason is None
+
+
+def test_a_usage_chunk_alone_is_no_answer() -> None:
+    reply = read("chat", [chunk(choices=[], usage={"prompt_tokens": 3}) + b"data: [DONE]\n\n"])
+    assert reply.choices == []
+    assert not reply.complete
+
+
+def test_an_error_inside_a_stream_is_kept() -> None:
+    decoder = DIALECTS["chat"].decoder()
+    decoder.feed(chunk(choices=[{"index": 0, "delta": {"content": "x"}}]) + b'data: {"error": {"message": "boom"}}\n\n')
+    assert decoder.error == {"message": "boom"}
+    assert not decoder.reply().complete
+
+
+@pytest.mark.parametrize("name", ["responses", "anthropic"])
+def test_an_error_written_into_a_stream_is_read_as_one(name) -> None:
+    encoder = DIALECTS[name].encoder(Request(dialect=name, model="m", stream=True), reply_id="x")
+    data = encoder.start() + encoder.feed(Delta(text="a"))
+    data += encoder.error(RequestError("the engine died", kind="upstream"))
+    decoder = DIALECTS[name].decoder()
+    decoder.feed(data)
+    assert decoder.error is not None
+    assert "the engine died" in decoder.error["message"]
+    assert not decoder.reply().complete
+
+
+@pytest.mark.parametrize("data", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
+def test_an_engine_that_sends_nonsense_is_an_upstream_error(data) -> None:
+    with pytest.raises(UpstreamError):
+        DIALECTS["chat"].decoder().feed(data)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"choices": 3}'])
+def test_an_answer_that_is_none_is_an_upstream_error(body) -> None:
+    with pytest.raises(UpstreamError):
+        DIALECTS["chat"].decode_reply(body)
+
+
+def test_anthropic_arguments_that_are_no_object_are_shown_as_they_are() -> None:
+    choice = Choice(tool_calls=[ToolCall(id="a", name="f", arguments="[1, 2")], finish_reason="tool_calls")
+    body = json.loads(
+        DIALECTS["anthropic"].encode_reply(Reply(id="1", choices=[choice]), Request(dialect="anthropic", model="m"))
+    )
+    assert body["content"][0]["input"] == {"_raw": "[1, 2"}
+
+
+@pytest.mark.parametrize(
+    ("finish", "stop_sequence", "anthropic", "responses"),
+    [
+        ("stop", None, "end_turn", "completed"),
+        ("stop", "END", "stop_sequence", "completed"),
+        ("length", None, "max_tokens", "incomplete"),
+        ("tool_calls", None, "tool_use", "completed"),
+        ("content_filter", None, "refusal", "incomplete"),
+    ],
+)
+def test_reasons_to_finish_in_each_dialects_words(finish, stop_sequence, anthropic, responses) -> None:
+    choice = Choice(content="x", finish_reason=finish, stop_sequence=stop_sequence)
+    reply = Reply(id="1", choices=[choice])
+    body = json.loads(DIALECTS["anthropic"].encode_reply(reply, Request(dialect="anthropic", model="m")))
+    assert (body["stop_reason"], body["stop_sequence"]) == (anthropic, stop_sequence)
+    body = json.loads(DIALECTS["responses"].encode_reply(reply, Request(dialect="responses", model="m")))
+    assert body["status"] == responses
