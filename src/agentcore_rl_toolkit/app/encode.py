@@ -68,7 +68,10 @@ class Encoder:
             return
         value = self._simple(value, path)
         if isinstance(value, _PLAIN):
-            yield json.dumps(value, allow_nan=False)
+            try:
+                yield json.dumps(value, allow_nan=False)
+            except ValueError as e:  # an integer of more digits than Python writes or reads
+                raise InvalidResultError(f"result[{path}] cannot be written: {e}") from None
             return
         if id(value) in above:
             raise InvalidResultError(f"result[{path}] contains itself")
@@ -136,7 +139,7 @@ class Encoder:
                 return float(value)
             if path in ("rewards", "reward") or path.startswith(("rewards[", "rewards.", "reward[", "reward.")):
                 raise InvalidResultError(f"result[{path}] is {value!r}; a reward must be a finite number")
-            self._note(path, f"{value!r} became null")
+            self._note(path, f"{float(value)!r} became null")
             return None
         if isinstance(value, str):
             return str(value)

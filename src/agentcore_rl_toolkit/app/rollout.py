@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..contract import INFO_FIELD, Outcome, RolloutConfig, alive_key, parse_record
-from ..errors import AgentCoreRLError, ContractError, InvalidResultError, ObjectExistsError, StoreError
+from ..errors import AgentCoreRLError, InvalidResultError, ObjectExistsError
 from ..logs import log_context
 from ..store import ObjectStore, jitter
 from .encode import is_quick
@@ -197,7 +197,7 @@ class Rollout:
             await store.put_async(info.result_key, body, create_only=True, timeout_s=timeout_s)
         except ObjectExistsError:
             return await self._settle(info, store, body, timeout_s)
-        except StoreError as e:
+        except AgentCoreRLError as e:
             logger.critical("the record of %s is lost: %s", info.result_key, e)
             return False
         logger.info("record stored: %s (%d bytes)", info.result_key, len(body))
@@ -212,7 +212,7 @@ class Rollout:
             if isinstance(attempt, int) and attempt < info.config.attempt:
                 await store.put_async(info.result_key, body, timeout_s=timeout_s)
                 return True
-        except (StoreError, ContractError) as e:
+        except AgentCoreRLError as e:
             logger.error("%s is taken and could not be settled: %s", info.result_key, e)
         logger.warning("%s holds a record already, which stays", info.result_key)
         return True

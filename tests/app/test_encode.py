@@ -1,0 +1,233 @@
+"""Results to JSON: each kind of value by its fixed rule, or refused with its path."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import fractions
+import json
+import pathlib
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.app import encode
+from agentcore_rl_toolkit.app.encode import Encoder
+from agentcore_rl_toolkit.errors import InvalidResultError
+
+
+def encoded(fields: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    encoder = Encoder()
+    text = "{" + "".join(encoder.members(fields)) + "}"
+    return json.loads(text, parse_constant=lambda name: pytest.fail(name)), encoder.notes
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Text(str):
+    pass
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: Any
+
+
+class Model(pydantic.BaseModel):
+    n: int
+    at: dt.date
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ((1, (2, 3)), [1, [2, 3]]),
+        (Pair(1, 2), [1, 2]),
+        ({"b", "a"}, ["a", "b"]),
+        (frozenset({10, 9, "a"}), ["a", 10, 9]),
+        (Color.RED, "red"),
+        (Level.HIGH, 3),
+        (Text("t"), "t"),
+        (dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC), "2026-01-02T03:04:05+00:00"),
+        (dt.date(2026, 1, 2), "2026-01-02"),
+        (dt.time(3, 4), "03:04:00"),
+        (dt.timedelta(minutes=1.5), 90.0),
+        (decimal.Decimal("0.25"), 0.25),
+        (fractions.Fraction(1, 4), 0.25),
+        (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+        (pathlib.PurePosixPath("/a/b"), "/a/b"),
+        (np.float32(0.5), 0.5),
+        (np.int64(7), 7),
+        (np.bool_(True), True),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (np.array([], dtype=float), []),
+        (np.datetime64("2026-01-02T03:04:05"), "2026-01-02T03:04:05"),
+        (Point(1, Point(2, None)), {"x": 1, "y": {"x": 2, "y": None}}),
+        (Model(n=1, at=dt.date(2026, 1, 2)), {"n": 1, "at": "2026-01-02"}),
+        (collections.OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        (collections.deque([1, 2]), [1, 2]),
+        (range(3), [0, 1, 2]),
+        ({7: "a", None: "b", True: "c", 2.5: "d"}, {"7": "a", "true": "c", "null": "b", "2.5": "d"}),
+        ({np.int64(4): 1, Color.RED: 2}, {"4": 1, "red": 2}),
+        ("\ud800 lone surrogate \U0001f600", "\ud800 lone surrogate \U0001f600"),
+        ("", ""),
+        ([], []),
+        ({}, {}),
+        (10**100, 10**100),
+        (-0.0, -0.0),
+    ],
+)
+def test_a_value_takes_its_documented_form(value: Any, expected: Any) -> None:
+    fields, notes = encoded({"v": value, "nested": [{"v": value}]})
+    assert fields["v"] == expected
+    assert type(fields["v"]) is type(expected)
+    assert fields["nested"] == [{"v": expected}]
+    assert notes == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "notes"),
+    [
+        (float("nan"), None, {"v": "nan became null"}),
+        ([1.0, float("-inf")], [1.0, None], {"v[1]": "-inf became null"}),
+        (np.array([1.0, np.nan]), [1.0, None], {"v[1]": "nan became null"}),
+        (np.float64("nan"), None, {"v": "nan became null"}),
+        (decimal.Decimal("NaN"), None, {"v": "nan became null"}),
+        ({"a": {"b": float("inf")}}, {"a": {"b": None}}, {"v.a.b": "inf became null"}),
+        (b"\x00\xff", "AP8=", {"v": "bytes became base64"}),
+        ([bytearray(b"x")], ["eA=="], {"v[0]": "bytes became base64"}),
+        (memoryview(b"x"), "eA==", {"v": "bytes became base64"}),
+    ],
+)
+def test_a_value_that_loses_something_is_noted(value: Any, expected: Any, notes: dict[str, str]) -> None:
+    assert encoded({"v": value}) == ({"v": expected}, notes)
+
+
+@pytest.mark.parametrize("key", ["rewards", "reward"])
+@pytest.mark.parametrize(
+    "value", [float("nan"), [0.5, float("inf")], {"reward": float("nan")}, np.array([np.nan]), np.float32("inf")]
+)
+def test_a_reward_that_is_not_finite_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(InvalidResultError, match=rf"result\[{key}.* a reward must be a finite number"):
+        encoded({key: value})
+
+
+def test_names_that_only_begin_like_a_reward_are_ordinary() -> None:
+    assert encoded({"rewards_std": float("nan")})[0] == {"rewards_std": None}
+
+
+cyclic_list: list[Any] = [1]
+cyclic_list.append({"again": cyclic_list})
+cyclic_dict: dict[str, Any] = {}
+cyclic_dict["me"] = cyclic_dict
+deep: list[Any] = []
+for _ in range(5000):
+    deep = [deep]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), r"result\[v\] is a builtins.object, which has no JSON form"),
+        ([{"a": print}], r"result\[v\[0\].a\] is a builtins.builtin_function_or_method"),
+        ((i for i in range(3)), r"result\[v\] is a builtins.generator"),
+        (dict, r"result\[v\] is a builtins.type"),
+        (1j, r"result\[v\] is a builtins.complex"),
+        (Point, r"result\[v\] is a builtins.type"),
+        ({(1, 2): 3}, r"result\[v\] has a key of type tuple"),
+        ({b"k": 3}, r"result\[v\] has a key of type bytes"),
+        ({1: "a", "1": "b"}, r"result\[v\] has two keys that are both '1' in JSON"),
+        (cyclic_list, r"result\[v\[1\].again\] contains itself"),
+        (cyclic_dict, r"result\[v.me\] contains itself"),
+        (deep, "is nested more than 200 levels deep"),
+        (10**5000, r"result\[v\].* digits"),
+    ],
+    ids=lambda p: p if isinstance(p, str) else type(p).__name__,
+)
+def test_what_has_no_json_form_is_refused_with_its_path(value: Any, message: str) -> None:
+    with pytest.raises(InvalidResultError, match=message):
+        encoded({"v": value})
+
+
+def test_the_same_object_twice_is_no_cycle() -> None:
+    shared = {"a": [1]}
+    assert encoded({"x": shared, "y": [shared, shared]})[0] == {"x": shared, "y": [shared, shared]}
+
+
+def test_sets_come_out_the_same_in_every_process() -> None:
+    code = (
+        "from agentcore_rl_toolkit.app.encode import Encoder\n"
+        "print(''.join(Encoder().members({'s': {'b', 'a', 'c', 1, (2, 3)}})))"
+    )
+    outs = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"PYTHONHASHSEED": seed},
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert outs == {'"s": ["a", "b", "c", 1, [2, 3]]\n'}
+
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=4), inner, max_size=8),
+    max_leaves=25,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), plain_values, max_size=6), st.integers(5, 40))
+def test_in_pieces_or_at_once_plain_data_reads_the_same(fields: dict[str, Any], small: int) -> None:
+    whole, _ = encoded(fields)
+    before = encode.SMALL, encode._SLICE
+    encode.SMALL, encode._SLICE = small, small  # so that everything is taken apart
+    try:
+        pieces, notes = encoded(fields)
+    finally:
+        encode.SMALL, encode._SLICE = before
+    assert whole == pieces == fields
+    assert notes == {}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), plain_values, max_size=6))
+def test_odd_types_on_top_of_plain_data_change_nothing_else(fields: dict[str, Any]) -> None:
+    out, _ = encoded({"plain": fields, "odd": (fields, {1}, np.int64(3))})
+    assert out == {"plain": fields, "odd": [fields, [1], 3]}
+
+
+def test_no_single_step_is_long() -> None:
+    """The C encoder keeps the interpreter for as long as a call lasts, so calls must be short."""
+    big = {"rows": [{"i": i, "s": "x" * 50} for i in range(100_000)], "text": "y" * 10_000_000, "nums": [0.5] * 500_000}
+    longest = max(len(piece) for piece in Encoder().members(big))
+    assert longest < 3_000_000
+
+
+def test_notes_are_bounded() -> None:
+    _, notes = encoded({"v": [float("nan")] * 1000})
+    assert len(notes) == encode.MAX_NOTES

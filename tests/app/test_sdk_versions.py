@@ -1,0 +1,75 @@
+"""The same agent, over HTTP, on the oldest supported, a middle and the newest bedrock-agentcore."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+
+AGENT = """
+from bedrock_agentcore.runtime.context import BedrockAgentCoreContext
+
+@app.rollout_entrypoint
+async def run(payload, context):
+    if payload.get("fail"):
+        raise ValueError("no luck")
+    time.sleep(payload.get("block", 0))
+    await asyncio.sleep(payload.get("s", 0))
+    return {"rewards": [0.0, 1.0], "session": context.session_id, "seen": BedrockAgentCoreContext.get_session_id()}
+"""
+
+VERSIONS = {
+    "sdk-oldest": ["bedrock-agentcore==1.6.2", "obstore==0.11.*"],
+    "sdk-1.17": ["bedrock-agentcore==1.17.*", "obstore"],
+    "sdk-newest": ["bedrock-agentcore", "obstore"],
+}
+
+
+@pytest.fixture(scope="module", params=sorted(VERSIONS))
+def python(request: pytest.FixtureRequest, make_environment: Any) -> str:
+    return str(make_environment(request.param, *VERSIONS[request.param], "boto3>=1.40", "click>=8.1"))
+
+
+@pytest.mark.slow
+def test_the_agent_behaves_the_same(python: str, start_agent: Any, faulty_s3: Any) -> None:
+    env = {"PYTHONPATH": str(SRC), "PYTHONWARNINGS": "ignore", **faulty_s3.env}
+    agent = start_agent(AGENT, python=python, env=env)
+    session = "v" * 40
+
+    record = agent.run(session=session)
+    assert (record["rewards"], record["status_code"], record["stop_reason"]) == ([0.0, 1.0], 200, "end_turn")
+    assert record["session"] == record["seen"] == session
+
+    failed = agent.run({"fail": True})
+    assert (failed["status_code"], failed["stop_reason"], failed["error_type"]) == (500, "no luck", "ValueError")
+
+    blocked, _ = agent.rollout({"block": 2})
+    assert agent.ping() == "HealthyBusy"
+    assert not blocked.exists()
+    agent.record(blocked)
+
+    status, reply = agent.invoke({"_rollout": {"exp_id": "../e", "input_id": "i", "s3_bucket": "b-b"}})
+    assert status == 500
+    assert "exp_id" in reply["error"]
+
+    _, reply = agent.rollout(s3_bucket="the-bucket", session="w" * 40)
+    deadline = time.monotonic() + 20
+    while reply["result_key"] not in faulty_s3.objects or "exp/input/" + "w" * 40 + ".alive" in faulty_s3.objects:
+        assert time.monotonic() < deadline, agent.log
+        time.sleep(0.02)
+    assert json.loads(faulty_s3.objects[reply["result_key"]])["rewards"] == [0.0, 1.0]
+
+    interrupted, _ = agent.rollout({"s": 600})
+    while not interrupted.with_suffix(".alive").exists():
+        assert time.monotonic() < deadline
+    agent.process.send_signal(signal.SIGTERM)
+    agent.process.wait(20)
+    assert json.loads(interrupted.read_text())["error_type"] == "Interrupted"
+    assert os.listdir(interrupted.parent).count(interrupted.name) == 1
