@@ -5,6 +5,8 @@ Instead of starting processes it plays agents: an invoke is accepted, signs of l
 the `_rollout` block at the times that ``payload["script"]`` asks for. Use it to test code that drives rollouts; use the
 local runtime to run real agents.
 
+`GET /_local/records` tells when each record was stored (seconds of the machine's monotonic clock).
+
     with ScriptedRuntime() as runtime, RolloutClient(runtime.arn, url, "exp", endpoint_url=runtime.url) as client:
         assert client.invoke({"script": {"run_s": 0.1, "result": {"rewards": 1.0}}}).result()["rewards"] == 1.0
 """
@@ -191,6 +193,9 @@ class ScriptedRuntime:
             writer.close()
 
     async def _route(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, str, bytes, str] | None:
+        if path == "/_local/records":
+            times_s = {s.session_id: s.record_at_s for s in self.sessions.values() if s.record_at_s is not None}
+            return 200, "", json.dumps(times_s).encode(), ""
         pieces = path.strip("/").split("/")
         session_id = headers.get(SESSION_HEADER, "")
         if len(pieces) != 3 or pieces[0] != "runtimes" or unquote(pieces[1]) != self.arn:
