@@ -275,7 +275,20 @@ BLOCKS = st.fixed_dictionaries(
         )
     },
     optional=dict.fromkeys(
-        ["text", "image_url", "source", "content", "input", "name", "id", "tool_use_id", "thinking", "refusal", "detail"], ANY_JSON
+        [
+            "text",
+            "image_url",
+            "source",
+            "content",
+            "input",
+            "name",
+            "id",
+            "tool_use_id",
+            "thinking",
+            "refusal",
+            "detail",
+        ],
+        ANY_JSON,
     ),
 )
 MESSAGES = st.lists(
@@ -293,7 +306,31 @@ MESSAGES = st.lists(
     ),
     max_size=3,
 )
-FIELDS = ["messages", "input", "prompt", "system", "tools", "tool_choice", "temperature", "stop", "stop_sequences", "n", "logprobs", "top_logprobs", "stream", "stream_options", "response_format", "text", "reasoning", "thinking", "output_config", "metadata", "include", "max_tokens", "instructions"]
+FIELDS = [
+    "messages",
+    "input",
+    "prompt",
+    "system",
+    "tools",
+    "tool_choice",
+    "temperature",
+    "stop",
+    "stop_sequences",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "stream",
+    "stream_options",
+    "response_format",
+    "text",
+    "reasoning",
+    "thinking",
+    "output_config",
+    "metadata",
+    "include",
+    "max_tokens",
+    "instructions",
+]
 
 
 @settings(max_examples=500, deadline=None)
