@@ -1,0 +1,207 @@
+"""The published client (0.2.0, in an environment of its own) drives our agent over real HTTP and a real S3 server.
+
+The same client with the same inputs also drives the published agent; what the two agents store must be equal field by field, our
+additions aside.
+"""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import json
+import os
+import subprocess
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from agentcore_rl_toolkit.contract import INFO_FIELD, Outcome, record_outcome
+
+ROLLOUTS = 50
+OURS_ONLY = {INFO_FIELD, "outcome", "error_type"}
+
+AGENT = """
+@app.rollout_entrypoint
+async def run(payload, context):
+    n = payload["n"]
+    await asyncio.sleep(0.01 * (n % 7))
+    config = payload["_rollout"]
+    if n % 5 == 3:
+        raise ValueError(f"no luck with {n}")
+    if n % 10 == 4:
+        return ["not", "a", "dict"]
+    if n % 10 == 6:
+        return {"rewards": 0.0, "status_code": 429, "stop_reason": "gave up"}
+    return {
+        "rewards": [0.25, n / ROLLOUTS] if n % 2 else n / ROLLOUTS,
+        "metrics": {"n": n, "nested": [{"text": "é日 \\U0001f600", "none": None, "float": 1e-9, "big": 2**60}], 7: True},
+        "model": [config["base_url"], config["model_id"], config["temperature"]],
+        "session": context.session_id,
+        "pair": (1, "two"),
+    }
+""".replace("ROLLOUTS", str(ROLLOUTS))
+
+CLIENT = """
+import json, sys
+from agentcore_rl_toolkit import RolloutClient
+arn, bucket, exp_id, n = sys.argv[1:]
+client = RolloutClient(arn, bucket, exp_id, tps_limit=500, max_pool_connections=20, base_url="http://127.0.0.1:9/v1",
+                       model_id="m", temperature=0.5)
+def start(i):
+    return client.invoke({"n": i, "prompt": f"p{i}"}, session_id=f"session-{i:032d}", input_id=f"input-{i}")
+futures = [start(i) for i in range(int(n))]
+results = [f.result(timeout=120) for f in futures]
+batch = []
+for item in client.run_batch([{"n": i} for i in range(8)], max_concurrent_sessions=4, timeout=120):
+    batch.append({"success": item.success, "index": item.index, "error": item.error, "result": item.result})
+print(json.dumps({"results": results, "batch": batch}))
+"""
+
+
+class DataPlane:
+    """What AgentCore does between client and agent: routes by ARN, passes the session header on, takes stops."""
+
+    def __init__(self) -> None:
+        self.ports: dict[str, int] = {}
+        self.stopped: list[str] = []
+        plane = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                session = self.headers["X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"]
+                _, _, arn, action = urllib.parse.urlsplit(self.path).path.split("/")
+                if action == "stopruntimesession":
+                    plane.stopped.append(session)
+                    self.answer(200, b"{}", session)
+                    return
+                agent = http.client.HTTPConnection("127.0.0.1", plane.ports[urllib.parse.unquote(arn)], timeout=30)
+                agent.request(
+                    "POST",
+                    "/invocations",
+                    body,
+                    {"Content-Type": "application/json", "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id": session},
+                )
+                response = agent.getresponse()
+                self.answer(response.status, response.read(), session)
+                agent.close()
+
+            def answer(self, status: int, body: bytes, session: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("X-Amzn-Bedrock-AgentCore-Runtime-Session-Id", session)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: object) -> None:
+                """Nothing."""
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread.start()
+
+    def route(self, name: str, port: int) -> str:
+        arn = f"arn:aws:bedrock-agentcore:us-east-1:123456789012:runtime/{name}-abcdefghij"
+        self.ports[arn] = port
+        return arn
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join(5)
+
+
+@pytest.fixture
+def data_plane() -> Iterator[DataPlane]:
+    plane = DataPlane()
+    yield plane
+    plane.close()
+
+
+@pytest.fixture
+def s3() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def comparable(result: dict[str, Any], exp_id: str) -> list[tuple[str, Any]]:
+    """The fields in their order, with the experiment's name and the text of the traceback taken out."""
+    text = json.dumps({k: v for k, v in result.items() if k not in OURS_ONLY}).replace(exp_id, "EXP")
+    fields = json.loads(text)
+    if "traceback" in fields:
+        assert fields["traceback"].startswith("Traceback (most recent call last):\n")
+        fields["traceback"] = fields["traceback"].strip().splitlines()[-1].rpartition(": ")[2]
+    return list(fields.items())
+
+
+@pytest.mark.slow
+def test_the_published_client_reads_from_our_agent_what_it_reads_from_the_published_one(
+    start_agent: Any, make_environment: Any, data_plane: DataPlane, s3: str, tmp_path: Path
+) -> None:
+    published = make_environment("published-0.2.0", "agentcore-rl-toolkit[core]==0.2.0")
+    aws = {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL_S3": s3,
+        "PYTHONWARNINGS": "ignore",
+    }
+    subprocess.run(
+        [published, "-c", "import boto3; boto3.client('s3').create_bucket(Bucket='results')"],
+        env={**os.environ, **aws},
+        check=True,
+        timeout=120,
+    )
+    ours = start_agent(AGENT, env=aws)
+    theirs = start_agent(AGENT, env=aws, python=published)
+    arns = {"ours": data_plane.route("ours", ours.port), "theirs": data_plane.route("theirs", theirs.port)}
+    driver = tmp_path / "driver.py"
+    driver.write_text(CLIENT)
+
+    read: dict[str, Any] = {}
+    for exp_id, arn in arns.items():
+        started = time.monotonic()
+        done = subprocess.run(
+            [published, str(driver), arn, "results", f"exp-{exp_id}", str(ROLLOUTS)],
+            env={
+                **os.environ,
+                **aws,
+                "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": f"http://127.0.0.1:{data_plane.server.server_port}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+        assert done.returncode == 0, done.stderr
+        read[exp_id] = json.loads(done.stdout)
+        print(f"{exp_id}: {ROLLOUTS} rollouts and a batch in {time.monotonic() - started:.1f} s")
+
+    assert len(read["ours"]["results"]) == len(read["theirs"]["results"]) == ROLLOUTS
+    for our_result, their_result in zip(read["ours"]["results"], read["theirs"]["results"], strict=True):
+        assert comparable(our_result, "exp-ours") == comparable(their_result, "exp-theirs")
+        assert set(our_result) - set(their_result) <= OURS_ONLY
+        assert INFO_FIELD in our_result
+        assert INFO_FIELD not in their_result  # the published agent it was
+    outcomes = [record_outcome(r) for r in read["ours"]["results"]]
+    assert outcomes.count(Outcome.OK) == ROLLOUTS * 6 // 10
+    assert outcomes.count(Outcome.INVALID) == ROLLOUTS // 10
+    # what a client can tell from the published agent's records is a subset of that
+    assert [o is Outcome.OK for o in outcomes] == [record_outcome(r) is Outcome.OK for r in read["theirs"]["results"]]
+
+    for batch in (read["ours"]["batch"], read["theirs"]["batch"]):
+        assert sorted(item["index"] for item in batch) == list(range(8))
+        assert all(item["success"] and item["error"] is None for item in batch)
+    assert len(data_plane.stopped) == 2 * (ROLLOUTS + 8)
