@@ -103,6 +103,19 @@ def restrict(spec: IsolationSpec) -> None:
         os.close(ruleset)
 
 
+def restrict_abstract_sockets() -> None:
+    """Keep this process from abstract unix sockets outside, which a mount namespace does not hide. Does nothing before ABI 6."""
+    if abi() < ABI_SCOPES:
+        return
+    attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX)
+    ruleset = _linux.syscall(_linux.SYS_LANDLOCK_CREATE, attributes, 24, 0, what="landlock_create_ruleset")
+    try:
+        _linux.prctl(_linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+        _linux.syscall(_linux.SYS_LANDLOCK_RESTRICT, ruleset, 0, what="landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+
+
 def _allow_path(ruleset: int, path: Path, rights: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)

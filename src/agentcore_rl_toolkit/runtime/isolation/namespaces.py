@@ -62,12 +62,9 @@ def _fork_through_middle(enter: Callable[[], None] | None = None) -> int:
     """Fork by way of a middle process that ends at once; the session becomes our child because we are its subreaper."""
     _linux.prctl(_PR_SET_CHILD_SUBREAPER, 1, what="subreaper")
     read, write = os.pipe()
-    hold_read, hold_write = os.pipe()
     middle = os.fork()
     if middle:
         os.close(write)
-        os.close(hold_read)
-        os.close(hold_write)
         with os.fdopen(read, "rb") as answer:
             text = answer.read()
         with contextlib.suppress(ChildProcessError):  # the caller's own reaper may be quicker
@@ -78,6 +75,7 @@ def _fork_through_middle(enter: Callable[[], None] | None = None) -> int:
         raise OSError(rest.decode(errors="replace") or "the middle process died before it could fork the session")
     try:
         os.close(read)
+        middle_fd = os.pidfd_open(os.getpid())
         (enter or _new_user_and_pid)()
         pid = os.fork()
         if pid:
@@ -87,9 +85,10 @@ def _fork_through_middle(enter: Callable[[], None] | None = None) -> int:
         os.write(write, f"error {e}".encode())
         os._exit(1)
     os.close(write)
-    os.close(hold_write)
-    os.read(hold_read, 1)  # end of file: the middle process is gone, our parent is the caller
-    os.close(hold_read)
+    # Only once the middle process has ended for good is the caller our parent; asking before that to die with the parent would
+    # mean the middle process. A pidfd becomes readable after children have been handed on, a closed pipe before.
+    select.select([middle_fd], [], [])
+    os.close(middle_fd)
     return 0
 
 

@@ -60,6 +60,8 @@ def build(spec: IsolationSpec) -> None:
             shown = path in clones or any(str(above) in clones for above in Path(path).parents)
             if shown and _hide(inside, hidden[path]):
                 covers.append(inside)
+            if path in clones:
+                os.close(clones[path])
         else:
             _place(clones[path], inside, directory=stat.S_ISDIR(os.fstat(clones[path]).st_mode))
     for path in _PROC_READ_ONLY:

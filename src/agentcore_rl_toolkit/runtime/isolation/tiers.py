@@ -210,6 +210,8 @@ class NamespaceTier(Tier):
 
                 hand_over(spec)
             rootfs.build(spec)
+            if spec.network == "host":
+                landlock.restrict_abstract_sockets()
             drop_capabilities()
             _settle(spec)
         except OSError as e:
@@ -366,7 +368,10 @@ def _namespaces_unavailable() -> str | None:
         return "namespaces exist on Linux only"
     with tempfile.TemporaryDirectory(prefix="agentcore-rl-probe-") as directory:
         command = [sys.executable, "-I", _SCRIPT, "probe", directory]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            return f"the probe did not run: {e}"
     if done.returncode == 0:
         return None
     lines = done.stderr.strip().splitlines()
