@@ -17,7 +17,8 @@ _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
 
 
-def _start() -> asyncio.AbstractEventLoop:
+def start() -> asyncio.AbstractEventLoop:
+    """The shared loop, started if it is not running yet."""
     global _loop, _thread
     with _lock:
         if _loop is None or _thread is None or not _thread.is_alive():  # a forked child has no thread
@@ -34,7 +35,7 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     Ctrl-C cancels the coroutine and waits for its clean-up. Raises: RuntimeError when called on the portal's own
     thread.
     """
-    loop = _start()
+    loop = start()
     if threading.current_thread() is _thread:
         work.close()
         raise RuntimeError("called from the background loop itself; use the async twin there")

@@ -170,7 +170,7 @@ def _wrapped(command: Sequence[str]) -> str:
     lines: list[str] = []
     for word in command:
         quoted = shlex.quote(word)
-        if not lines or word.startswith("-") or (lines[-1].startswith("-") and " " in lines[-1]):
+        if not lines or word.startswith("-") or "=" in word or (lines[-1].startswith("-") and " " in lines[-1]):
             lines.append(quoted)
         else:
             lines[-1] += f" {quoted}"

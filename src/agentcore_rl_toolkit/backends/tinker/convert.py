@@ -14,7 +14,7 @@ from ..samples import Sample
 
 
 def to_tinker(sample: Sample, *, max_tokens: int | None = None) -> dict[str, Any] | None:
-    """`{"tokens": ..., "loss_fn_inputs": {...}}` of one sample for the losses `importance_sampling` and `ppo`.
+    """`{"tokens": ..., "loss_fn_inputs": {...}, "mask": ...}` of one sample for the losses `importance_sampling` and `ppo`.
 
     Context tokens have advantage 0, which is how these losses leave them out; their logprob is then irrelevant and
     written as 0. The service sums over tokens, so every sampled token counts once and a forked episode needs no weight.
@@ -34,8 +34,8 @@ def to_tinker(sample: Sample, *, max_tokens: int | None = None) -> dict[str, Any
             "target_tokens": tokens[1:],
             "logprobs": context + [0.0 if lp is None else lp for lp in sample.response_logprobs],
             "advantages": context + [sample.advantage if m else 0.0 for m in sample.response_mask],
-            "weights": context + [float(m) for m in sample.response_mask],
         },
+        "mask": [0] * len(context) + sample.response_mask,
     }
 
 

@@ -1,1 +1,6 @@
-"""verl: agent loops over remote agents for its V1 trainer. Only `adapter`, `dataset` and `main` need verl."""
+"""verl: agent loops over remote agents for its V1 trainer. Only `adapter`, `dataset` and `manager` need verl or torch."""
+
+from .convert import to_verl
+from .settings import AgentCoreConfig, VerlConfig
+
+__all__ = ["AgentCoreConfig", "VerlConfig", "to_verl"]

@@ -1,0 +1,147 @@
+"""rLLM runs: the keys its AgentCore runtime reads, as one file, and the command they become."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import ConfigError
+from ..settings import Plan, from_mapping, read_settings, with_environment
+
+# Keys that rLLM's AgentCoreRuntimeConfig takes; anything else under remote_runtime.agentcore is a TypeError there (git 9beb6e0).
+AGENTCORE_KEYS = ("agent_runtime_arn", "s3_bucket", "tps_limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RllmConfig:
+    """An rLLM run on AgentCore.
+
+    `session_timeout` becomes ``rllm.remote_runtime.session_timeout``; under ``remote_runtime.agentcore``, where some
+    guides print it, rLLM refuses it. `mask_failures` turns on rLLM's compact filtering for errors and timeouts:
+    without it rLLM trains failed rollouts as reward 0. `n_parallel` bounds sessions alive at once. `overrides` are
+    further hydra keys, passed on unchanged.
+    Units: seconds. Raises: ConfigError.
+    """
+
+    agent_runtime_arn: str
+    s3_bucket: str
+    model_path: str
+    backend: Literal["verl", "tinker"] = "verl"
+    dataset: str = "gsm8k_agentcore"
+    tps_limit: int = 25
+    session_timeout: float = 300.0
+    n_parallel: int = 256
+    mask_failures: bool = True
+    group_size: int = 8
+    train_batch_size: int = 64
+    max_prompt_length: int = 14336
+    max_response_length: int = 2048
+    learning_rate: float = 2e-5
+    temperature: float = 1.0
+    n_gpus_per_node: int = 8
+    tool_call_parser: str = "hermes"
+    project_name: str = "agentcore-math"
+    experiment_name: str = "gsm8k"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key in self.overrides:
+            name = key.lstrip("+").removeprefix("rllm.remote_runtime.agentcore.")
+            if name != key.lstrip("+") and name not in AGENTCORE_KEYS:
+                hint = "; it is rllm.remote_runtime.session_timeout" if name == "session_timeout" else ""
+                raise ConfigError(
+                    f"rLLM takes only {', '.join(AGENTCORE_KEYS)} under remote_runtime.agentcore, not {name}{hint}"
+                )
+        if self.group_size < 2:
+            raise ConfigError(f"a group needs at least 2 rollouts to compare, got group_size={self.group_size}")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> RllmConfig:
+        """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
+        return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
+
+    def hydra_overrides(self) -> list[str]:
+        """The run as hydra overrides of rLLM's unified trainer."""
+        values: dict[str, Any] = {
+            "rllm/backend": self.backend,
+            "rllm.remote_runtime.enabled": True,
+            "rllm.remote_runtime.backend": "agentcore",
+            "rllm.remote_runtime.agentcore.agent_runtime_arn": self.agent_runtime_arn,
+            "rllm.remote_runtime.agentcore.s3_bucket": self.s3_bucket,
+            "rllm.remote_runtime.agentcore.tps_limit": self.tps_limit,
+            "rllm.remote_runtime.session_timeout": self.session_timeout,
+            "rllm.workflow.n_parallel_tasks": self.n_parallel,
+            "rllm.compact_filtering.enable": self.mask_failures,
+            "rllm.algorithm.adv_estimator": "grpo",
+            "rllm.algorithm.norm_adv_by_std_in_grpo": True,
+            "data.train_batch_size": self.train_batch_size,
+            "data.max_prompt_length": self.max_prompt_length,
+            "data.max_response_length": self.max_response_length,
+            **(self._verl() if self.backend == "verl" else self._tinker()),
+            **self.overrides,
+        }
+        return [f"{key}={_hydra(value)}" for key, value in values.items()]
+
+    def plan(self) -> Plan:
+        command = [sys.executable, "-m", "agentcore_rl_toolkit.backends.rllm.main", *self.hydra_overrides()]
+        failures = "masked (compact filtering)" if self.mask_failures else "trained as reward 0 (rLLM's default)"
+        facts = [
+            ("agent", self.agent_runtime_arn),
+            ("records", self.s3_bucket),
+            ("trainer", f"rLLM on {self.backend}"),
+            ("model", self.model_path),
+            ("rows", f"data set {self.dataset!r} of rLLM's registry"),
+            ("group", f"{self.group_size} rollouts, {self.train_batch_size} inputs a step"),
+            ("failed rollouts", failures),
+            ("deadline", f"session {self.session_timeout:g} s, {self.tps_limit} requests/s"),
+        ]
+        wanted = [("rllm", "rLLM from its repository (github.com/rllm-org/rllm)"), ("hydra", "pip install hydra-core")]
+        wanted.append(("verl", "verl") if self.backend == "verl" else ("tinker", "pip install tinker"))
+        needs = [text for module, text in wanted if not importlib.util.find_spec(module)]
+        environment = {"RLLM_DATASET": self.dataset}
+        return Plan(backend="rllm", facts=facts, command=command, environment=environment, needs=needs)
+
+    def _verl(self) -> dict[str, Any]:
+        rollout = "actor_rollout_ref.rollout"
+        return {
+            "algorithm.adv_estimator": "grpo",
+            "algorithm.norm_adv_by_std_in_grpo": True,
+            # The update takes its ratio against the logprobs that were sampled, not against recomputed ones.
+            "rllm.algorithm.rollout_correction.bypass_mode": True,
+            "+model.name": self.model_path,
+            "actor_rollout_ref.model.path": self.model_path,
+            "actor_rollout_ref.actor.optim.lr": self.learning_rate,
+            f"{rollout}.name": "vllm",
+            f"{rollout}.mode": "async",
+            f"{rollout}.n": self.group_size,
+            f"{rollout}.temperature": self.temperature,
+            # Without these vLLM answers tool calls as plain text and the agent never calls a tool.
+            f"+{rollout}.engine_kwargs.vllm.enable_auto_tool_choice": True,
+            f"+{rollout}.engine_kwargs.vllm.tool_call_parser": self.tool_call_parser,
+            "trainer.n_gpus_per_node": self.n_gpus_per_node,
+            "trainer.project_name": self.project_name,
+            "trainer.experiment_name": self.experiment_name,
+        }
+
+    def _tinker(self) -> dict[str, Any]:
+        return {
+            "model.name": self.model_path,
+            "training.group_size": self.group_size,
+            "training.learning_rate": self.learning_rate,
+            "training.max_length": self.max_prompt_length + self.max_response_length,
+            "sampling.train.temperature": self.temperature,
+            "rllm.trainer.project_name": self.project_name,
+            "rllm.trainer.experiment_name": self.experiment_name,
+        }
+
+
+def _hydra(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    special = isinstance(value, str) and set(text) & set(":,{}[]()= '")
+    return "'" + text.replace("'", "\\'") + "'" if special else text

@@ -1,0 +1,97 @@
+"""verl's AgentLoop over a remote agent, for the stock AgentLoop workers of the V1 trainer.
+
+`manager.AgentCoreManager` is the better plug (whole groups, early stop, one gateway); this one fits set-ups that keep
+verl's workers: name it in a YAML file given as ``actor_rollout_ref.rollout.agent.agent_loop_config_path``::
+
+    - name: agentcore
+      _target_: agentcore_rl_toolkit.backends.verl.adapter.AgentCoreAgentLoop
+      agent_runtime_arn: arn:aws:bedrock-agentcore:...
+      s3_bucket: my-bucket
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from ...errors import MissingExtraError
+from ..service import RolloutService
+from .convert import to_verl
+from .dataset import PAYLOAD_KEY
+from .settings import AgentCoreConfig
+
+try:
+    import ray
+    from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
+except ModuleNotFoundError as e:
+    raise MissingExtraError(f'the verl backend needs {e.name!r}:\n    pip install "agentcore-rl-toolkit[verl]"') from e
+
+_lock = threading.Lock()
+_services: dict[str, RolloutService] = {}
+
+# verl's names of sampling parameters -> OpenAI's; the others mean nothing to an OpenAI client.
+_PARAMETERS = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+class AgentCoreAgentLoop(AgentLoopBase):
+    """One rollout of a remote agent per call; several outputs for a forked episode, none for a masked one.
+
+    Keyword arguments are those of `AgentCoreConfig`. verl makes a new loop for every rollout, so the clients are kept
+    per process and configuration.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        names = AgentCoreConfig.__dataclass_fields__
+        ours = {k: kwargs.pop(k) for k in list(kwargs) if k in names}
+        super().__init__(*args, **kwargs)
+        self.agentcore = AgentCoreConfig(**ours) if ours else AgentCoreConfig.of(self.config)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        """Never raises for a failed rollout: V1 then has no row of this session, and the group's mean does not see it."""
+        service = await asyncio.to_thread(self._service)
+        payload = kwargs.get(PAYLOAD_KEY) or {"prompt": kwargs["raw_prompt"]}
+        rollout = await service.roll(dict(payload), openai_params(sampling_params))
+        outputs = to_verl(
+            rollout,
+            prompt_length=self.rollout_config.prompt_length,
+            response_length=self.rollout_config.response_length,
+        )
+        return [AgentLoopOutput(**with_steps(o, kwargs.get("global_steps"))) for o in outputs]
+
+    def _service(self) -> RolloutService:
+        key = repr(self.agentcore)
+        with _lock:
+            if key not in _services:
+                settings = self.agentcore.service(str(self.config.actor_rollout_ref.model.path))
+                _services[key] = RolloutService.open(settings, lambda: addresses(self.server_manager), engine="vllm")
+            return _services[key]
+
+
+def use(config: AgentCoreConfig, service: RolloutService | None) -> None:
+    """Give this process another service for a configuration: a running gateway, or a replay. None forgets it."""
+    with _lock:
+        if service is None:
+            _services.pop(repr(config), None)
+        else:
+            _services[repr(config)] = service
+
+
+def addresses(llm_client: Any) -> list[str]:
+    """HTTP addresses of verl's rollout servers. Their ids at verl's load balancer are these addresses (verl 0.9)."""
+    servers = ray.get(llm_client._load_balancer.get_all_servers.remote())
+    return [s if s.startswith("http") else f"http://{s}" for s in servers]
+
+
+def openai_params(sampling_params: dict[str, Any]) -> dict[str, Any]:
+    """verl's sampling parameters under OpenAI's names; neutral values are left out."""
+    found = {k: sampling_params[k] for k in _PARAMETERS if sampling_params.get(k) is not None}
+    return {k: v for k, v in found.items() if (k, v) not in (("top_k", -1), ("repetition_penalty", 1.0))}
+
+
+def with_steps(output: dict[str, Any], global_steps: Any) -> dict[str, Any]:
+    """Fill in unknown weight versions with the step that asked: never newer than the truth, so staleness is not understated."""
+    extra = dict(output["extra_fields"])
+    if extra["min_global_steps"] is None and global_steps is not None:
+        extra["min_global_steps"] = extra["max_global_steps"] = int(global_steps)
+    return {**output, "extra_fields": extra}

@@ -1,0 +1,166 @@
+"""verl's agent loop manager over AgentCore, for the V1 trainer (``agent_loop_manager_class``).
+
+What V1 expects (verl 0.9.1): `generate_sequences` returns at once; for every prompt the manager later writes one
+TransferQueue row per sample, key ``{uid}_{session}_{index}``, and only when all of them are written sets the prompt's
+own key to "finished" or "failure". The replay buffer drops or refills prompts by these tags. Rollouts run on the
+background loop of this process, one collection per prompt, so that groups finish independently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import MissingExtraError
+from .._portal import start
+from ..collect import Group, GroupRequest, summarize
+from ..data import payload_id
+from ..service import RolloutService
+from .adapter import addresses, openai_params, with_steps
+from .convert import to_verl
+from .dataset import PAYLOAD_KEY
+from .settings import AgentCoreConfig
+
+try:
+    import torch
+    import transfer_queue as tq
+    from tensordict import NonTensorData, NonTensorStack, TensorDict
+    from verl.experimental.agent_loop import AgentLoopOutput
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+except ModuleNotFoundError as e:
+    raise MissingExtraError(f'the verl backend needs {e.name!r}:\n    pip install "agentcore-rl-toolkit[verl]"') from e
+
+log = logging.getLogger(__name__)
+
+
+class AgentCoreManager:
+    """Runs the prompts of a batch on AgentCore and hands their samples to V1 as they finish."""
+
+    def __init__(
+        self,
+        config: Any,
+        llm_client: Any,
+        teacher_client: Any = None,
+        reward_loop_worker_handles: Any = None,
+        *,
+        service: RolloutService | None = None,
+    ) -> None:
+        self.config, self.llm_client = config, llm_client
+        self.rollout_config = config.actor_rollout_ref.rollout
+        self._service = service
+        self._lock = threading.Lock()
+        self._running: set[Any] = set()
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> AgentCoreManager:
+        """verl's constructor: ``create(config=, llm_client=, teacher_client=, reward_loop_worker_handles=)``."""
+        return cls(*args, **kwargs)
+
+    def service(self) -> RolloutService:
+        """The clients; opened on the first batch, when the rollout servers are up."""
+        with self._lock:
+            if self._service is None:
+                settings = AgentCoreConfig.of(self.config).service(str(self.config.actor_rollout_ref.model.path))
+                self._service = RolloutService.open(settings, lambda: addresses(self.llm_client), engine="vllm")
+            return self._service
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Start all prompts of the batch and return."""
+        service = self.service()
+        loop = start()
+        for row in rows_of(prompts):
+            future = asyncio.run_coroutine_threadsafe(self._prompt(service, row), loop)
+            self._running.add(future)
+            future.add_done_callback(self._running.discard)
+
+    async def _prompt(self, service: RolloutService, row: dict[str, Any]) -> None:
+        validate = bool(row.pop("validate", False))
+        uid, partition = str(row["uid"]), "val" if validate else "train"
+        await asyncio.to_thread(tq.kv_put, key=uid, partition_id=partition, tag={"status": "running"})
+        status = "failure"
+        try:
+            group = await service.group(self._request(row, uid, validate))
+            written = await asyncio.to_thread(self._write, group, row, uid, partition)
+            status = "finished" if written else "failure"
+            if not written:
+                log.warning("prompt %s gave no sample: %s", uid, dict(summarize([group]).outcomes))
+        except Exception:  # the trainer waits for a final tag of every prompt, whatever went wrong here
+            log.exception("prompt %s failed", uid)
+        finally:
+            await asyncio.to_thread(tq.kv_put, key=uid, partition_id=partition, tag={"status": status})
+
+    def _request(self, row: dict[str, Any], uid: str, validate: bool) -> GroupRequest:
+        section = self.rollout_config.val_kwargs if validate else self.rollout_config
+        params = {k: section.get(k) for k in ("temperature", "top_p", "top_k")}
+        if row.pop("__do_sample__", True) is False:
+            params = {"temperature": 0.0}
+        payload = row.get(PAYLOAD_KEY) or {"prompt": row["raw_prompt"]}
+        return GroupRequest(
+            input_id=f"{payload_id(payload)}-{uid}",
+            payload=dict(payload),
+            n=int(row.pop("__rollout_n__", section.n)),
+            sampling_params=openai_params(params),
+        )
+
+    def _write(self, group: Group, row: Mapping[str, Any], uid: str, partition: str) -> int:
+        keys, fields, tags = [], [], []
+        for rollout in group.rollouts:
+            outputs = to_verl(
+                rollout,
+                prompt_length=self.rollout_config.prompt_length,
+                response_length=self.rollout_config.response_length,
+            )
+            for index, output in enumerate(outputs):
+                made = AgentLoopOutput(**with_steps(output, row.get("global_steps")))
+                keys.append(f"{uid}_{rollout.index}_{index}")
+                fields.append(_fields(made, row, rollout.index))
+                tags.append(_tag(fields[-1], row))
+        if keys:
+            table = list_of_dict_to_tensordict(fields)
+            tq.kv_batch_put(keys=keys, fields=table, tags=tags, partition_id=partition)
+        return len(keys)
+
+
+def rows_of(prompts: TensorDict) -> list[dict[str, Any]]:
+    """The batch's rows as plain dicts."""
+    rows: list[dict[str, Any]] = []
+    for i in range(len(prompts)):
+        row: dict[str, Any] = {}
+        for key, value in prompts.items():
+            if isinstance(value, torch.Tensor):
+                row[key] = value[i]
+            elif isinstance(value, NonTensorStack):
+                row[key] = value[i].data
+            elif isinstance(value, NonTensorData):
+                row[key] = value.data
+            else:
+                row[key] = value
+        rows.append(row)
+    return rows
+
+
+def _fields(made: Any, row: Mapping[str, Any], session: int) -> dict[str, Any]:
+    fields: dict[str, Any] = made.as_dict()
+    fields.update(row)
+    fields["session_id"] = session
+    fields["loss_mask"] = fields["response_mask"]
+    fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
+    fields["position_ids"] = torch.arange(len(fields["input_ids"]))
+    fields["multi_modal_inputs"] = {}
+    return fields
+
+
+def _tag(fields: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, response = len(fields["prompts"]), len(fields["responses"])
+    return {
+        "status": "success",
+        "prompt_len": prompt,
+        "response_len": response,
+        "seq_len": prompt + response,
+        "global_steps": row.get("global_steps"),
+        "min_global_steps": fields["extra_fields"]["min_global_steps"],
+        "max_global_steps": fields["extra_fields"]["max_global_steps"],
+    }

@@ -1,0 +1,223 @@
+"""Settings of verl runs: the published guide's keys, and the hydra overrides they become."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+from ..service import ServiceSettings
+from ..settings import Plan, from_mapping, read_settings, with_environment
+
+PACKAGE = "agentcore_rl_toolkit.backends.verl"
+PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
+OUR_PREFIX = "agentcore."
+MAX_RESPONSE_KEY = "actor_rollout_ref.rollout.response_length"
+
+# Overrides without which rollouts would not reach us or their data would be wrong; (key, value, why).
+REQUIRED: tuple[tuple[str, str, str], ...] = (
+    ("trainer.use_v1", "true", "masked rollouts need the V1 trainer: it takes sessions without rows"),
+    ("transfer_queue.enable", "true", "the V1 trainer hands samples over through TransferQueue"),
+    ("actor_rollout_ref.rollout.calculate_log_probs", "true", "importance ratios need the sampled logprobs"),
+)
+OURS: tuple[tuple[str, str], ...] = (
+    ("+actor_rollout_ref.rollout.agent.agent_loop_manager_class", f"{PACKAGE}.manager.AgentCoreManager"),
+    ("data.custom_cls.path", f"pkg://{PACKAGE}.dataset"),
+    ("data.custom_cls.name", "PayloadDataset"),
+)
+DEFAULTS: tuple[tuple[str, str], ...] = (
+    ("algorithm.adv_estimator", "grpo"),
+    ("actor_rollout_ref.rollout.name", "vllm"),
+    ("actor_rollout_ref.rollout.n", "8"),
+    ("+actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice", "true"),
+    ("+actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser", "hermes"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentCoreConfig:
+    """The ``agentcore`` section of a verl run; names and defaults of the published guide, then ours.
+
+    Units: `max_rollout_time` seconds. `gateway_store` is a folder for captured turns; the published "memory" keeps
+    them in a temporary one. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` are accepted and have
+    no effect: the gateway always extends turns token by token.
+    """
+
+    agent_runtime_arn: str
+    s3_bucket: str
+    exp_id: str = "verl"
+    reqs_per_sec: int = 25
+    max_pool_connections: int = 10
+    max_rollout_time: float = 1800.0
+    gateway_port: int = 9090
+    gateway_store: str = "memory"
+    gateway_cumulative_token_mode: bool = False
+    gateway_renderer_model_family: str = "auto"
+    gateway_host: str = "0.0.0.0"
+    gateway_public_url: str | None = None
+    gateway_url: str | None = None
+    gateway_admin_key: str | None = field(default=None, repr=False)
+    endpoint_url: str | None = None
+    model_id: str | None = None
+    max_concurrent: int = 256
+    max_turns: int | None = None
+    extra_rollouts: int = 0
+
+    def service(self, model_path: str) -> ServiceSettings:
+        """The same under shared names. verl serves a model under its path unless told otherwise."""
+        return ServiceSettings(
+            agent_runtime_arn=self.agent_runtime_arn,
+            s3_bucket=self.s3_bucket,
+            exp_id=self.exp_id,
+            model_id=self.model_id or model_path,
+            rollout_timeout_s=self.max_rollout_time,
+            tps_limit=self.reqs_per_sec,
+            max_concurrent=self.max_concurrent,
+            max_pool_connections=self.max_pool_connections,
+            endpoint_url=self.endpoint_url,
+            gateway_host=self.gateway_host,
+            gateway_port=self.gateway_port,
+            gateway_public_url=self.gateway_public_url,
+            gateway_url=self.gateway_url,
+            gateway_admin_key=self.gateway_admin_key,
+            gateway_store=None if self.gateway_store == "memory" else self.gateway_store,
+            max_turns=self.max_turns,
+            extra_rollouts=self.extra_rollouts,
+        )
+
+    @classmethod
+    def of(cls, config: Any) -> AgentCoreConfig:
+        """Read the `agentcore` section of verl's composed configuration. Raises: ConfigError."""
+        from omegaconf import OmegaConf
+
+        section = config.get("agentcore")
+        if section is None:
+            raise ConfigError(f"the configuration has no `agentcore` section; start verl with python -m {PACKAGE}.main")
+        values: Mapping[str, Any] = OmegaConf.to_container(section, resolve=True)
+        return from_mapping(cls, with_environment(values), where="agentcore")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerlConfig:
+    """A verl run as a file: `agentcore` for us, `overrides` for verl (dotted hydra keys), `config_name` of verl's own."""
+
+    agentcore: Mapping[str, Any]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    config_name: str = "ppo_trainer"
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> VerlConfig:
+        """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill its `agentcore` section."""
+        return from_mapping(cls, read_settings(path), where=str(path))
+
+    def arguments(self) -> list[str]:
+        """The same as command-line arguments of `main`."""
+        ours = [f"{PUBLISHED_PREFIX}{k}={_hydra(v)}" for k, v in self.agentcore.items()]
+        return [f"--config-name={self.config_name}", *ours, *(f"{k}={_hydra(v)}" for k, v in self.overrides.items())]
+
+    def plan(self) -> Plan:
+        return plan(self.arguments())
+
+
+def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[AgentCoreConfig, list[str]]:
+    """Command-line arguments of our `main` -> our settings, and the arguments of verl's own main.
+
+    Keys under ``actor_rollout_ref.rollout.agentcore.`` (as the published guide writes them) or ``agentcore.`` are
+    ours; they go on under a top-level ``agentcore`` section, because verl turns its rollout section into a dataclass
+    that refuses unknown keys.
+    Raises: ConfigError on an unknown key of ours, a missing one, or an override that contradicts what the backend
+    needs.
+    """
+    ours: dict[str, Any] = {}
+    theirs: list[str] = []
+    for argument in arguments:
+        key, _, value = argument.lstrip("+").partition("=")
+        name = next((key[len(p) :] for p in (PUBLISHED_PREFIX, OUR_PREFIX) if key.startswith(p)), None)
+        if name is None:
+            theirs.append(argument)
+        else:
+            ours[name] = _value(value)
+    config = from_mapping(AgentCoreConfig, with_environment(ours, environ), where="agentcore")
+    given = {a.lstrip("+~").partition("=")[0]: a.partition("=")[2] for a in theirs}
+    for key, value, why in REQUIRED:
+        if given.get(key, value).lower() != value:
+            raise ConfigError(f"{key}={given[key]} cannot work here: {why}")
+        if key not in given:
+            theirs.append(f"{key}={value}")
+    for key, value in OURS:
+        plain = key.lstrip("+")
+        if plain in given and given[plain] != value:
+            raise ConfigError(f"{plain} is set by this backend ({value}); to use another, start verl's own main")
+        if plain not in given:
+            theirs.append(f"{key}={value}")
+    theirs += [f"{k}={v}" for k, v in DEFAULTS if k.lstrip("+") not in given]
+    theirs += [
+        f"+agentcore.{f.name}={_hydra(getattr(config, f.name))}"
+        for f in fields(config)
+        if getattr(config, f.name) is not None and f.name != "gateway_admin_key"
+    ]
+    return config, theirs
+
+
+def plan(arguments: Sequence[str]) -> Plan:
+    """What `main` would run with these arguments."""
+    config, theirs = translate(arguments)
+    given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
+    loss = given.get("actor_rollout_ref.actor.loss_agg_mode", "token-mean")
+    forks = (
+        "every sampled token once"
+        if loss == "token-mean"
+        else f"each branch as a row of its own (loss_agg_mode={loss})"
+    )
+    facts = [
+        ("agent", config.agent_runtime_arn),
+        ("records", f"{config.s3_bucket}  (experiment {config.exp_id})"),
+        ("model", given.get("actor_rollout_ref.model.path", "(actor_rollout_ref.model.path is not set)")),
+        ("rows", f"{given.get('data.train_files', '-')}, validation {given.get('data.val_files', '-')}"),
+        ("group", f"{given['actor_rollout_ref.rollout.n']} rollouts, {config.extra_rollouts} extra started"),
+        ("trainer", f"V1, {given.get('trainer.v1.trainer_mode', 'sync')}"),
+        ("forked rollouts", forks),
+        ("gateway", config.gateway_url or f"started on {config.gateway_host}:{config.gateway_port}"),
+        ("deadline", f"rollout {config.max_rollout_time:g} s, {config.reqs_per_sec} requests/s"),
+    ]
+    packages = (("verl", "verl==0.9.1"), ("transfer_queue", "TransferQueue"), ("ray", "ray"))
+    needs = [f"pip install {p}" for m, p in packages if not importlib.util.find_spec(m)]
+    engine = given["actor_rollout_ref.rollout.name"]
+    if not importlib.util.find_spec(engine):
+        needs.append(f"the rollout engine {engine} (verl[{engine}])")
+    if "actor_rollout_ref.model.path" not in given:
+        needs.append("actor_rollout_ref.model.path=FOLDER_OR_HUB_ID")
+    if "data.train_files" not in given:
+        needs.append("data.train_files=FILE.jsonl or .parquet")
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *theirs]
+    return Plan(backend="verl", facts=facts, command=command, needs=needs)
+
+
+def _value(text: str) -> Any:
+    """A hydra value as Python: numbers, booleans and null are themselves, everything else is text."""
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    if lowered in ("null", "none", ""):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip("'\"")
+
+
+def _hydra(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    text = str(value)
+    # Hydra's grammar gives meaning to these characters; a quoted value is text.
+    return "'" + text.replace("'", "\\'") + "'" if isinstance(value, str) and set(text) & set(":,{}[]()= '") else text
