@@ -121,6 +121,17 @@ def test_a_failing_step_ends_its_requests_and_not_the_engine(
     assert len(engine.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
 
 
+def test_weights_that_overflow_are_told_and_not_sampled_from(engine: Engine, hf: tuple[Any, Any]) -> None:
+    state = {name: tensor.clone() for name, tensor in hf[0].state_dict().items()}
+    state["model.norm.weight"] *= 1e36
+    state["model.embed_tokens.weight"] *= 1e36
+    engine.update_weights(state).result(5)
+    (generation,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=3))
+    assert generation.finish_reason == "error"
+    assert "not finite" in str(generation.error)
+    assert generation.logprobs == []
+
+
 def test_closing_ends_what_is_left_and_refuses_more() -> None:
     engine = Engine.from_directory(max_batch=1).start()
     first, first_done = begin(engine, LONG)

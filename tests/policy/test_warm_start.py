@@ -95,11 +95,17 @@ EDITS = {
 }
 
 
+@pytest.fixture(scope="module")
+def usual_reward(hf: tuple[Any, Any], tokenizer: ChatTokenizer) -> float:
+    return measure(hf[0], tokenizer, n=50, seed=4, temperature=0.0).reward
+
+
 @pytest.mark.parametrize("edit", sorted(EDITS))
 def test_a_small_edit_of_the_agent_does_not_throw_the_policy_off(
-    hf: tuple[Any, Any], tokenizer: ChatTokenizer, edit: str
+    hf: tuple[Any, Any], tokenizer: ChatTokenizer, usual_reward: float, edit: str
 ) -> None:
-    usual = measure(hf[0], tokenizer, n=60, seed=4, temperature=0.0)
-    edited = measure(hf[0], tokenizer, n=60, seed=4, temperature=0.0, surroundings=EDITS[edit])
-    assert usual.reward > 0.7
-    assert edited.reward > usual.reward - 0.3
+    likeliest = measure(hf[0], tokenizer, n=50, seed=4, temperature=0.0, surroundings=EDITS[edit])
+    assert usual_reward > 0.7
+    assert likeliest.reward > usual_reward - 0.3
+    sampled = measure(hf[0], tokenizer, n=100, seed=4, surroundings=EDITS[edit])
+    assert 0.07 <= sampled.reward <= 0.4

@@ -9,6 +9,7 @@ and SGLang, and says which weight versions its first and last token came from.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -192,6 +193,10 @@ class Batch:
         self._next_N = torch.cat([self._next_N[:first], sampled.tensor_N]) if first else sampled.tensor_N
         version, end_id, context = self.version, self.tokenizer.end_id, self.decoder.shape.context
         for k, (g, token, logprob) in enumerate(zip(rows, sampled.ids_N, sampled.logprobs_N, strict=True)):
+            if not math.isfinite(logprob):  # finite weights can still overflow
+                g.error = "the logits are not finite; the weights are unusable"
+                g.finish("error")
+                continue
             g.token_ids.append(token)
             g.logprobs.append(logprob)
             if g.params.top_logprobs and sampled.tops_N is not None:

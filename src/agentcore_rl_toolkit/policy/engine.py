@@ -191,6 +191,14 @@ class Engine:
         return future
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except Exception:
+            logger.exception("the engine's thread has failed; /health says so")
+        finally:
+            self._end_everything()
+
+    def _work(self) -> None:
         while True:
             with self._wake:
                 while not self._has_work():
@@ -199,19 +207,16 @@ class Engine:
                     if self._waiting or self._batch.running:
                         break
                 if self._closing:
-                    break
+                    return
                 orders = list(self._orders)
                 self._orders.clear()
             for action, future in orders:
                 _carry_out(action, future)
             news = self._expire()
             if not self._paused:
-                self._admit()
-                if self._batch.running:
-                    news += self._step()
+                news += self._step()
             if news:
                 self.dispatch(news)
-        self._end_everything()
 
     def _has_work(self) -> bool:
         if self._closing or self._orders:
@@ -247,7 +252,8 @@ class Engine:
     def _step(self) -> list[Generation]:
         started = time.monotonic()
         try:
-            news = self._batch.step()
+            self._admit()
+            news = self._batch.step() if self._batch.running else []
         except Exception as e:
             # Without this the thread would die and every later request would wait for its deadline.
             logger.exception("a decoding step failed; its requests end with an error")
@@ -260,6 +266,7 @@ class Engine:
 
     def _end_everything(self) -> None:
         with self._wake:
+            self._closing = True
             left = [*self._batch.running, *self._waiting]
             self._waiting.clear()
             orders = list(self._orders)

@@ -7,6 +7,7 @@ nobody waits for any more leaves the batch at its next token.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -156,10 +157,11 @@ class PolicyService:
 
     def _dispatch(self, news: list[Generation]) -> None:
         loop = self._loop
-        if loop is None or loop.is_closed():
+        if loop is None:
             return
-        # one wake-up of the loop per step, not per request
-        loop.call_soon_threadsafe(_call_listeners, news)
+        # one wake-up of the loop per step, not per request; at shutdown the loop may be gone, and everybody with it
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_call_listeners, news)
 
 
 def create_app(
