@@ -44,6 +44,14 @@ def group() -> None:
 @click.option("--retention-hours", type=float, default=None, help="Drop sessions older than this.")
 @click.option("--call-timeout", type=float, default=1800.0, show_default=True, help="Seconds a model call may take.")
 @click.option("--max-body-mb", type=float, default=64.0, show_default=True, help="Largest request body.")
+@click.option(
+    "--model",
+    "model_dir",
+    type=click.Path(exists=True, file_okay=False),
+    default=None,
+    help="Directory with tokenizer and chat template: the gateway renders prompts and speaks token ids to the engine.",
+)
+@click.option("--context-tokens", type=int, default=None, help="The model's window, with --model.")
 @click.option("--weight-version", type=int, default=None, help="Version of the weights the upstreams start with.")
 def serve(
     upstreams: tuple[str, ...],
@@ -63,6 +71,8 @@ def serve(
     retention_hours: float | None,
     call_timeout: float,
     max_body_mb: float,
+    model_dir: str | None,
+    context_tokens: int | None,
     weight_version: int | None,
 ) -> None:
     """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them."""
@@ -92,6 +102,8 @@ def serve(
         retention_bytes=None if retention_gb is None else int(retention_gb * 2**30),
         retention_s=None if retention_hours is None else retention_hours * 3600,
         weight_version=weight_version,
+        model_dir=model_dir,
+        context_tokens=context_tokens,
         limits=Limits(call_s=call_timeout or None, body_bytes=int(max_body_mb * 2**20)),
     )
     try:

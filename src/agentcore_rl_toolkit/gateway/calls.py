@@ -28,7 +28,7 @@ from .capture import Captured, read_reply, read_stream
 from .dialects.errors import RequestError, error_body
 from .engine_errors import upstream_error
 from .recording import build, stream_again, whole_again
-from .records import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, decode, encode
+from .records import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, CallRecord, decode, encode
 from .wire import LAST_CHUNK, Request, error_reply, passed, reply, stream_head
 
 if TYPE_CHECKING:
@@ -156,11 +156,8 @@ class Call:
         self.digest = hash(request.body)
         stream = fields.get("stream")
         self.stream = stream is not None and bytes(stream) == b"true"
-        n = fields.get("n")
-        if n is not None:
-            text = bytes(n)
-            self.n = int(text) if text.isdigit() else 1
         try:
+            fields = self._read(request.body, fields)
             self._hold_to_settings(fields)
         except RequestError as e:
             self.refuse(e)
@@ -172,13 +169,7 @@ class Call:
         if self._joins(again):
             return
         self.fields = dict(fields)
-        if self.dialect == "chat":
-            fields["logprobs"] = _TRUE
-        elif "logprobs" not in fields or bytes(fields["logprobs"]) in (_NULL, b"0"):
-            fields["logprobs"] = _ONE
-        fields["return_token_ids"] = _TRUE
-        self.body = _to_json(fields)
-        self.path = path
+        self._compose(fields, path)
         self.call_id = next(gateway.call_ids)
         self.index = session.next_index
         session.next_index += 1
@@ -189,8 +180,31 @@ class Call:
         limit = gateway.limits.call_s
         self.deadline = None if limit is None else time.monotonic() + limit
         gateway.running.add(self)
-        if gateway.paused is not None:
-            gateway.hold(self)
+        self._start()
+
+    def _read(self, body: bytes, fields: Fields) -> Fields:
+        """Understand the request; the fields as the engine takes them. Raises: RequestError."""
+        n = fields.get("n")
+        if n is not None:
+            text = bytes(n)
+            self.n = int(text) if text.isdigit() else 1
+        return fields
+
+    def _compose(self, fields: Fields, path: bytes) -> None:
+        """Write the engine's request, asking for the tokens whatever the agent asked for."""
+        if path == b"completions":
+            if "logprobs" not in fields or bytes(fields["logprobs"]) in (_NULL, b"0"):
+                fields["logprobs"] = _ONE
+        else:
+            fields["logprobs"] = _TRUE
+        fields["return_token_ids"] = _TRUE
+        self.body = _to_json(fields)
+        self.path = b"/v1/" + path
+
+    def _start(self) -> None:
+        """Everything is ready: off to an engine, unless the gateway is paused."""
+        if self.gateway.paused is not None:
+            self.gateway.hold(self)
         else:
             self.route()
 
@@ -229,8 +243,8 @@ class Call:
     def _joins(self, again: bool) -> bool:
         """Whether this is a request of before, sent once more; then it gets the first one's reply and is not recorded.
 
-        It is one when the client says so (a retry count, an idempotency key), or when the first one's reply could not be
-        delivered. The same body alone proves nothing: agents sample the same prompt several times on purpose.
+        It is one when the client says so (a retry count, an idempotency key), or when the first one's reply could not
+        be delivered. The same body alone proves nothing: agents sample the same prompt several times on purpose.
         """
         conn = self.conn
         session = self.session
@@ -253,14 +267,17 @@ class Call:
         self.gateway.counters["turns_joined"] += 1
         known.delivered = True
         self.conn, self.ended = None, True
+        body = self._replayed(record)
         if self.stream:
             event_stream = ((b"content-type", b"text/event-stream"),)
-            body = stream_again(record)
-            conn.write(stream_head(200, event_stream, keep_alive=self.keep_alive) + _chunk(body) + LAST_CHUNK)
+            conn.write(stream_head(200, event_stream, keep_alive=self.keep_alive) + chunk(body) + LAST_CHUNK)
         else:
-            conn.write(reply(200, whole_again(record), keep_alive=self.keep_alive))
+            conn.write(reply(200, body, keep_alive=self.keep_alive))
         conn.done(keep_alive=self.keep_alive)
         return True
+
+    def _replayed(self, record: CallRecord) -> bytes:
+        return stream_again(record) if self.stream else whole_again(record)
 
     def take_over(self, conn: AgentConnection, keep_alive: bool) -> None:
         """Go on answering on another connection: the agent gave up on the first one and asked again."""
@@ -271,10 +288,16 @@ class Call:
             old.call = None
             old.transport.abort()
         if self.relaying:
-            unsent = len(self.carry) + (sum(map(len, self.held)) if self.held is not None else 0)
-            sent = b"".join(self.parts)[: self.received - unsent]
-            conn.write(stream_head(200, passed(self.headers), keep_alive=keep_alive) + _chunk(sent))
+            conn.write(stream_head(200, self._stream_headers(), keep_alive=keep_alive) + chunk(self._sent()))
         self.agent_ready()
+
+    def _sent(self) -> bytes:
+        """What of the stream has gone to the agent."""
+        unsent = len(self.carry) + (sum(map(len, self.held)) if self.held is not None else 0)
+        return b"".join(self.parts)[: self.received - unsent]
+
+    def _stream_headers(self) -> list[tuple[bytes, bytes]]:
+        return passed(self.headers)
 
     # -- upstream
 
@@ -435,7 +458,7 @@ class Call:
 
     def _record(self, *, only_whole: bool = False) -> bool:
         try:
-            captured = read_stream(self.parts) if self.stream else read_reply(self._body())
+            captured = self._capture()
         except CaptureError as e:
             captured = Captured(choices=[], complete=True, problem=str(e))
         if only_whole and (len(captured.choices) < self.n or not captured.complete):
@@ -456,6 +479,10 @@ class Call:
             status = UNTRAINABLE
         self._append(status, captured)
         return True
+
+    def _capture(self) -> Captured:
+        """What the reply says. Raises: CaptureError."""
+        return read_stream(self.parts) if self.stream else read_reply(self._body())
 
     def _body(self) -> bytes:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
@@ -495,23 +522,34 @@ class Call:
             self._end()
             conn.transport.abort()
             return
-        if self.stream:
-            rest = b"".join(self.held) if self.held is not None else self.carry
-            tail = b"%x\r\n%b\r\n" % (len(rest), rest) + LAST_CHUNK if rest else LAST_CHUNK
-            if not self.relaying:
-                tail = stream_head(200, passed(self.headers), keep_alive=self.keep_alive) + tail
-            conn.write(tail)
-        else:
-            body = self._body()
-            content_type = b"application/json"
-            extra = []
-            for pair in passed(self.headers):
-                if pair[0] == b"content-type":
-                    content_type = pair[1]
-                else:
-                    extra.append(pair)
-            conn.write(reply(200, body, content_type=content_type, headers=extra, keep_alive=self.keep_alive))
+        try:
+            if self.stream:
+                rest = self._stream_end()
+                tail = chunk(rest) + LAST_CHUNK
+                if not self.relaying:
+                    tail = stream_head(200, self._stream_headers(), keep_alive=self.keep_alive) + tail
+                conn.write(tail)
+            else:
+                conn.write(self._whole())
+        except RequestError as e:
+            self._end(e)
+            return
         self._end()
+
+    def _stream_end(self) -> bytes:
+        """What of the stream the agent has not got yet."""
+        return b"".join(self.held) if self.held is not None else self.carry
+
+    def _whole(self) -> bytes:
+        """The reply to a call that was not streamed."""
+        content_type = b"application/json"
+        extra = []
+        for pair in passed(self.headers):
+            if pair[0] == b"content-type":
+                content_type = pair[1]
+            else:
+                extra.append(pair)
+        return reply(200, self._body(), content_type=content_type, headers=extra, keep_alive=self.keep_alive)
 
     def _remember(self, *, delivered: bool) -> None:
         """Let a repetition of this request find its record; only the last few of a session are kept."""
@@ -601,10 +639,12 @@ class Call:
         conn, self.conn = self.conn, None
         self._end()
         if conn is not None:
-            event = b"data: " + error_body(self.dialect, RequestError(why, kind="upstream")) + b"\n\n"
-            conn.write(b"%x\r\n%b\r\n" % (len(event), event))
+            conn.write(chunk(self._error_event(RequestError(why, kind="upstream"))))
             conn.call = None
             conn.transport.close()
+
+    def _error_event(self, error: RequestError) -> bytes:
+        return b"data: " + error_body(self.dialect, error) + b"\n\n"
 
     def _stop_upstream(self) -> None:
         up = self.up
@@ -649,5 +689,5 @@ class Call:
             self.up.transport.resume_reading()
 
 
-def _chunk(data: bytes) -> bytes:
+def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""

@@ -125,6 +125,8 @@ class Captured(msgspec.Struct):
     problem: str | None = None
     error: bytes | None = None
     has_tokens: bool = False
+    parent_turn: str | None = None
+    branch_reason: str | None = None
 
 
 def parse_ids(text: bytes) -> bytes:

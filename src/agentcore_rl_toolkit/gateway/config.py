@@ -106,6 +106,9 @@ class GatewayConfig:
     upstream_hosts: tuple[str, ...] = ()
     sampling_params: Mapping[str, object] = field(default_factory=dict)
     weight_version: int | None = None
+    model_dir: str | None = None
+    context_tokens: int | None = None
+    default_max_tokens: int = 4096
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

@@ -73,6 +73,8 @@ def build(call: Call, status: str, captured: Captured) -> CallRecord:
         reply_id=captured.reply_id,
         usage=captured.usage,
         upstream=call.upstream_id,
+        parent_turn=captured.parent_turn,
+        branch_reason=captured.branch_reason,
     )
 
 

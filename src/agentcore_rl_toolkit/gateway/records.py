@@ -87,6 +87,8 @@ class CallRecord(msgspec.Struct, array_like=True):
     reply_id: str | None = None
     usage: bytes | None = None
     upstream: str | None = None
+    parent_turn: str | None = None
+    branch_reason: str | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -222,6 +224,8 @@ def expand(records: list[CallRecord]) -> Expanded:
                     trainable=record.status == OK,
                     untrainable_reason=None if record.status == OK else "engine_gives_no_tokens",
                     retry_of=record.retry_of,
+                    parent_turn=record.parent_turn,
+                    branch_reason=record.branch_reason,
                     choice_index=choice.index,
                 )
             )

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .admin import Admin
@@ -31,13 +31,22 @@ from .journal import Journal
 from .listener import AgentConnection
 from .routing import Router, Worker
 from .sessions import Session, Sessions, store_secret
+from .translated import TranslatedCall
 from .wire import Request, error_reply
+
+if TYPE_CHECKING:
+    from .token_calls import TokenMode
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096  # the default of 100 makes the kernel drop connection attempts of a burst, each then repeated after 1 s
 TICK_S = 0.25
-_CALLS = {b"chat/completions": "chat", b"completions": "completions"}
+_CALLS = {
+    b"chat/completions": "chat",
+    b"completions": "completions",
+    b"responses": "responses",
+    b"messages": "anthropic",
+}
 
 
 class Gateway:
@@ -45,6 +54,8 @@ class Gateway:
 
     Raises: ConfigError from `start` when the port is in use or the store is somebody else's.
     """
+
+    token_call: Callable[[AgentConnection, Session, str], Call]
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
@@ -75,10 +86,32 @@ class Gateway:
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
         self.router = Router(config.upstreams, connect_s=self.limits.connect_s)
         self.admin = Admin(self)
+        self.token_mode: TokenMode | None = None
+        if config.model_dir is not None:
+            self._load_model(config.model_dir)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
         self._heads: dict[tuple[str, bytes], bytes] = {}
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
+
+    def _load_model(self, directory: str) -> None:
+        """Get the tokenizer and template. Raises: ConfigError, MissingExtraError."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        from .render import Renderer
+        from .token_calls import TokenCall, TokenMode
+
+        unfit = [u.url for u in self.config.upstreams if u.engine == "openai"]
+        if unfit:
+            raise ConfigError(f"{unfit[0]} takes no token ids (engine openai); leave --model out, or give its engine")
+        # One thread: rendering holds the interpreter's lock most of the time, so a second one would only add switches.
+        mode = self.token_mode = TokenMode(
+            Renderer.from_path(directory),
+            ThreadPoolExecutor(1, "gateway-render"),
+            context_tokens=self.config.context_tokens,
+            max_tokens=self.config.default_max_tokens,
+        )
+        self.token_call = lambda conn, session, dialect: TokenCall(self, conn, session, dialect, mode)
 
     # -- life
 
@@ -119,6 +152,8 @@ class Gateway:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
         self.admin.close()
+        if self.token_mode is not None:
+            self.token_mode.executor.shutdown(wait=False, cancel_futures=True)
         self.router.close()
         self.journal.close()
         if self._temporary is not None:
@@ -199,7 +234,14 @@ class Gateway:
             conn.done(keep_alive=request.keep_alive)
             return
         self.counters["calls"] += 1
-        Call(self, conn, session, dialect).begin(request, rest)
+        call: Call
+        if self.token_mode is not None:
+            call = self.token_call(conn, session, dialect)
+        elif dialect in ("chat", "completions"):
+            call = Call(self, conn, session, dialect)
+        else:
+            call = TranslatedCall(self, conn, session, dialect)
+        call.begin(request, rest)
 
     def _unknown_session(self, name: bytes, request: Request) -> Session:
         if self.config.implicit_sessions and not self.sessions.deleted_before(name):
@@ -219,7 +261,8 @@ class Gateway:
             return
         shown = rest.decode("utf-8", "replace")[:80]
         raise RequestError(
-            f"/v1/{shown} is not served here; there are chat/completions, completions and models", kind="not_found"
+            f"/v1/{shown} is not served here; there are chat/completions, completions, responses, messages and models",
+            kind="not_found",
         )
 
     def is_admin(self, request: Request) -> bool:
@@ -234,7 +277,7 @@ class Gateway:
         if known is None:
             config = worker.config
             lines = [
-                b"POST %b/v1/%b HTTP/1.1" % (config.base_path.encode(), path),
+                b"POST %b%b HTTP/1.1" % (config.base_path.encode(), path),
                 b"host: " + worker.host_header,
                 b"content-type: application/json",
                 b"accept: application/json, text/event-stream",

@@ -27,6 +27,7 @@ from .records import ERROR, NO_BASE, OK, UNTRAINABLE, VERSION, CallRecord, decod
 
 if TYPE_CHECKING:
     from .calls import Answered, Call
+    from .render import Conversation
     from .routing import Worker
 
 _TOMBSTONES = 100_000
@@ -76,6 +77,7 @@ class Session:
     __slots__ = (
         "closed",
         "closed_s",
+        "conversation",
         "created_s",
         "errors",
         "finished",
@@ -118,6 +120,7 @@ class Session:
         self.prompts = Prefixes()
         self.messages = Prefixes()
         self.recent: OrderedDict[int, Answered] | None = OrderedDict()
+        self.conversation: Conversation | None = None  # token mode: the session's history as tokens
         self.request: tuple[int, int] | None = (
             None  # hash of the last call's other fields, and the record that holds them
         )
@@ -211,7 +214,7 @@ class Sessions:
         position, _ = self.journal.append(journals.CLOSED, session.id_bytes, b"")
         self._frames.setdefault(session.id_bytes, array("Q")).append(position)
         session.prompts, session.messages, session.recent = Prefixes(), Prefixes(), None
-        session.worker = None
+        session.worker = session.conversation = None
         return running
 
     def delete(self, names: Iterable[bytes]) -> list[Session]:
@@ -239,7 +242,10 @@ class Sessions:
             self._tombstones.popitem(last=False)
 
     def in_segment(self, number: int) -> list[Session]:
-        """Sessions with calls in this segment of the journal. Those that only began there are noted again, further on."""
+        """Sessions with calls in this segment of the journal.
+
+        Those that only began there are noted again, further on.
+        """
         for name, frames in list(self._frames.items()):
             session = self.by_id.get(name)
             if session is None or not any(p >> 40 == number for p in frames):

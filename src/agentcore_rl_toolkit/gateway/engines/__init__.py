@@ -1,0 +1,13 @@
+"""Engines that take token ids and give token ids: how each is asked and how its answers are read. Sans-I/O."""
+
+from .base import GenerationStream, Piece, TokenEngine
+from .sglang import SGLangEngine
+from .vllm import VLLMEngine
+
+TOKEN_ENGINES: dict[str, TokenEngine] = {
+    "vllm": VLLMEngine(),
+    "policy": VLLMEngine(name="policy"),
+    "sglang": SGLangEngine(),
+}
+
+__all__ = ["TOKEN_ENGINES", "GenerationStream", "Piece", "SGLangEngine", "TokenEngine", "VLLMEngine"]

@@ -1,0 +1,59 @@
+"""What a token engine has to provide."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from ..dialects.canonical import Request
+
+
+class Piece(msgspec.Struct, kw_only=True):
+    """Some sampled tokens of one choice, in order. A whole answer is one piece per choice.
+
+    Shapes: ``ids`` and ``logprobs`` (K,); ``logprobs`` None where the engine gave none. ``finish_reason`` is set on a
+    choice's last piece.
+    """
+
+    choice: int = 0
+    ids: list[int] = []
+    logprobs: list[float | None] | None = None
+    finish_reason: str | None = None
+    stop_sequence: str | None = None
+    weight_version: int | None = None
+    routed_experts: bytes | None = None
+
+
+class GenerationStream(Protocol):
+    """Bytes of a streamed answer -> pieces."""
+
+    error: dict[str, Any] | None
+
+    def feed(self, data: bytes) -> list[Piece]: ...
+
+
+class TokenEngine(Protocol):
+    """One engine's wire format. ``features`` are those of `dialects.Request.features` that it can honour."""
+
+    name: str
+    features: frozenset[str]
+
+    def request(
+        self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+    ) -> tuple[bytes, bytes]:
+        """Path and body. ``prompt_json`` is the prompt's ids as a JSON list."""
+        ...
+
+    def reply(self, body: bytes) -> list[Piece]:
+        """Read a whole answer. Raises: CaptureError when it is not one."""
+        ...
+
+    def stream(self) -> GenerationStream: ...
+
+
+def version_of(value: Any) -> int | None:
+    """A weight version that is a number; engines also say "default"."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, str) and value.isdigit() else None

@@ -1,0 +1,149 @@
+"""SGLang's native ``/generate`` with token ids in and out.
+
+Its streams repeat everything sampled so far in each event; only what is new is handed on. Source: docs.sglang.ai,
+"Sampling parameters" and "Native APIs".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+import msgspec
+
+from ...errors import CaptureError
+from ..dialects.canonical import Request
+from ..dialects.sse import DONE, SSEParser
+from .base import Piece, version_of
+
+_encode = msgspec.json.Encoder().encode
+_RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
+
+
+class _Finish(msgspec.Struct):
+    type: str = "stop"
+    matched: int | str | None = None
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+    output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
+    weight_version: int | str | None = None
+    routed_experts: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    output_ids: list[int] | None = None
+    meta_info: _Meta = msgspec.field(default_factory=_Meta)
+    index: int = 0
+    error: Any = None
+
+
+_one = msgspec.json.Decoder(_Answer)
+_many = msgspec.json.Decoder(list[_Answer])
+
+
+class SGLangEngine:
+    """See the module."""
+
+    name = "sglang"
+    features = frozenset(
+        {
+            "n",
+            "seed",
+            "min_p",
+            "top_k",
+            "logit_bias",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "stop",
+        }
+    )
+
+    def request(
+        self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+    ) -> tuple[bytes, bytes]:
+        said = {**asked.sampling.to_dict(), "max_tokens": max_tokens}
+        sampling = {_RENAMED.get(key, key): value for key, value in said.items()}
+        sampling["stop_token_ids"] = stop_token_ids
+        sampling["skip_special_tokens"] = False
+        if asked.n != 1:
+            sampling["n"] = asked.n
+        body = {
+            "input_ids": msgspec.Raw(prompt_json),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "stream": stream,
+        }
+        return b"/generate", _encode(body)
+
+    def reply(self, body: bytes) -> list[Piece]:
+        try:
+            answers = _many.decode(body) if body.lstrip()[:1] == b"[" else [_one.decode(body)]
+        except msgspec.DecodeError as e:
+            raise CaptureError(f"the engine's answer cannot be read: {e}") from e
+        several = len(answers) > 1
+        return [_piece(answer, place if several else answer.index, 0) for place, answer in enumerate(answers)]
+
+    def stream(self) -> SGLangStream:
+        return SGLangStream()
+
+
+class SGLangStream:
+    """Cumulative events -> what is new in each."""
+
+    def __init__(self) -> None:
+        self.error: dict[str, Any] | None = None
+        self._parser = SSEParser()
+        self._seen: dict[int, int] = {}
+
+    def feed(self, data: bytes) -> list[Piece]:
+        pieces: list[Piece] = []
+        for event in self._parser.feed(data):
+            if event.data == DONE:
+                continue
+            try:
+                answer = _one.decode(event.data)
+            except msgspec.DecodeError as e:
+                raise CaptureError(f"the engine's stream cannot be read: {e}") from e
+            if answer.error is not None:
+                self.error = answer.error if isinstance(answer.error, dict) else {"message": str(answer.error)}
+                continue
+            piece = _piece(answer, answer.index, self._seen.get(answer.index, 0))
+            self._seen[answer.index] = self._seen.get(answer.index, 0) + len(piece.ids)
+            pieces.append(piece)
+        return pieces
+
+
+def _piece(answer: _Answer, choice: int, seen: int) -> Piece:
+    """The part after the first ``seen`` tokens. The list of logprobs also names the ids; both must agree."""
+    meta = answer.meta_info
+    logprobs = meta.output_token_logprobs
+    ids: list[int] = answer.output_ids or []
+    values: list[float | None] | None = None
+    if logprobs is not None:
+        named = [token for _, token, _ in logprobs]
+        if answer.output_ids is not None and named[-len(ids) :] != ids and ids:
+            raise CaptureError("the engine's output_ids and output_token_logprobs name different tokens")
+        ids = named
+        values = [value for value, _, _ in logprobs]
+    experts = None
+    if meta.routed_experts is not None:
+        try:
+            experts = base64.b64decode(meta.routed_experts, validate=True)
+        except binascii.Error as e:
+            raise CaptureError(f"the engine's routed_experts are not base64: {e}") from e
+    finish = meta.finish_reason
+    matched = finish.matched if finish is not None else None
+    return Piece(
+        choice=choice,
+        ids=ids[seen:],
+        logprobs=None if values is None else values[seen:],
+        finish_reason=None if finish is None else finish.type,
+        stop_sequence=matched if isinstance(matched, str) else None,
+        weight_version=version_of(meta.weight_version),
+        routed_experts=experts,
+    )

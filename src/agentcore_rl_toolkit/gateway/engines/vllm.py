@@ -1,0 +1,149 @@
+"""vLLM, and the built-in policy, which speaks the same.
+
+Whole answers come from ``/inference/v1/generate``. Streams come from ``/v1/completions`` with the ids as prompt and
+``return_token_ids``, because generate does not stream. Source: docs.vllm.ai, "OpenAI-compatible server" and
+"disaggregated serving"; shapes as of vLLM 0.11.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...errors import CaptureError
+from ..dialects.canonical import Request
+from ..dialects.sse import DONE, SSEParser
+from .base import Piece, version_of
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Entry(msgspec.Struct, gc=False):
+    logprob: float | None = None
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Entry] | None = None
+    token_logprobs: list[float | None] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    index: int = 0
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    routed_experts: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Answer(msgspec.Struct, gc=False):
+    choices: list[_Choice] = []
+    weight_version: int | str | None = None
+    error: dict[str, Any] | str | None = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+class VLLMEngine:
+    """See the module."""
+
+    features = frozenset(
+        {
+            "n",
+            "seed",
+            "min_p",
+            "top_k",
+            "logit_bias",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "stop",
+        }
+    )
+
+    def __init__(self, *, name: str = "vllm") -> None:
+        self.name = name
+
+    def request(
+        self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+    ) -> tuple[bytes, bytes]:
+        sampling = {
+            **asked.sampling.to_dict(),
+            "max_tokens": max_tokens,
+            "logprobs": 1,
+            "stop_token_ids": stop_token_ids,
+        }
+        if asked.n != 1:
+            sampling["n"] = asked.n
+        if not stream:
+            body: dict[str, Any] = {
+                "model": asked.model,
+                "token_ids": msgspec.Raw(prompt_json),
+                "sampling_params": sampling,
+            }
+            return b"/inference/v1/generate", _encode(body)
+        body = {
+            "model": asked.model,
+            "prompt": msgspec.Raw(prompt_json),
+            "stream": True,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            **sampling,
+        }
+        return b"/v1/completions", _encode(body)
+
+    def reply(self, body: bytes) -> list[Piece]:
+        return _pieces(body)
+
+    def stream(self) -> VLLMStream:
+        return VLLMStream()
+
+
+class VLLMStream:
+    """A stream of text-completion chunks that carry token ids."""
+
+    def __init__(self) -> None:
+        self.error: dict[str, Any] | None = None
+        self._parser = SSEParser()
+
+    def feed(self, data: bytes) -> list[Piece]:
+        pieces: list[Piece] = []
+        for event in self._parser.feed(data):
+            if event.data == DONE:
+                continue
+            if b'"error"' in event.data and b'"choices"' not in event.data:
+                self.error = {"message": event.data.decode("utf-8", "replace")}
+                continue
+            pieces += _pieces(event.data)
+        return pieces
+
+
+def _pieces(body: bytes) -> list[Piece]:
+    try:
+        answer = _answer.decode(body)
+    except msgspec.DecodeError as e:
+        raise CaptureError(f"the engine's answer cannot be read: {e}") from e
+    version = version_of(answer.weight_version)
+    pieces = []
+    for choice in answer.choices:
+        logprobs = choice.logprobs
+        values: list[float | None] | None = None
+        if logprobs is not None and logprobs.content is not None:
+            values = [entry.logprob for entry in logprobs.content]
+        elif logprobs is not None:
+            values = logprobs.token_logprobs
+        experts = bytes(choice.routed_experts)
+        pieces.append(
+            Piece(
+                choice=choice.index,
+                ids=choice.token_ids or [],
+                logprobs=values,
+                finish_reason=choice.finish_reason,
+                stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+                weight_version=version,
+                routed_experts=None if experts == b"null" else experts,
+            )
+        )
+    return pieces
