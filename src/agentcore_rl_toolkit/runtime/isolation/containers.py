@@ -32,19 +32,24 @@ def bubblewrap_argv(argv: Sequence[str], spec: IsolationSpec, *, program: str = 
         if spec.limits.tmp_bytes is not None:
             out += ["--size", str(spec.limits.tmp_bytes)]
         out += ["--tmpfs", directory]
-    for path in sorted(spec.readable_paths, key=lambda p: len(p.parts)):
-        if path.is_symlink():
-            out += ["--symlink", os.readlink(path), str(path)]
-            out += ["--ro-bind-try", os.path.realpath(path), os.path.realpath(path)]
-        else:
-            out += ["--ro-bind-try", str(path), str(path)]
-    for path in sorted(spec.writable_paths, key=lambda p: len(p.parts)):
-        out += ["--bind", str(path), str(path)]
-    for path in spec.hidden_paths:
-        if path.is_dir():
-            out += ["--tmpfs", str(path), "--remount-ro", str(path)]
-        elif path.exists():
-            out += ["--ro-bind", "/dev/null", str(path)]
+    binds: dict[str, list[str]] = {}
+    links: list[str] = []
+    for kind, paths in (("--ro-bind", spec.readable_paths), ("--bind", spec.writable_paths)):
+        for path in paths:
+            real = os.path.realpath(path)
+            if os.path.exists(real):
+                binds[real] = [kind, real, real]
+            if path.is_symlink():
+                links += ["--symlink", os.readlink(path), str(path)]
+    covers: list[str] = []
+    for hidden in spec.hidden_paths:
+        real = os.path.realpath(hidden)
+        if any(str(above) in binds for above in (Path(real), *Path(real).parents)) and os.path.exists(real):
+            binds[real] = ["--tmpfs", real] if os.path.isdir(real) else ["--ro-bind", "/dev/null", real]
+            covers += ["--remount-ro", real] if os.path.isdir(real) else []
+    for real in sorted(binds, key=lambda p: p.count("/")):  # the more specific path is mounted last and wins
+        out += binds[real]
+    out += links + covers
     for name in ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"):
         if os.path.exists(name):
             out += ["--ro-bind", name, name]

@@ -26,6 +26,14 @@ from . import _linux
 from .spec import IsolationSpec
 
 _PER_SESSION = _linux.CLONE_NEWNS | _linux.CLONE_NEWIPC | _linux.CLONE_NEWUTS
+_JOINED = {
+    "user": _linux.CLONE_NEWUSER,
+    "pid": _linux.CLONE_NEWPID,
+    "mnt": _linux.CLONE_NEWNS,
+    "ipc": _linux.CLONE_NEWIPC,
+    "uts": _linux.CLONE_NEWUTS,
+    "net": _linux.CLONE_NEWNET,
+}
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -176,9 +184,11 @@ def fork_into(pid: int, before: Callable[[], object]) -> int:
 
     def join() -> None:
         before()
-        flags = _linux.CLONE_NEWPID | _PER_SESSION | _linux.CLONE_NEWNET
-        if not _linux.has_sys_admin():
-            flags |= _linux.CLONE_NEWUSER
+        # Only those that differ: joining one's own is refused where it belongs to somebody more privileged.
+        flags = 0
+        for name, flag in _JOINED.items():
+            if os.stat(f"/proc/{pid}/ns/{name}").st_ino != os.stat(f"/proc/self/ns/{name}").st_ino:
+                flags |= flag
         _linux.setns(target, flags)
 
     try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import functools
 import json
 import os
 import socket
@@ -105,6 +106,7 @@ class Relay:
         """One session's listeners, from handover to its end."""
         loop = asyncio.get_running_loop()
         servers: list[asyncio.Server] = []
+        carried: set[_Inner] = set()
         with life:
             life.setblocking(False)
             try:
@@ -113,9 +115,7 @@ class Relay:
                 taken = self._take(life)
                 for port, listener in taken:
                     listener.setblocking(False)
-                    servers.append(
-                        await loop.create_server(lambda port=port: _Inner(port), sock=listener)  # type: ignore[misc]
-                    )
+                    servers.append(await loop.create_server(functools.partial(_Inner, port, carried), sock=listener))
                 await loop.sock_sendall(life, b"ok" if taken else b"no")
                 if taken:
                     # The other side never speaks again; whatever it sends is dropped unread.
@@ -126,7 +126,8 @@ class Relay:
             finally:
                 for server in servers:
                     server.close()
-                    server.close_clients() if hasattr(server, "close_clients") else None
+                for inner in list(carried):
+                    inner.abort()
 
     def _take(self, life: socket.socket) -> list[tuple[int, socket.socket]]:
         message, fds, _, _ = socket.recv_fds(life, 4096, _MAX_ENDPOINTS)
@@ -155,10 +156,11 @@ async def _readable(sock: socket.socket) -> None:
 
 
 class _Pipe(asyncio.Protocol):
-    """One direction's source; bytes go to ``other``, which pauses us when its buffer is full."""
+    """One end of a carried connection; what it reads goes to ``other``, which pauses it when its buffer is full."""
 
     transport: asyncio.Transport
     other: _Pipe | None = None
+    ended = False  # its peer sends nothing more
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -169,7 +171,10 @@ class _Pipe(asyncio.Protocol):
             self.other.transport.write(data)
 
     def eof_received(self) -> bool:
-        if self.other is not None and self.other.transport.can_write_eof():
+        self.ended = True
+        if self.other is None or self.other.ended:
+            return False  # both directions are done: close, and with it the other end
+        if self.other.transport.can_write_eof():
             self.other.transport.write_eof()
         return True  # half-closed: the answer may still be on its way
 
@@ -189,16 +194,28 @@ class _Pipe(asyncio.Protocol):
 
 
 class _Inner(_Pipe):
-    """A connection accepted from inside a session."""
+    """A connection accepted from inside a session. It is in ``carried`` as long as it is open."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, carried: set[_Inner]) -> None:
         self.port = port
+        self._carried = carried
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._carried.add(self)
         self.transport.pause_reading()  # until there is somewhere to send to
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._carried.discard(self)
+        super().connection_lost(error)
+
+    def abort(self) -> None:
+        """The session is gone."""
+        if self.other is not None:
+            self.other.transport.abort()
+        self.transport.abort()
 
     async def _connect(self) -> None:
         try:
@@ -206,8 +223,8 @@ class _Inner(_Pipe):
         except OSError:
             self.transport.abort()  # a reset, which is what a refused connection comes closest to from here
             return
-        self.other, outer.other = outer, self
         if self.transport.is_closing():
             outer.transport.close()
-        else:
-            self.transport.resume_reading()
+            return
+        self.other, outer.other = outer, self
+        self.transport.resume_reading()

@@ -239,6 +239,7 @@ class LandlockTier(Tier):
         ]
         leaves = [
             "other processes are visible by name and command line",
+            "(not open, but missing: POSIX shared memory and named semaphores, as used by multiprocessing locks)",
             "unix sockets of the same user can be connected to where their path is known",
             "processes that leave their group outlive the session unless the launcher adopts and kills them",
             "the kernel is shared: a kernel vulnerability is not stopped",

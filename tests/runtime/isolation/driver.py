@@ -1,0 +1,127 @@
+"""A minimal launcher for the tests: forks sessions through a tier, runs a piece of code in each, tells what came of them.
+
+Run by path in any interpreter; one JSON order on stdin, one JSON answer on stdout. A session's code calls ``say(value)`` once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+import types
+from typing import Any
+
+ALIAS = "_agentcore_rl_tested"
+
+
+def package(root: str) -> tuple[Any, Any]:
+    runtime = os.path.join(root, "runtime")
+    parts = (
+        (ALIAS, root),
+        (f"{ALIAS}.runtime", runtime),
+        (f"{ALIAS}.runtime.isolation", os.path.join(runtime, "isolation")),
+    )
+    for name, path in parts:
+        module = types.ModuleType(name)
+        module.__path__ = [path]
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        sys.modules[name] = module
+    return (importlib.import_module(f"{ALIAS}.runtime.isolation.{m}") for m in ("tiers", "spec"))  # type: ignore[return-value]
+
+
+def run_session(order: dict[str, Any], tier: Any, spec: Any, out: int, known: dict[str, Any]) -> None:
+    """In the forked child. Never returns."""
+    code = 1
+    try:
+        tier.confine_child(spec)
+        said: list[Any] = []
+
+        def say(value: Any) -> None:
+            said.append(value)
+            os.write(out, json.dumps(value).encode() + b"\n")
+
+        exec(compile(order["code"], "<session>", "exec"), {"say": say, "out": out, **known})
+        code = 0 if said else 5
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 6
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    tiers, spec_module = package(order["root"])
+    tier = tiers.TIERS[order["tier"]]
+    answers: list[dict[str, Any]] = []
+    running: list[tuple[int, Any]] = []
+    known: dict[str, Any] = {"DRIVER_PID": os.getpid()}
+    for session in order["sessions"]:
+        spec = spec_module.IsolationSpec.from_json(json.dumps(session["spec"]))
+        if session.get("env") is not None:
+            object.__setattr__(spec, "env", session["env"])
+        read, write = os.pipe()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN), time.process_time()
+        if session.get("into") is not None:
+            pid = tier.fork_into(running[session["into"]][0], spec)
+            if pid == 0:
+                try:
+                    os.write(write, json.dumps(eval(session["code"])).encode() + b"\n")
+                finally:
+                    os._exit(0)
+        else:
+            pid = os.fork() if session.get("plain_fork") else tier.fork(spec)
+            if pid == 0:
+                run_session(session, tier, spec, write, known)
+        os.close(write)
+        running.append((pid, spec))
+        answer: dict[str, Any] = {"pid": pid, "said": None, "alive_after": None}
+        answers.append(answer)
+        data = b""
+        deadline = time.monotonic() + session.get("timeout_s", 30)
+        while not data.endswith(b"\n") and select.select([read], [], [], max(0, deadline - time.monotonic()))[0]:
+            piece = os.read(read, 65536)
+            if not piece:
+                break
+            data += piece
+        answer["said"] = json.loads(data) if data.strip() else None
+        known["OTHER_PID"] = pid
+        known["OTHER_DIR"] = str(spec.session_dir)
+        if not session.get("stays"):
+            answer["status"] = wait(pid, session.get("timeout_s", 30))
+        del before
+    for (pid, spec), answer in zip(running, answers, strict=True):
+        if "status" not in answer:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            answer["alive_after"] = done == 0
+            if done == 0:
+                os.kill(pid, signal.SIGKILL)
+                _, status = os.waitpid(pid, 0)
+            answer["status"] = os.waitstatus_to_exitcode(status)
+        tier.release(spec)
+    json.dump(answers, sys.stdout)
+
+
+def wait(pid: int, limit_s: float) -> int | str:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "killed by the driver"
+
+
+if __name__ == "__main__":
+    main()

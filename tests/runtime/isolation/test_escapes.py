@@ -1,0 +1,316 @@
+"""Sessions that try to get out. Per tier: stopped, or not stopped as the tier's report says.
+
+The attacks are bounded: a few dozen processes, a few hundred megabytes, a few files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Launcher, Session, asked, linux_only
+
+pytestmark = linux_only
+
+VICTIM = Session("open('secret', 'w').write('s3cret'); say('ready'); import time; time.sleep(60)", stays=True)
+ATTEMPT = """
+def attempt(action):
+    try:
+        return ["done", action()]
+    except OSError as e:
+        return ["refused", type(e).__name__]
+import os, socket, time
+"""
+CONFINED = ("namespaces", "landlock")
+
+
+def attack(launcher: Launcher, code: str, **spec: object) -> tuple[object, bool]:
+    """What an attacker said about its attempt beside a victim session, and whether the victim was alive afterwards."""
+    victim, attacker = launcher.run(VICTIM, Session(ATTEMPT + code, spec=dict(spec)))
+    assert victim.said == "ready", launcher.errors
+    assert attacker.status == 0, launcher.errors
+    return attacker.said, bool(victim.alive_after)
+
+
+def test_reading_another_sessions_file(launcher: Launcher) -> None:
+    said, _ = attack(launcher, "say(attempt(lambda: open(OTHER_DIR + '/secret').read()))")
+    if launcher.tier in CONFINED:
+        assert said[0] == "refused"
+    else:
+        assert said == ["done", "s3cret"]  # the process tier stops nothing of this, and says so
+
+
+def test_finding_other_sessions(launcher: Launcher) -> None:
+    said, _ = attack(launcher, "say(attempt(lambda: sorted(os.listdir(os.path.dirname(os.getcwd())))))")
+    expected = {
+        "namespaces": ["done", ["s1"]],
+        "landlock": ["refused", "PermissionError"],
+        "process": ["done", ["s0", "s1"]],
+    }
+    assert said == expected[launcher.tier]
+
+
+def test_writing_into_another_sessions_folder(launcher: Launcher) -> None:
+    said, _ = attack(launcher, "say(attempt(lambda: open(OTHER_DIR + '/planted', 'w').write('x')))")
+    assert (said[0] == "refused") == (launcher.tier in CONFINED)
+    assert (launcher.folder / "s0" / "planted").exists() == (launcher.tier not in CONFINED)
+
+
+@pytest.mark.parametrize("whose", ["OTHER_PID", "DRIVER_PID"])
+def test_reading_the_environment_of_other_processes(launcher: Launcher, whose: str) -> None:
+    said, _ = attack(launcher, f"say(attempt(lambda: 'MARK=' in open(f'/proc/{{{whose}}}/environ').read()))")
+    if launcher.tier in CONFINED:
+        assert said[0] == "refused"
+    else:
+        assert said == ["done", True]
+
+
+def test_only_its_own_processes_are_visible_in_namespaces(namespaces: Launcher) -> None:
+    code = "say(sorted(int(n) for n in os.listdir('/proc') if n.isdigit()))"
+    assert attack(namespaces, code)[0] == [1]
+
+
+def test_killing_another_sessions_process(launcher: Launcher) -> None:
+    said, alive = attack(launcher, "say(attempt(lambda: os.kill(OTHER_PID, 9))); time.sleep(0.1)")
+    if launcher.tier in CONFINED:
+        assert said[0] == "refused"
+        assert alive
+    else:
+        assert said[0] == "done"
+        assert not alive
+
+
+def test_killing_everybody_reaches_only_oneself_in_namespaces(namespaces: Launcher) -> None:
+    code = "assert os.getpid() == 1\nsay(attempt(lambda: os.kill(-1, 9))); time.sleep(0.1)"
+    _, alive = attack(namespaces, code)
+    assert alive
+
+
+@pytest.mark.parametrize("path", ["/usr/planted", "/etc/planted", "/planted", "/var/planted", "{outside}/planted"])
+def test_writing_outside(launcher: Launcher, path: str) -> None:
+    path = path.format(outside=launcher.folder.parent)
+    if launcher.tier == "process" and not path.startswith(str(launcher.folder.parent)):
+        pytest.skip("the process tier would really write there")
+    said = launcher.one(ATTEMPT + f"say(attempt(lambda: open({path!r}, 'w').write('x')))")
+    mine = launcher.tier == "process" and launcher.user == "root"
+    if launcher.tier != "namespaces":  # there it may write into its private /tmp, which leads nowhere
+        assert said[0] == ("done" if mine else "refused")
+    assert Path(path).exists() == mine
+
+
+def test_its_own_folder_is_writable(launcher: Launcher) -> None:
+    launcher.one(
+        "import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); os.rename('a/b/c', 'a/d'); say(os.getcwd())"
+    )
+    assert (launcher.folder / "s0" / "a" / "d").read_text() == "x"
+
+
+def test_slash_tmp_is_private_in_namespaces(namespaces: Launcher) -> None:
+    name = f"planted-{os.getpid()}"
+    assert namespaces.one(f"import os; open('/tmp/{name}', 'w').write('x'); say(os.listdir('/tmp'))") != []
+    assert not Path("/tmp", name).exists()
+
+
+def test_host_wide_kernel_settings_cannot_be_changed(launcher: Launcher) -> None:
+    # Opened for writing only; nothing is written.
+    said = launcher.one(
+        ATTEMPT + "say(attempt(lambda: os.close(os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY))))"
+    )
+    assert said[0] == ("done" if launcher.tier == "process" and launcher.user == "root" else "refused")
+
+
+def test_no_capabilities_and_no_way_to_regain_them(launcher: Launcher) -> None:
+    said = launcher.one("say(dict(line.split(':\\t')[:2] for line in open('/proc/self/status').read().splitlines()))")
+    if launcher.tier in CONFINED:
+        assert int(said["CapEff"], 16) == int(said["CapPrm"], 16) == 0
+        assert said["NoNewPrivs"] == "1"
+        if launcher.user == "root":
+            assert int(said["CapBnd"], 16) == 0
+
+
+@pytest.mark.parametrize("path", ["/etc/shadow", "/root", "/home", "/var/log", "/boot", "/sys/fs/cgroup"])
+def test_the_hosts_private_places_are_not_there(namespaces: Launcher, path: str) -> None:
+    code = f"say([len(os.listdir({path!r})) if os.path.isdir({path!r}) else len(open({path!r}).read())])"
+    said = namespaces.one(
+        ATTEMPT + f"r = attempt(lambda: None)\ntry:\n    {code}\nexcept OSError as e:\n    say('refused')"
+    )
+    allowed: list[object] = ["refused", [0]]
+    if path == "/root" and namespaces.user == "root":
+        allowed.append([1])  # the folder on the way to an interpreter that lives there
+    assert said in allowed
+
+
+def test_hidden_places_inside_readable_ones(launcher: Launcher) -> None:
+    if launcher.tier == "process":
+        pytest.skip("hides nothing")
+    project = launcher.folder.parent / "project"
+    for name in ("code.py", "keys/private", "keys/deep/er"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x")
+    project.chmod(0o755)
+    code = ATTEMPT + (
+        f"say([attempt(lambda: open({str(project / 'code.py')!r}).read()), "
+        f"attempt(lambda: open({str(project / 'keys/private')!r}).read()), "
+        f"attempt(lambda: open({str(project / 'keys/deep/er')!r}).read())])"
+    )
+    shown, *gone = launcher.one(code, read_only=(project,), hidden=(project / "keys",))
+    assert shown == ["done", "x"]
+    assert [g[0] for g in gone] == ["refused", "refused"]
+
+
+def test_session_folders_inside_a_readable_project_stay_private(launcher: Launcher) -> None:
+    """A state folder inside the agent's own project, which is readable: the other sessions must not be."""
+    if launcher.tier == "process":
+        pytest.skip("hides nothing")
+    said, _ = attack(
+        launcher, "say(attempt(lambda: open(OTHER_DIR + '/secret').read()))", read_only=(launcher.folder.parent,)
+    )
+    assert said[0] == "refused"
+    assert launcher.one("open('mine', 'w').write('x'); say(1)", read_only=(launcher.folder.parent,)) == 1
+
+
+# --- resources ---------------------------------------------------------------------------------------------------------------
+
+FORK_BOMB = """
+import os, signal, time
+children = []
+try:
+    for _ in range(60):
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(20)
+            os._exit(0)
+        children.append(pid)
+except OSError as e:
+    pass
+for pid in children:
+    os.kill(pid, signal.SIGKILL)
+say(len(children))
+"""
+
+
+@pytest.mark.serial
+def test_fork_bomb(launcher: Launcher) -> None:
+    count = launcher.one(FORK_BOMB, limits=_limits(processes=20))
+    if _bounded(launcher, "processes"):
+        assert count < 20
+    else:
+        assert count == 60  # root without control groups is exempt; the tier's report does not list the limit
+
+
+def _bounded(launcher: Launcher, name: str) -> bool:
+    """Whether the tier's report, asked as that user, says that the limit holds."""
+    return name in asked(launcher, f"list(TIERS[{launcher.tier!r}].describe().limits)")
+
+
+def _limits(**values: object) -> object:
+    from agentcore_rl_toolkit.runtime.isolation import Limits
+
+    return Limits(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.serial
+def test_filling_memory(launcher: Launcher) -> None:
+    code = """
+kept = []
+try:
+    for i in range(40):
+        kept.append(bytearray(b'x') * (16 << 20))
+except MemoryError:
+    kept.clear()
+    say('MemoryError')
+else:
+    say('filled')
+"""
+    [result] = launcher.run(Session(code, spec={"limits": _limits(memory_bytes=200 << 20)}))
+    assert result.said == "MemoryError" or result.status == -signal.SIGKILL, launcher.errors
+
+
+def test_filling_one_file(launcher: Launcher) -> None:
+    code = ATTEMPT + "say(attempt(lambda: open('big', 'wb', buffering=0).write(b'x' * (3 << 20))))"
+    said = launcher.one(code, limits=_limits(file_bytes=1 << 20))
+    assert said == ["done", 1 << 20] or said[0] == "refused"
+    assert (launcher.folder / "s0" / "big").stat().st_size <= 1 << 20
+
+
+def test_filling_slash_tmp_ends_at_its_size(namespaces: Launcher) -> None:
+    code = (
+        ATTEMPT
+        + "say(attempt(lambda: [open(f'/tmp/{i}', 'wb', buffering=0).write(b'x' * (1 << 20)) for i in range(20)]))"
+    )
+    assert namespaces.one(code, limits=_limits(tmp_bytes=4 << 20))[0] == "refused"
+
+
+def test_many_files_in_its_own_folder_are_not_bounded_in_sum(launcher: Launcher) -> None:
+    """Stated by every tier's report; a test so that the statement stays true."""
+    code = (
+        ATTEMPT + "say(attempt(lambda: sum(open(str(i), 'wb', buffering=0).write(b'x' * (1 << 20)) for i in range(8))))"
+    )
+    assert launcher.one(code, limits=_limits(file_bytes=1 << 20)) == ["done", 8 << 20]
+
+
+def test_opening_many_files(launcher: Launcher) -> None:
+    code = ATTEMPT + "say(attempt(lambda: len([open('/dev/null') for _ in range(100)])))"
+    assert launcher.one(code, limits=_limits(open_files=40))[0] == "refused"
+
+
+@pytest.mark.serial
+def test_processor_time_is_shared_out(launcher: Launcher) -> None:
+    if not _bounded(launcher, "cpus"):
+        pytest.skip("no control group for CPU is usable here")
+    code = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass\nsay(time.process_time())"
+    assert launcher.one(code, limits=_limits(cpus=0.2)) < 0.6
+
+
+# --- staying behind ----------------------------------------------------------------------------------------------------------
+
+DAEMON = """
+import os, time
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    for fd in (0, 1, 2):
+        os.close(fd)
+    if os.fork() == 0:
+        os.close(out)
+        os.write(write, b'x')
+        for _ in range(200):
+            open('heartbeat', 'a').write('.')
+            time.sleep(0.02)
+    os._exit(0)
+os.read(read, 1)
+say('left a daemon')
+"""
+
+
+@pytest.mark.serial
+def test_a_daemon_left_behind(launcher: Launcher) -> None:
+    """In namespaces it ends with its session. Elsewhere it lives on: the launcher has to adopt and kill it."""
+    assert launcher.one(DAEMON) == "left a daemon"
+    heartbeat = launcher.folder / "s0" / "heartbeat"
+    time.sleep(0.2)
+    before = heartbeat.stat().st_size if heartbeat.exists() else 0
+    time.sleep(0.3)
+    after = heartbeat.stat().st_size if heartbeat.exists() else 0
+    assert (after > before) == (launcher.tier != "namespaces")
+
+
+@pytest.mark.serial
+def test_sessions_in_namespaces_die_with_their_launcher(namespaces: Launcher) -> None:
+    code = "import time\nsay(1)\nfor _ in range(500):\n    open('heartbeat', 'a').write('.'); time.sleep(0.02)"
+    process = namespaces.start(Session(code, stays=True), Session("import time; time.sleep(30); say(1)"))
+    heartbeat = namespaces.folder / "s0" / "heartbeat"
+    deadline = time.monotonic() + 20
+    while not heartbeat.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=10)
+    time.sleep(0.3)
+    before = heartbeat.stat().st_size
+    time.sleep(0.3)
+    assert heartbeat.stat().st_size == before

@@ -1,0 +1,192 @@
+"""The contract with launchers: which pid, which status, which signals; commands beside a session; sessions by exec."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.runtime.isolation import Limits, tiers
+from agentcore_rl_toolkit.runtime.isolation.containers import bubblewrap_argv
+
+from .conftest import Launcher, Session, linux_only
+
+pytestmark = linux_only
+
+
+@pytest.mark.parametrize("plain_fork", [False, True])
+def test_the_status_is_the_sessions(launcher: Launcher, plain_fork: bool) -> None:
+    exits = Session("say(1); raise SystemExit(7)", plain_fork=plain_fork)
+    # The first process of a pid namespace cannot kill itself; elsewhere it can.
+    code = "import os\nsay(1)\nif os.getpid() != 1: os.kill(os.getpid(), 9)\nraise SystemExit(9)"
+    first, second = launcher.run(exits, Session(code, plain_fork=plain_fork))
+    assert first.status == 7, launcher.errors
+    assert second.status == (9 if launcher.tier == "namespaces" else -9)
+
+
+@pytest.mark.parametrize("plain_fork", [False, True])
+def test_sigterm_reaches_the_sessions_handler(launcher: Launcher, plain_fork: bool) -> None:
+    target = Session(
+        "import signal, time\n"
+        "def stop(*_):\n    open('stopped', 'w').close(); raise SystemExit(3)\n"
+        "signal.signal(signal.SIGTERM, stop); say(1)\nfor _ in range(400): time.sleep(0.05)",
+        stays=True,
+        plain_fork=plain_fork,
+    )
+    process = launcher.start(target, Session("import time; time.sleep(1.5); say(1)"))
+    marker = launcher.folder / "s0"
+    driver = process.pid
+    try:
+        pid = _only_child(driver)
+        _until(lambda: _handles(pid, signal.SIGTERM) or (launcher.tier == "namespaces" and plain_fork))
+        time.sleep(0.4)
+        os.kill(pid, signal.SIGTERM)
+        _until((marker / "stopped").exists)
+        out, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert json.loads(out)[0]["status"] == 3, errors
+
+
+def _only_child(pid: int) -> int:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    _until(lambda: path.read_text().strip() != "")
+    return int(path.read_text().split()[0])
+
+
+def _handles(pid: int, number: int) -> bool:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _until(holds: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_environment_is_the_specs(launcher: Launcher) -> None:
+    [result] = launcher.run(Session("import os; say(dict(os.environ))", env={"ONLY": "this", "PATH": "/usr/bin"}))
+    assert {k: v for k, v in result.said.items() if k != "LC_CTYPE"} == {"ONLY": "this", "PATH": "/usr/bin"}
+
+
+def test_a_session_starts_in_its_folder(launcher: Launcher) -> None:
+    assert launcher.one("import os; say(os.getcwd())") == str(launcher.folder / "s0")
+
+
+def test_programs_run_inside(launcher: Launcher) -> None:
+    code = "import subprocess; say(subprocess.run(['/bin/sh', '-c', 'echo $((40+2))'], capture_output=True, text=True).stdout)"
+    assert launcher.one(code) == "42\n"
+
+
+def test_the_interpreter_still_imports_what_it_had_not_yet(launcher: Launcher) -> None:
+    assert launcher.one(
+        "import sqlite3, email.mime.text, xml.dom.minidom, multiprocessing; say(sqlite3.sqlite_version)"
+    )
+
+
+def test_threads_processes_and_shared_memory_work_inside(launcher: Launcher) -> None:
+    code = """
+import concurrent.futures, multiprocessing, tempfile, os
+os.environ["TMPDIR"] = os.getcwd(); tempfile.tempdir = None
+with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    threads = sum(pool.map(abs, range(5)))
+try:
+    multiprocessing.get_context("fork").Lock()
+    lock = "lock"
+except OSError:
+    lock = "refused"
+say([threads, lock])
+"""
+    # /dev/shm is everybody's where it cannot be a private one, so the Landlock tier leaves it out; its report says so.
+    assert launcher.one(code) == [10, "refused" if launcher.tier == "landlock" else "lock"]
+
+
+def test_a_command_beside_a_session_shares_its_view(launcher: Launcher) -> None:
+    base = Session("import time\nopen('here', 'w').write('x'); say(1); time.sleep(30)", stays=True)
+    command = Session("[sorted(__import__('os').listdir('.')), __import__('os').getppid()]", into=0)
+    _, result = launcher.run(base, command)
+    assert result.said is not None, launcher.errors
+    assert result.said[0] == ["here"]
+    if launcher.tier == "namespaces":
+        assert result.said[1] == 0
+
+
+def test_a_command_sees_the_private_tmp_of_its_session(namespaces: Launcher) -> None:
+    base = Session("import time\nopen('/tmp/mark', 'w').write('x'); say(1); time.sleep(30)", stays=True)
+    caps = "open('/proc/self/status').read().count('CapEff:\\t0000000000000000')"
+    command = Session(f"[__import__('os').listdir('/tmp').count('mark'), {caps}]", into=0)
+    _, result = namespaces.run(base, command)
+    assert result.said == [1, 1], namespaces.errors
+
+
+# --- exec --------------------------------------------------------------------------------------------------------------------
+
+PROBE = """
+import json, os
+def tried(action):
+    try:
+        action()
+        return "done"
+    except OSError:
+        return "refused"
+status = dict(line.split(":\\t")[:2] for line in open("/proc/self/status").read().splitlines())
+print(json.dumps({
+    "pid": os.getpid(), "cwd": os.getcwd(), "caps": int(status["CapEff"], 16),
+    "other": tried(lambda: open(%r).read()), "usr": tried(lambda: open("/usr/planted", "w")),
+    "own": tried(lambda: open("own", "w")), "env": sorted(os.environ), "shadow": tried(lambda: open("/etc/shadow").read()),
+}))
+"""
+
+
+@pytest.mark.parametrize("how", ["namespaces", "bubblewrap", "landlock"])
+@pytest.mark.parametrize("limits", [Limits(), Limits(memory_bytes=1 << 30, open_files=100)])
+def test_sessions_by_exec(how: str, limits: Limits, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "bubblewrap" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    if how == "namespaces":
+        monkeypatch.setattr(tiers.shutil, "which", lambda name: None)
+    tier = tiers.TIERS["namespaces" if how == "bubblewrap" else how]
+    if not tier.describe().available:
+        pytest.skip(str(tier.describe().unavailable))
+    launcher = Launcher(tier.name, "root" if os.geteuid() == 0 else "ordinary", folder)
+    secret = folder / "s9"
+    secret.mkdir()
+    (secret / "secret").write_text("x")
+    spec = launcher.spec(0, limits=limits)
+    argv = tier.wrap_argv([sys.executable, "-c", PROBE % str(secret / "secret")], spec)
+    assert (argv[0].endswith("bwrap") or "bwrap" in " ".join(argv)) == (how == "bubblewrap")
+    done = subprocess.run(
+        argv, env={"ONLY": "this", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
+    )
+    tier.release(spec)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["cwd"], said["caps"], said["own"]) == (str(folder / "s0"), 0, "done")
+    assert (said["other"], said["usr"]) == ("refused", "refused")
+    if how != "landlock":
+        assert said["pid"] <= 2
+    assert "ONLY" in said["env"]
+    assert not set(said["env"]) - {"ONLY", "PATH", "LC_CTYPE", "PWD"}
+
+
+def test_exec_passes_the_status_on(folder: Path) -> None:
+    tier = tiers.TIERS["process"]
+    spec = Launcher("process", "root" if os.geteuid() == 0 else "ordinary", folder).spec(0)
+    assert subprocess.run(tier.wrap_argv(["/bin/sh", "-c", "exit 5"], spec), timeout=60, check=False).returncode == 5
+
+
+def test_bubblewrap_hides_environment_from_the_command_line(folder: Path) -> None:
+    spec = Launcher("namespaces", "root" if os.geteuid() == 0 else "ordinary", folder).spec(0, env={"KEY": "s3cret"})
+    assert "s3cret" not in " ".join(bubblewrap_argv(["true"], spec)) + spec.to_json() + repr(spec)
