@@ -112,6 +112,14 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         body, _ = success_body(info, result, finished_s=now, max_bytes=self._engine.settings.max_record_bytes)
         self._engine.store_for(config.s3_bucket)[0].put(result_key, body)
 
+    def run(self, *args: Any, **options: Any) -> None:
+        """Serve, with the arguments of the base class."""
+        # Loaded here and not at import: a template that sessions are forked or restored from pays for it once, and it starts no
+        # thread. Sessions would each spend 20 ms of CPU on it at their first write to S3.
+        with contextlib.suppress(ImportError):
+            import obstore.store  # noqa: F401  # for its side effect of being loaded
+        super().run(*args, **options)
+
     @property
     def s3_client(self) -> Any:
         """The S3 client that records go through once it is replaced; until then records go through `agentcore_rl_toolkit.store`.
@@ -129,6 +137,10 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     def s3_client(self, client: Any) -> None:
         self._s3_client = client
         self._s3_client_is_own = client is not None
+
+    @s3_client.deleter
+    def s3_client(self) -> None:
+        self._s3_client, self._s3_client_is_own = None, False
 
     def _own_store(self, url: str) -> ObjectStore | None:
         if not self._s3_client_is_own:
