@@ -227,4 +227,5 @@ class TokenBuffer:
         return self._ids[length - 1] if length else None
 
     def json(self, text_bytes: int) -> bytes:
-        return b"".join((b"[", memoryview(self._text)[:text_bytes], b"]"))
+        # A slice, not a view: while a view exists no other thread could extend the text.
+        return b"".join((b"[", self._text[:text_bytes], b"]"))
