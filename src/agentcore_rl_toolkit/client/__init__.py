@@ -2,6 +2,8 @@
 
 from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult, BatchRun
 from .future import RolloutFuture
+from .ledger import FileLedger, StoreLedger
+from .replay import Replayed, replay_async
 from .rollouts import RolloutClient
 from .settings import Deadlines, WatchSettings
 
@@ -12,7 +14,11 @@ __all__ = [
     "BatchResult",
     "BatchRun",
     "Deadlines",
+    "FileLedger",
+    "Replayed",
     "RolloutClient",
     "RolloutFuture",
+    "StoreLedger",
     "WatchSettings",
+    "replay_async",
 ]

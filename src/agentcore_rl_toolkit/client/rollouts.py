@@ -8,7 +8,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from .future import RolloutFuture
 from .ledger import FileLedger, Ledger, StoreLedger
 from .pacing import PaceLimits, shared_pacer
 from .portal import Portal
+from .replay import Replayed, Reward, replay_async
 from .resume import plan_resume
 from .settings import (
     PUBLISHED_POOL_CONNECTIONS,
@@ -413,6 +414,20 @@ class RolloutClient:
             )
 
         return start, len(rows)
+
+    # ---- stored records
+
+    def replay_async(self, reward: Reward | None = None, *, input_id: str | None = None) -> AsyncIterator[Replayed]:
+        """The stored records of this experiment, each with `reward` computed anew; no agent runs. See `replay.replay_async`."""
+        return replay_async(self.store, self.exp_id, reward, input_id=input_id)
+
+    def replay(self, reward: Reward | None = None, *, input_id: str | None = None) -> list[Replayed]:
+        """Sync `replay_async`, as a list."""
+
+        async def collect() -> list[Replayed]:
+            return [item async for item in self.replay_async(reward, input_id=input_id)]
+
+        return self._portal.call(collect())
 
     # ---- state and end
 

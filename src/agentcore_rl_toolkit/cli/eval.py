@@ -1,0 +1,208 @@
+"""`agentcore-rl eval`: run an agent over a data set and say what its rewards are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ConfigError, LocalRuntimeError
+
+if TYPE_CHECKING:
+    from ..client import BatchItem
+    from ..client.evaluation import EvalRow
+
+READY_WITHIN_S = 120.0  # an agent that loads a large framework takes its time
+LOCAL_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The agent to evaluate: its ARN, where it is served, and where it stores results."""
+
+    arn: str
+    bucket: str
+    endpoint_url: str | None
+
+
+@click.command()
+@click.option("--agent", required=True, metavar="ARN|PATH.py", help="ARN of a deployed agent, or a file to serve here.")
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSONL; each line is a payload.",
+)
+@click.option("--bucket", help="Bucket or store URL for results [default for a local agent: a folder under --out].")
+@click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per line.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first lines.")
+@click.option("--exp-id", help="Experiment, first part of every key [default: eval- and the name of the data].")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for results [default: runs/EXP_ID]."
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in --out; nothing finished runs again.")
+@click.option("--base-url", help="Model endpoint handed to the agent.")
+@click.option("--model-id", help="Model name handed to the agent.")
+@click.option("--api-key", envvar="AGENTCORE_RL_MODEL_API_KEY", help="Key for the model endpoint, handed to the agent.")
+@click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
+@click.option("--timeout", default=900.0, show_default=True, help="Seconds per rollout.")
+@click.option(
+    "--retries", default=1, show_default=True, help="Further attempts of lost, timed out or throttled rollouts."
+)
+@click.option("--tps-limit", default=25.0, show_default=True, help="Requests per second.")
+@click.option("--sessions-per-minute", type=float, help="New sessions per minute (AgentCore: 400 for containers).")
+@click.option("--endpoint-url", help="Another AgentCore data plane.")
+@click.option("--session-env", multiple=True, metavar="K=V", help="A variable for a local agent; may be repeated.")
+@click.option("--allow-failures", default=0, show_default=True, help="Exit code 0 with up to so many failed rollouts.")
+def command(**options: Any) -> None:
+    """Run an agent over a data set; print the mean reward with its confidence interval.
+
+    Results go to OUT/results.jsonl, results.csv and summary.json. Exit code: 0, 1 when more rollouts failed than allowed, 2 on a
+    wrong option.
+
+    \b
+    Example:
+        agentcore-rl eval --agent examples/strands_math_agent/rl_app.py --data problems.jsonl \\
+            --base-url http://127.0.0.1:8000/v1 --model-id my-model --concurrency 32
+    """
+    from ..client.evaluation import read_rows
+
+    rows = read_rows(options["data"], limit=options["limit"])
+    exp_id = options["exp_id"] or f"eval-{options['data'].stem}"
+    out: Path = (options["out"] or Path("runs") / exp_id).resolve()
+    ledger = out / "ledger.jsonl"
+    if ledger.exists() and not options["resume"]:
+        raise ConfigError(f"{out} holds a run; go on with --resume, or choose another --out or --exp-id")
+    out.mkdir(parents=True, exist_ok=True)
+    with _target(options, out) as target:
+        failures = _evaluate(target, rows, exp_id, out, ledger, options)
+    if failures > options["allow_failures"]:
+        sys.exit(1)
+
+
+def _evaluate(
+    target: Target, rows: list[EvalRow], exp_id: str, out: Path, ledger: Path, options: dict[str, Any]
+) -> int:
+    from ..client import BatchProgress, RolloutClient
+    from ..client.evaluation import reward_of, summarise, write_results
+
+    overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
+    if options["sampling_params"]:
+        overrides["sampling_params"] = _json_object(options["sampling_params"])
+    total = len(rows) * options["repeat"]
+    rewards: list[float] = []
+    items: list[BatchItem] = []
+
+    def show(progress: BatchProgress) -> None:
+        mean = f", mean reward {sum(rewards) / len(rewards):.4f}" if rewards else ""
+        live = sys.stderr.isatty()
+        if live or progress.done % max(1, total // 20) == 0 or progress.done == total:
+            click.echo(f"{progress}{mean}", err=True, nl=not live or progress.done == total)
+            if live and progress.done < total:
+                click.echo("\r\x1b[K", err=True, nl=False)
+
+    began_s = time.monotonic()
+    with RolloutClient(
+        target.arn,
+        target.bucket,
+        exp_id,
+        tps_limit=options["tps_limit"],
+        sessions_per_minute=options["sessions_per_minute"],
+        endpoint_url=target.endpoint_url,
+        **overrides,
+    ) as client:
+        run = client.run_batch(
+            [row.payload for row in rows for _ in range(options["repeat"])],
+            options["concurrency"],
+            options["timeout"],
+            input_ids=[row.input_id for row in rows for _ in range(options["repeat"])],
+            retries=options["retries"],
+            resume=options["resume"],
+            ledger=ledger,
+            progress=show,
+            log_interval=0,
+        )
+        try:
+            for item in run:
+                items.append(item)
+                reward = reward_of(item)
+                if reward is not None:
+                    rewards.append(reward)
+        finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
+            summary = summarise(items, time.monotonic() - began_s)
+            write_results(out, items, summary)
+    click.echo(str(summary))
+    for item in [item for item in items if not item.success][:5]:
+        click.echo(f"  failed: {item.input_id} ({item.outcome}): {str(item.exception)[:200]}", err=True)
+    click.echo(f"results: {out}", err=True)
+    return summary.failures
+
+
+@contextlib.contextmanager
+def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
+    """The agent as ARN; a file is served by a local runtime for as long as the evaluation runs."""
+    agent: str = options["agent"]
+    if agent.startswith("arn:"):
+        if not options["bucket"]:
+            raise ConfigError("--bucket is needed: where does the deployed agent store its results?")
+        yield Target(arn=agent, bucket=options["bucket"], endpoint_url=options["endpoint_url"])
+        return
+    path = Path(agent).resolve()
+    if not path.exists():
+        raise ConfigError(f"--agent {agent}: neither an ARN nor a file")
+    store = (out / "store").resolve()
+    bucket = options["bucket"] or f"file://{store}"
+    folder = Path(bucket.removeprefix("file://")) if bucket.startswith("file://") else store
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in LOCAL_CREDENTIALS.items():
+        os.environ.setdefault(name, value)
+    with _serve(path, folder, out, options["session_env"]) as ready:
+        yield Target(arn=ready["agents"]["agent"], bucket=bucket, endpoint_url=ready["url"])
+
+
+@contextlib.contextmanager
+def _serve(path: Path, writable: Path, out: Path, session_env: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    ready = out / f".runtime-{os.getpid()}.json"
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"agent={path}"]
+    command += ["--writable", str(writable), "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    command += ["--state-dir", str(out / "sessions")]
+    for pair in session_env:
+        command += ["--session-env", pair]
+    with (out / "runtime.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            deadline_s = time.monotonic() + READY_WITHIN_S
+            while not ready.exists():
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    text = (out / "runtime.log").read_text(errors="replace")[-4000:]
+                    raise LocalRuntimeError(f"the local runtime did not start:\n{text}")
+                time.sleep(0.05)
+            yield json.loads(ready.read_text())
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            ready.unlink(missing_ok=True)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as e:
+        raise ConfigError(f"--sampling-params is not JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise ConfigError("--sampling-params must be a JSON object")
+    return value

@@ -1,0 +1,175 @@
+"""Data sets, summaries, replay, metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.client import BatchItem, RolloutClient, metrics
+from agentcore_rl_toolkit.client.evaluation import interval, read_rows, summarise, write_results
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import AgentError, ConfigError, MissingExtraError
+
+
+def item(reward: float | None, outcome: Outcome = Outcome.OK, input_id: str = "a", index: int = 0) -> BatchItem:
+    record = {} if reward is None else {"rewards": reward}
+    return BatchItem(outcome is Outcome.OK, record, outcome=outcome, input_id=input_id, index=index, session_id="s")
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_rows_take_their_id_from_the_payload_or_the_line(tmp_path: Path) -> None:
+    rows = read_rows(write(tmp_path / "d.jsonl", '{"id": 7, "q": 1}', "", '{"q": 2}', '{"input_id": "x"}'))
+    assert [row.input_id for row in rows] == ["7", "line-000003", "x"]
+    assert rows[0].payload == {"id": 7, "q": 1}
+    assert len(read_rows(tmp_path / "d.jsonl", limit=2)) == 2
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"id": "../up"}', '{"id": "a"}\n{"id": "a"}'])
+def test_unusable_line_is_named(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match=r"line [12]"):
+        read_rows(write(tmp_path / "d.jsonl", line))
+
+
+def test_empty_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no rows"):
+        read_rows(write(tmp_path / "d.jsonl", ""))
+
+
+def test_failures_are_counted_and_not_scored_as_zero() -> None:
+    items = [item(1.0, input_id="a"), item(0.0, input_id="b"), item(None, Outcome.LOST, "c"), item(None, input_id="d")]
+    summary = summarise(items, 3.0)
+    assert summary.mean == 0.5
+    assert summary.rewarded == 2
+    assert summary.without_reward == 1
+    assert summary.failures == 2
+    assert summary.outcomes == {"ok": 3, "lost": 1}
+    assert "1 lost" in str(summary)
+
+
+def test_mean_is_over_inputs_not_over_rollouts() -> None:
+    items = [item(1.0, input_id="a"), item(1.0, input_id="a"), item(1.0, input_id="a"), item(0.0, input_id="b")]
+    assert summarise(items, 1.0).mean == 0.5
+
+
+def test_nothing_rewarded_has_no_mean() -> None:
+    summary = summarise([item(None, Outcome.LOST)], 1.0)
+    assert (summary.mean, summary.low, summary.high) == (None, None, None)
+    assert "no rollout has a reward" in str(summary)
+
+
+def test_wilson_interval_of_a_known_case() -> None:
+    low, high = interval([1.0] * 8 + [0.0] * 2)
+    assert low == pytest.approx(0.4902, abs=1e-3)
+    assert high == pytest.approx(0.9433, abs=1e-3)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=30))
+def test_interval_holds_the_mean_and_is_reproducible(values: list[float]) -> None:
+    low, high = interval(values)
+    assert low is not None
+    assert high is not None
+    assert min(values) - 1e-9 <= low <= high <= max(max(values), 1.0) + 1e-9
+    assert interval(values) == (low, high)
+
+
+def test_results_are_written_in_order(tmp_path: Path) -> None:
+    items = [item(0.0, index=1, input_id="b"), item(1.0, index=0), item(None, Outcome.LOST, "c", 2)]
+    write_results(tmp_path, items, summarise(items, 1.0))
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [line["reward"] for line in lines] == [1.0, 0.0, None]
+    table = (tmp_path / "results.csv").read_text().splitlines()
+    assert len(table) == 4
+    assert table[3].split(",")[4] == ""  # no reward is empty, not 0
+    assert json.loads((tmp_path / "summary.json").read_text())["failures"] == 1
+
+
+def test_replay_scores_stored_records_again(client: RolloutClient) -> None:
+    batch: list[dict[str, Any]] = [{"script": {"result": {"rewards": n % 2, "n": n}}} for n in range(6)]
+    client.map(
+        [*batch, {"script": {"fail": "x"}}, {"script": {"raw": "no json"}}], input_ids=[f"i{n}" for n in range(8)]
+    )
+
+    async def reward(record: dict[str, Any], payload: dict[str, Any]) -> float:
+        if record["n"] == 5:
+            raise ValueError("odd one")
+        return float(record["n"] >= 3 and payload["script"]["result"]["n"] >= 3)
+
+    replayed = client.replay(reward)
+    assert [r.input_id for r in replayed] == [f"i{n}" for n in range(8)]
+    assert [r.reward for r in replayed] == [0, 0, 0, 1, 1, None, None, None]
+    assert [r.stored for r in replayed] == [0, 1, 0, 1, 0, 1, None, None]
+    assert [r.changed for r in replayed[:5]] == [False, True, False, False, True]
+    assert isinstance(replayed[5].error, AgentError)
+    assert [r.outcome for r in replayed[6:]] == [Outcome.AGENT_ERROR, Outcome.INVALID]
+    assert [r.reward for r in client.replay(input_id="i3")] == [None]
+
+
+def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:
+    heard: list[tuple[str, dict[str, Any]]] = []
+    client.subscribe(lambda event, fields: heard.append((event, dict(fields))))
+    client.subscribe(lambda event, fields: 1 / 0)  # type: ignore[arg-type,return-value]  # a broken one harms nobody
+    session_id = client.map([{"script": {}}])[0].session_id
+    client.flush()
+    assert [event for event, _ in heard] == ["intent", "accepted", "finished", "stopped"]
+    assert {fields["session_id"] for _, fields in heard} == {session_id}
+    assert heard[2][1]["outcome"] == "ok"
+
+
+@pytest.mark.parametrize("function", [metrics.export_prometheus, metrics.trace])
+def test_missing_library_is_named(
+    client: RolloutClient, function: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+
+    def refuse(name: str) -> Any:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        function(client)
+
+
+def test_spans_carry_the_ids_and_the_outcome(client: RolloutClient) -> None:
+    pytest.importorskip("opentelemetry.trace")
+    spans: list[dict[str, Any]] = []
+
+    class Span:
+        def __init__(self, entry: dict[str, Any]) -> None:
+            self.entry = entry
+
+        def set_status(self, status: Any) -> None:
+            self.entry["status"] = status.status_code.name
+
+        def end(self) -> None:
+            spans.append(self.entry)
+
+    class Tracer:
+        def start_span(self, name: str, **fields: Any) -> Span:
+            return Span({"name": name, **fields})
+
+    metrics.trace(client, tracer=Tracer())
+    client.map([{"script": {}}, {"script": {"fail": "x"}}], 1)
+    assert [s["attributes"]["agentcore_rl.outcome"] for s in spans] == ["ok", "agent_error"]
+    assert spans[1]["status"] == "ERROR"
+    assert spans[0]["attributes"]["agentcore_rl.exp_id"] == "exp"
+
+
+def test_prometheus_counts_outcomes(client: RolloutClient) -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+    metrics.export_prometheus(client, registry=registry)
+    client.map([{"script": {}}, {"script": {"fail": "x"}}], 1)
+    client.flush()
+    assert registry.get_sample_value("agentcore_rl_rollouts_total", {"outcome": "ok"}) == 1
+    assert registry.get_sample_value("agentcore_rl_rollouts_total", {"outcome": "agent_error"}) == 1
+    assert registry.get_sample_value("agentcore_rl_in_flight") == 0
