@@ -58,6 +58,11 @@ def encode_messages(messages: Sequence[dict[str, Any]]) -> list[int]:
     return [*ids, START, _ROLES["assistant"]]
 
 
+def logprob_of(token: int) -> float:
+    """The logprob this engine gives a token: made up, and exact in 32 bits."""
+    return -(token % 97) / 64 - 0.015625
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """What goes wrong with one call.
@@ -112,6 +117,7 @@ class ScriptedEngine:
         self.weight_version = weight_version
         self.gives_tokens = gives_tokens
         self.model = model
+        self.first_id, self.last_id = 10, 900  # range of the ids it samples
         self.url = ""
         self.requests: list[Seen] = []
         self.replies: deque[dict[str, Any]] = deque()
@@ -204,6 +210,8 @@ class ScriptedEngine:
         if seen.method == "GET":
             listed = {"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "scripted"}]}
             return await self._whole(writer, 200, json.dumps(listed).encode() if path == "models" else b"{}", fault)
+        if path in ("/inference/v1/generate", "/generate"):
+            return await self._generate(seen, writer, fault)
         if path not in ("chat/completions", "completions"):
             return await self._whole(writer, 404, _error(404), fault)
         chat = path == "chat/completions"
@@ -248,18 +256,16 @@ class ScriptedEngine:
                 for call in scripted.get("tool_calls") or []:
                     ids[-1:-1] = encode_text(call["function"]["name"] + " " + call["function"]["arguments"])
                 finish = "tool_calls" if scripted.get("tool_calls") else "stop"
+            elif "token_ids" in scripted:
+                ids, finish = list(scripted["token_ids"]), scripted.get("finish_reason", "stop")
             else:
-                count = min(asked, self.tokens)
-                ids = [self._random.randrange(10, 900) for _ in range(count)]
-                finish = "length"
-                if self.tokens <= asked:
-                    ids[-1], finish = END, "stop"
+                ids, finish = self._ids(asked, body.get("stop_token_ids") or [END])
             seen.completion_ids.append(ids)
             choices.append(
                 {
                     "index": index,
                     "ids": ids,
-                    "logprobs": [-(i % 97) / 64 - 0.015625 for i in ids],  # exact in float32
+                    "logprobs": [logprob_of(i) for i in ids],
                     "content": scripted.get("content", None if scripted.get("tool_calls") else decode_ids(ids)),
                     "reasoning_content": scripted.get("reasoning_content"),
                     "tool_calls": scripted.get("tool_calls"),
@@ -267,6 +273,84 @@ class ScriptedEngine:
                 }
             )
         return choices
+
+    # -- token endpoints
+
+    async def _generate(self, seen: Seen, writer: asyncio.StreamWriter, fault: Fault) -> bool:
+        """vLLM's ``/inference/v1/generate`` and SGLang's ``/generate``."""
+        sglang = seen.path == "/generate"
+        sampling = seen.body["sampling_params"]
+        seen.prompt_ids = list(seen.body["input_ids" if sglang else "token_ids"])
+        limit = sampling.get("max_new_tokens" if sglang else "max_tokens") or self.tokens
+        answers = []
+        for index in range(sampling.get("n") or 1):
+            ids, finish = self._ids(limit, sampling.get("stop_token_ids") or [END])
+            seen.completion_ids.append(ids)
+            answers.append(self._sglang(index, ids, finish) if sglang else self._vllm(index, ids, finish))
+        if not sglang:
+            reply: dict[str, Any] = {"request_id": "generate-1", "choices": answers, "prompt_logprobs": None}
+            if self.weight_version is not None:
+                reply["weight_version"] = self.weight_version
+            reply = (fault.edit(reply) if fault.edit is not None else None) or reply
+            return await self._whole(writer, 200, json.dumps(reply).encode(), fault)
+        if not seen.body.get("stream"):
+            whole = answers if len(answers) > 1 else answers[0]
+            if fault.edit is not None:
+                whole = fault.edit(answers[0]) or whole
+            return await self._whole(writer, 200, json.dumps(whole).encode(), fault)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        sent = 0
+        for count in range(1, max(len(i) for i in seen.completion_ids) + 1):
+            for index, ids in enumerate(seen.completion_ids):
+                if count > len(ids):
+                    continue
+                finish = answers[index]["meta_info"]["finish_reason"]["type"] if count == len(ids) else None
+                data = b"data: " + json.dumps(self._sglang(index, ids[:count], finish)).encode() + b"\n\n"
+                sent += len(data)
+                if fault.drop_after is not None and sent > fault.drop_after:
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+                    return False
+                writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+                await writer.drain()
+                if self.token_s:
+                    await asyncio.sleep(self.token_s)
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        await writer.drain()
+        return True
+
+    def _ids(self, limit: int, stops: Sequence[int]) -> tuple[list[int], str]:
+        scripted = self.replies.popleft() if self.replies else {}
+        if "token_ids" in scripted:
+            return list(scripted["token_ids"]), scripted.get("finish_reason", "stop")
+        ids = [self._random.randrange(self.first_id, self.last_id) for _ in range(min(limit, self.tokens))]
+        if self.tokens <= limit:
+            ids[-1] = stops[0]
+            return ids, "stop"
+        return ids, "length"
+
+    def _vllm(self, index: int, ids: list[int], finish: str) -> dict[str, Any]:
+        content = [{"token": f"token_id:{i}", "logprob": logprob_of(i), "bytes": None, "top_logprobs": []} for i in ids]
+        return {
+            "index": index,
+            "logprobs": {"content": content},
+            "finish_reason": finish,
+            "token_ids": ids,
+            "routed_experts": None,
+        }
+
+    def _sglang(self, index: int, ids: list[int], finish: str | None) -> dict[str, Any]:
+        meta = {
+            "id": f"rid-{len(self.requests)}",
+            "finish_reason": None
+            if finish is None
+            else {"type": finish, "matched": ids[-1] if finish == "stop" else None},
+            "prompt_tokens": len(self.requests[-1].prompt_ids),
+            "completion_tokens": len(ids),
+            "weight_version": "default" if self.weight_version is None else str(self.weight_version),
+            "output_token_logprobs": [[logprob_of(i), i, None] for i in ids],
+        }
+        return {"index": index, "text": "", "output_ids": ids, "meta_info": meta}
 
     def _logprobs(self, chat: bool, ids: list[int], values: list[float]) -> dict[str, Any]:
         if not chat:

@@ -1,0 +1,211 @@
+"""One suite over all token engines: the gateway tokenises, the engine samples ids, every turn extends the one before it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
+from agentcore_rl_toolkit.gateway.render import Renderer
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.trajectory import build_trajectory
+
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+SYSTEM = {"role": "system", "content": "Solve the problem. Use the calculator."}
+USER = {"role": "user", "content": "What is 2 + 3?"}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "calculator",
+            "description": "Evaluate one arithmetic expression.",
+            "parameters": {
+                "type": "object",
+                "properties": {"expression": {"type": "string"}},
+                "required": ["expression"],
+            },
+        },
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer.from_path(MODEL)
+
+
+@pytest.fixture(params=["vllm", "policy", "sglang"])
+async def gateway(
+    request: pytest.FixtureRequest, engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
+) -> Gateway:
+    engine.first_id, engine.last_id = 300, 500
+    return await start_gateway(engine, engine=request.param, model_dir=str(MODEL))
+
+
+def agent(session: SessionHandle) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
+
+
+async def captured(client: GatewayClient, session: SessionHandle) -> SessionCapture:
+    return (await client.fetch_async([session.session_id]))[session.session_id]
+
+
+async def said(llm: openai.AsyncOpenAI, stream: bool, **asked: object) -> tuple[str, list[dict[str, str]], str]:
+    """Text, tool calls and finish reason of a reply, streamed or not."""
+    reply = await llm.chat.completions.create(model="m", stream=stream, **asked)  # type: ignore[call-overload]
+    if not stream:
+        choice = reply.choices[0]
+        calls = [
+            {"id": c.id, "name": c.function.name, "arguments": c.function.arguments}
+            for c in choice.message.tool_calls or []
+        ]
+        return choice.message.content or "", calls, choice.finish_reason
+    text, finish, calls = "", "", []
+    async for chunk in reply:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+            for call in choice.delta.tool_calls or []:
+                if call.index == len(calls):
+                    calls.append({"id": call.id, "name": "", "arguments": ""})
+                calls[call.index]["name"] += call.function.name or ""
+                calls[call.index]["arguments"] += call.function.arguments or ""
+    return text, calls, finish
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_using_dialogue_is_one_sequence_of_exactly_the_sampled_tokens(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, renderer: Renderer, stream: bool
+) -> None:
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
+    stop = min(renderer.stop_token_ids)
+    scripted = [[*renderer.encode(call), stop], [*renderer.encode("The answer is 5"), stop]]
+    engine.replies.extend({"token_ids": ids} for ids in scripted)
+    messages: list[dict[str, object]] = [SYSTEM, USER]
+    async with agent(session) as llm:
+        text, calls, finish = await said(llm, stream, messages=messages, tools=TOOLS, max_tokens=64)
+        assert (text.strip(), finish) == ("", "tool_calls")
+        assert [(c["name"], c["arguments"]) for c in calls] == [("calculator", '{"expression": "2 + 3"}')]
+        function = {"name": calls[0]["name"], "arguments": calls[0]["arguments"]}
+        messages += [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": calls[0]["id"], "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": calls[0]["id"], "content": "5"},
+        ]
+        text, calls, finish = await said(llm, stream, messages=messages, tools=TOOLS, max_tokens=64)
+        assert (text, calls, finish) == ("The answer is 5", [], "stop")
+    capture = await captured(client, session)
+    first, second = capture.turns
+    assert [t.completion_ids for t in capture.turns] == scripted
+    assert second.prompt_ids[: len(first.prompt_ids) + len(scripted[0])] == [*first.prompt_ids, *scripted[0]]
+    assert first.prompt_ids == renderer.encode(
+        renderer.template.render([SYSTEM, USER], tools=TOOLS, options=None, now=None)
+    )
+    assert [t.logprobs for t in capture.turns] == [[logprob_of(i) for i in ids] for ids in scripted]
+    assert [t.parse_status for t in capture.turns] == ["parsed", "none"]
+    assert second.parent_turn == first.turn_id
+    trajectory = build_trajectory(session.session_id, capture.turns)
+    assert len(trajectory.sequences) == 1
+    assert trajectory.report.trained_token_share == 1.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_that_breaks_off_is_no_turn_and_the_next_call_goes_on_as_before(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+) -> None:
+    engine.faults.append(Fault(drop_after=700 if stream else 30))
+    async with agent(session) as llm:
+        with pytest.raises(openai.APIError):
+            await said(llm, stream, messages=[USER])
+        await said(llm, stream, messages=[USER])
+    capture = await captured(client, session)
+    assert [e["status"] for e in capture.errors] == ["partial" if stream else "error"]
+    [turn] = capture.turns
+    assert turn.branch_reason is None
+
+
+async def test_a_missing_logprob_is_reported_and_not_filled_in(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    def edit(reply: dict[str, object]) -> dict[str, object]:
+        if "meta_info" in reply:
+            reply["meta_info"]["output_token_logprobs"][0][0] = None  # type: ignore[index]
+        else:
+            reply["choices"][0]["logprobs"]["content"].pop()  # type: ignore[index]
+        return reply
+
+    engine.faults.append(Fault(edit=edit))
+    async with agent(session) as llm:
+        await said(llm, False, messages=[USER])
+    capture = await captured(client, session)
+    assert capture.turns == []
+    assert [e["status"] for e in capture.errors] == ["invalid"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_choice_and_the_weight_version_are_kept(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+) -> None:
+    engine.weight_version = 7
+    async with agent(session) as llm:
+        reply = await llm.chat.completions.create(model="m", messages=[USER], n=2, stream=stream)
+        if stream:
+            async for _ in reply:
+                pass
+    turns = (await captured(client, session)).turns
+    assert [t.completion_ids for t in turns] == engine.calls[0].completion_ids
+    assert {t.weight_version_first for t in turns} == {7}
+
+
+async def test_parallel_calls_are_branches(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    engine.faults.append(Fault(delay_s=0.3))
+    async with agent(session) as llm:
+        slow = asyncio.ensure_future(said(llm, False, messages=[SYSTEM, USER]))
+        await asyncio.sleep(0.15)
+        await said(llm, False, messages=[SYSTEM, {"role": "user", "content": "What is 7 + 1?"}])
+        await slow
+    turns = (await captured(client, session)).turns
+    assert [t.branch_reason for t in turns] == [None, "parallel_calls"]
+
+
+async def test_what_the_engine_cannot_do_is_a_400_that_names_the_field(session: SessionHandle) -> None:
+    async with agent(session) as llm:
+        with pytest.raises(openai.BadRequestError) as told:
+            await said(llm, False, messages=[USER], response_format={"type": "json_object"})
+    assert told.value.param == "response_format"
+
+
+async def test_a_prompt_beyond_the_window_is_refused_before_the_engine(
+    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
+) -> None:
+    gateway = await start_gateway(engine, model_dir=str(MODEL), context_tokens=20)
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async([new_session_id()])
+    async with agent(session) as llm:
+        with pytest.raises(openai.BadRequestError) as told:
+            await said(llm, False, messages=[{"role": "user", "content": "What is 2 + 3? " * 20}])
+    assert told.value.code == "context_length_exceeded"
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_text_after_a_stop_string_is_not_part_of_the_answer(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, renderer: Renderer, stream: bool
+) -> None:
+    ids = renderer.encode("The answer is 5 and more")
+    engine.replies.append({"token_ids": ids})
+    async with agent(session) as llm:
+        text, _, finish = await said(llm, stream, messages=[USER], stop=[" and"])
+    assert (text, finish) == ("The answer is 5", "stop")
+    assert (await captured(client, session)).turns[0].completion_ids == ids
