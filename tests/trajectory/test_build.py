@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +45,18 @@ def test_turns_that_extend_each_other_become_one_sequence() -> None:
     assert sequence.weight == 1.0
     assert result.report.trained_token_share == 1.0
     assert result.report.branches == 0
+
+
+def test_the_documented_example_gives_what_the_document_says() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "trajectory.md").read_text("utf-8")
+    found = re.search(r"```python\n(.*?)```", document, re.DOTALL)
+    assert found
+    names: dict[str, Any] = {}
+    exec(found[1], names)
+    promised = re.findall(r"^(\w+(?:\.\w+)+)\s+# (.+)$", found[1], re.MULTILINE)
+    assert len(promised) == 5
+    for expression, value in promised:
+        assert eval(expression, names) == eval(value)
 
 
 def test_order_of_arrival_does_not_matter() -> None:
