@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from botocore.exceptions import ClientError, ParamValidationError, ReadTimeoutError
+
 from .conftest import Server, alive, wait_for
 
 SESSION = "x-amzn-bedrock-agentcore-runtime-session-id"
@@ -116,7 +117,9 @@ def test_a_dying_agent_is_424_and_the_id_starts_afresh(server: Server, client: A
     assert server.invoke({}, session_id)["calls"] == 1
 
 
-@pytest.mark.parametrize("arn", ["arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/nobody-AAAAAAAAAA", "endpoint"])
+@pytest.mark.parametrize(
+    "arn", ["arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/nobody-AAAAAAAAAA", "endpoint"]
+)
 def test_unknown_runtime_or_endpoint_is_404(server: Server, client: Any, arn: str) -> None:
     target = {"agentRuntimeArn": server.arn, "qualifier": "nowhere"} if arn == "endpoint" else {"agentRuntimeArn": arn}
     with pytest.raises(ClientError) as error:
@@ -207,7 +210,7 @@ def test_what_a_command_leaves_running_ends_with_the_session(server: Server, cli
     reply = client.invoke_agent_runtime_command(
         agentRuntimeArn=server.arn, runtimeSessionId=session_id, body={"command": command}
     )
-    assert [e for e in reply["stream"]][-1]["chunk"]["contentStop"]["exitCode"] == 0
+    assert list(reply["stream"])[-1]["chunk"]["contentStop"]["exitCode"] == 0
 
     def sleepers() -> list[int]:
         found = []

@@ -38,7 +38,9 @@ def agent_file(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.serial
-def test_idle_session_ends_and_its_folder_goes(start_server: Callable[..., Server], session_id: str, tmp_path: Path) -> None:
+def test_idle_session_ends_and_its_folder_goes(
+    start_server: Callable[..., Server], session_id: str, tmp_path: Path
+) -> None:
     server = start_server("--idle-timeout", "2", "--state-dir", str(tmp_path / "state"))
     server.invoke({}, session_id)
     pid = server.session(session_id)["pid"]
@@ -51,7 +53,9 @@ def test_idle_session_ends_and_its_folder_goes(start_server: Callable[..., Serve
 
 
 @pytest.mark.serial
-def test_background_work_that_reports_busy_keeps_a_session(start_server: Callable[..., Server], session_id: str) -> None:
+def test_background_work_that_reports_busy_keeps_a_session(
+    start_server: Callable[..., Server], session_id: str
+) -> None:
     server = start_server("--idle-timeout", "2")
     started = time.monotonic()
     server.invoke({"do": "busy", "s": 4}, session_id)
@@ -144,7 +148,7 @@ def slow():
     time.sleep(20)
 """)
     server = start_server("--init-timeout", "1", agent=agent)
-    with pytest.raises(ClientError, match="Runtime initialization time exceeded.*completes in 1s"):
+    with pytest.raises(ClientError, match=r"Runtime initialization time exceeded.*completes in 1s"):
         server.invoke({}, session_id)
 
 
@@ -228,7 +232,9 @@ def marked_processes(server: Server) -> list[int]:
     return sorted(pid for pid, env in roots._environments() if wanted in env and alive(pid))
 
 
-def test_template_that_dies_takes_its_sessions_and_is_replaced(start_server: Callable[..., Server], session_id: str) -> None:
+def test_template_that_dies_takes_its_sessions_and_is_replaced(
+    start_server: Callable[..., Server], session_id: str
+) -> None:
     import os
 
     server = start_server()

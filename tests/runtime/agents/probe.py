@@ -1,3 +1,4 @@
+# ruff: noqa: ASYNC220, ASYNC230
 """An agent whose payload says what it should do. Used by the tests of the local runtime."""
 
 import asyncio
@@ -26,7 +27,13 @@ async def main(payload, context):
     calls += 1
     what = payload.get("do", "echo")
     if what == "echo":
-        return {"echo": payload, "pid": os.getpid(), "loaded_in": LOADED_IN, "calls": calls, "session": context.session_id}
+        return {
+            "echo": payload,
+            "pid": os.getpid(),
+            "loaded_in": LOADED_IN,
+            "calls": calls,
+            "session": context.session_id,
+        }
     if what == "headers":
         return {"headers": dict(context.request_headers or {})}
     if what == "stream":

@@ -1,0 +1,37 @@
+"""An agent that runs a uvicorn server of its own, inside a loop of its own."""
+
+import asyncio
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+
+async def ping(request):
+    return JSONResponse({"status": "Healthy"})
+
+
+async def invoke(request):
+    return JSONResponse({"got": await request.json()})
+
+
+async def card(request):
+    return JSONResponse({"name": "own", "version": "1"})
+
+
+app = Starlette(
+    routes=[
+        Route("/ping", ping),
+        Route("/invocations", invoke, methods=["POST"]),
+        Route("/.well-known/agent-card.json", card),
+    ]
+)
+
+
+async def main():
+    await uvicorn.Server(uvicorn.Config(app, host="0.0.0.0", port=8080, log_level="warning")).serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

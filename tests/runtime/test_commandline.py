@@ -1,0 +1,145 @@
+"""`agentcore-rl runtime ps|logs|stop|top|deploy`, and environments of deployed agents."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agentcore_rl_toolkit.cli.runtime import group
+from agentcore_rl_toolkit.errors import LocalRuntimeError
+from agentcore_rl_toolkit.runtime import environments
+from agentcore_rl_toolkit.runtime.environments import Dependencies, build
+
+from .conftest import AGENTS, Server, wait_for
+
+
+def run(server: Server, *arguments: str) -> Result:
+    result = CliRunner().invoke(group, [*arguments, "--url", server.url])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_ps_logs_and_stop(server: Server, session_id: str) -> None:
+    server.invoke({"do": "print", "text": "a line of output"}, session_id)
+    head, *rows = run(server, "ps").output.splitlines()
+    assert head.split()[:4] == ["SESSION", "AGENT", "STATE", "PID"]
+    row = next(r for r in rows if r.startswith(session_id))
+    assert row.split()[1:3] == ["probe:1", "idle"]
+    assert "a line of output" in run(server, "logs", session_id[:10]).output
+    assert run(server, "stop", session_id[:10]).output == f"stopped {session_id[:10]}\n"
+    wait_for(lambda: server.ended(session_id))
+    assert session_id not in run(server, "ps").output
+    assert f"{session_id}  probe:1  stopped" in run(server, "ps", "--all").output
+    assert "a line of output" in run(server, "logs", session_id[:10]).output
+
+
+def test_top_shows_memory_and_cpu_of_sessions(server: Server, session_id: str) -> None:
+    server.invoke({}, session_id)
+    lines = run(server, "top", "--once").output.splitlines()
+    row = next(r for r in lines if r.startswith(session_id)).split()
+    assert row[2] == "idle"
+    assert 1.0 < float(row[3]) < 100.0
+    assert row[4] == "MB"
+
+
+def test_unknown_session_is_an_error(server: Server) -> None:
+    result = CliRunner().invoke(group, ["stop", "nobody", "--url", server.url])
+    assert isinstance(result.exception, LocalRuntimeError)
+    assert "Session nobody not found" in str(result.exception)
+
+
+def test_nothing_listening_is_an_error_that_names_the_address() -> None:
+    result = CliRunner().invoke(group, ["ps", "--url", "http://127.0.0.1:9"])
+    assert "http://127.0.0.1:9" in str(result.exception)
+
+
+def test_deploy_makes_versions_and_reports_what_fails(server: Server, tmp_path: Path) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text((AGENTS / "probe.py").read_text())
+    arn = run(server, "deploy", str(script), "--name", "deployed", "--env", "SIDE=left").output.strip()
+    assert arn.startswith("arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/deployed-")
+    assert run(server, "deploy", str(script), "--name", "deployed").output.strip() == arn
+    listed = {
+        r["agentRuntimeName"]: r["agentRuntimeVersion"] for r in server.view.get_all("/runtimes/", "agentRuntimes")
+    }
+    assert listed["deployed"] == "2"
+    script.write_text("import missing_module_of_mine\n")
+    result = CliRunner().invoke(group, ["deploy", str(script), "--name", "deployed", "--url", server.url])
+    assert "missing_module_of_mine" in str(result.exception)
+
+
+def folder_with_wheel(tmp_path: Path) -> Path:
+    """A project that depends on a package which lies beside it: nothing is fetched."""
+    package = tmp_path / "tinydep"
+    (package / "tinydep").mkdir(parents=True)
+    (package / "tinydep" / "__init__.py").write_text("VALUE = 41\n")
+    (package / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "tinydep"\nversion = "1"\n'
+    )
+    (package / "backend.py").write_text(
+        "import os, zipfile\n"
+        "def build_wheel(directory, config_settings=None, metadata_directory=None):\n"
+        "    name = 'tinydep-1-py3-none-any.whl'\n"
+        "    with zipfile.ZipFile(os.path.join(directory, name), 'w') as z:\n"
+        "        z.write('tinydep/__init__.py')\n"
+        "        z.writestr('tinydep-1.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: tinydep\\nVersion: 1\\n')\n"
+        "        z.writestr('tinydep-1.dist-info/WHEEL',\n"
+        "            'Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\n"
+        "        z.writestr('tinydep-1.dist-info/RECORD', '')\n"
+        "    return name\n"
+    )
+    agent = tmp_path / "agent"
+    agent.mkdir()
+    (agent / "agent.py").write_text("import tinydep\n")
+    (agent / "requirements.txt").write_text(f"tinydep @ file://{package}\n")
+    return agent
+
+
+def test_environment_is_built_once_also_for_two_at_once(tmp_path: Path) -> None:
+    agent = folder_with_wheel(tmp_path)
+    root = tmp_path / "environments"
+    dependencies = Dependencies.beside(agent / "agent.py")
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(build(dependencies, root))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    out = subprocess.run(
+        [found[0], "-c", "import tinydep; print(tinydep.VALUE)"], capture_output=True, text=True, check=True
+    )
+    assert out.stdout == "41\n"
+    assert list(root.rglob("tinydep/__pycache__/*.pyc"))
+    assert len([p for p in root.iterdir() if p.is_dir()]) == 1
+
+
+def test_environment_key_follows_its_files(tmp_path: Path) -> None:
+    agent = folder_with_wheel(tmp_path)
+    before = Dependencies.beside(agent / "agent.py").key()
+    with (agent / "requirements.txt").open("a") as f:
+        f.write("# changed\n")
+    assert Dependencies.beside(agent / "agent.py").key() != before
+
+
+def test_agent_without_dependency_files_runs_in_this_environment(tmp_path: Path) -> None:
+    assert build(Dependencies.beside(tmp_path / "agent.py"), tmp_path / "none") == Path(sys.executable)
+    assert not (tmp_path / "none").exists()
+
+
+def test_failed_build_says_why_and_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("tinydep @ file:///does/not/exist\n")
+    for _ in range(2):
+        with pytest.raises(LocalRuntimeError, match="does/not/exist"):
+            build(Dependencies.beside(tmp_path / "agent.py"), tmp_path / "environments")
+
+
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AGENTCORE_RL_CACHE", str(tmp_path))
+    assert environments.cache_dir() == tmp_path / "agent-environments"

@@ -1,0 +1,126 @@
+"""No process and no file outlives a runtime, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.runtime import roots
+
+from .conftest import AGENTS, Server, alive, wait_for
+
+pytestmark = pytest.mark.serial
+
+
+def fill(server: Server) -> tuple[list[int], Path]:
+    """Sessions with children of their own. Returns every process of the runtime and its root folder."""
+    for _ in range(3):
+        server.invoke({"do": "spawn"}, new_session_id())
+    state = Path(server.view.get("/_local/status")["state_dir"])
+    root = Path(json.loads((state / "server.json").read_text())["root"])
+    wanted = f"{roots.MARKER}={roots.marker(root)}".encode()
+    pids = [pid for pid, env in roots._environments() if wanted in env]
+    assert len(pids) >= 7  # template, three sessions, three children
+    return pids, root
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_graceful_stop_leaves_nothing_and_exits_0(start_server: Callable[..., Server], number: signal.Signals) -> None:
+    server = start_server()
+    pids, root = fill(server)
+    assert server.stop(number) == 0, server.output.read_text()
+    assert not any(alive(pid) for pid in pids)
+    assert not root.exists()
+    assert not server.ready_file.exists()
+    assert "Traceback" not in server.output.read_text()
+
+
+@pytest.mark.parametrize("tier", ["auto", "process"])
+def test_killed_runtime_leaves_no_process_and_a_restart_cleans_its_files(
+    start_server: Callable[..., Server], tmp_path: Path, tier: str
+) -> None:
+    options = ("--state-dir", str(tmp_path / "state"), "--isolation", tier)
+    server = start_server(*options)
+    pids, root = fill(server)
+    server.stop(signal.SIGKILL)
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+    assert list((tmp_path / "state" / "sessions").iterdir()) == []
+    os.utime(root, (1, 1))  # a root younger than a second is left alone
+    start_server(*options)
+    assert not root.exists()
+
+
+def test_runtime_and_template_killed_together_are_cleaned_up_by_the_next(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    options = ("--state-dir", str(tmp_path / "state"), "--isolation", "process")
+    server = start_server(*options)
+    pids, root = fill(server)
+    template = server.template_pid()
+    os.kill(server.process.pid, signal.SIGSTOP)
+    os.kill(template, signal.SIGKILL)
+    server.stop(signal.SIGKILL)
+    start_server(*options)
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+    assert len(list((tmp_path / "state" / "sessions").iterdir())) == 0
+    os.utime(root, (1, 1))
+    roots.sweep(roots.base_dir())
+    assert not root.exists()
+
+
+def test_it_ends_when_its_parent_does(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    code = f"""
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent",
+    "probe={AGENTS / "probe.py"}", "--ready-file", "{ready}", "--parent-pid", str(os.getpid())])
+while not os.path.exists("{ready}"):
+    time.sleep(0.05)
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True, stdout=subprocess.DEVNULL)
+    info = wait_for(lambda: json.loads(ready.read_text()) if ready.exists() else {"pid": 0})
+    wait_for(lambda: not (info["pid"] and alive(info["pid"])))
+
+
+def test_taken_port_is_named_and_exits_2(server: Server) -> None:
+    port = server.url.rpartition(":")[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--port", port],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"port {port}" in done.stderr
+
+
+def test_state_folder_in_use_is_refused(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    start_server("--state-dir", str(tmp_path / "state"))
+    command = [
+        sys.executable,
+        "-m",
+        "agentcore_rl_toolkit.cli",
+        "runtime",
+        "serve",
+        "--state-dir",
+        str(tmp_path / "state"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "in use by another runtime" in done.stderr
+
+
+def test_temporary_folder_holds_only_live_roots(server: Server) -> None:
+    base = Path(tempfile.gettempdir()) / f"agentcore-rl-{os.getuid()}"
+    assert base.stat().st_mode & 0o077 == 0
+    assert any(s["url"] == server.url for s in roots.live_servers())

@@ -1,0 +1,115 @@
+"""Paths, ids, headers and the event stream, checked against botocore's own parser where there is one."""
+
+from __future__ import annotations
+
+import botocore.eventstream
+import pytest
+
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.runtime import eventstream
+from agentcore_rl_toolkit.runtime.agents import NAME, make_runtime_id, parse_agent_option, runtime_arn
+from agentcore_rl_toolkit.runtime.wire import (
+    SESSION_HEADER,
+    WireError,
+    check_headers,
+    forwarded_headers,
+    parse_environment,
+    runtime_id,
+    session_id_of,
+    split_path,
+)
+
+ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math-AbCdEf1234"
+
+
+def test_path_is_split_before_it_is_decoded() -> None:
+    path = b"/runtimes/arn%3Aaws%3Abedrock-agentcore%3Aus-west-2%3A1%3Aruntime%2Fmath-AbCdEf1234/invocations"
+    pieces, query = split_path(path, b"qualifier=prod&accountId=123456789012")
+    assert pieces == ["runtimes", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/math-AbCdEf1234", "invocations"]
+    assert query == {"qualifier": "prod", "accountId": "123456789012"}
+
+
+@pytest.mark.parametrize(
+    ("name", "account", "found"),
+    [
+        (ARN, None, "math-AbCdEf1234"),
+        (f"{ARN}/runtime-endpoint/prod", None, "math-AbCdEf1234"),
+        ("math-AbCdEf1234", "123456789012", "math-AbCdEf1234"),
+    ],
+)
+def test_runtime_is_named_by_arn_or_by_id_with_account(name: str, account: str | None, found: str) -> None:
+    assert runtime_id(name, account) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "account"),
+    [("math-AbCdEf1234", None), ("math-AbCdEf1234", "12"), ("../x", "123456789012"), ("math", "123456789012")],
+)
+def test_other_names_are_400(name: str, account: str | None) -> None:
+    with pytest.raises(WireError) as error:
+        runtime_id(name, account)
+    assert error.value.status == 400
+
+
+@pytest.mark.parametrize(("length", "good"), [(32, False), (33, True), (256, True), (257, False)])
+def test_session_id_length(length: int, good: bool) -> None:
+    headers = {SESSION_HEADER: b"x" * length}
+    if good:
+        assert session_id_of(headers) == "x" * length
+    else:
+        with pytest.raises(WireError):
+            session_id_of(headers)
+
+
+def test_header_limits_and_forwarding() -> None:
+    check_headers({b"baggage": b"b" * 8192})
+    with pytest.raises(WireError):
+        check_headers({b"traceparent": b"t" * 129})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"authorization", b"secret"),
+        (b"x-mine", b"1"),
+        (b"x-amzn-bedrock-agentcore-runtime-custom-a", b"2"),
+    ]
+    assert [k for k, _ in forwarded_headers(headers, frozenset({b"x-mine"}))] == [
+        b"content-type",
+        b"x-mine",
+        b"x-amzn-bedrock-agentcore-runtime-custom-a",
+    ]
+
+
+def test_event_stream_is_what_botocore_reads_at_every_chunk_boundary() -> None:
+    data = eventstream.event({"contentDelta": {"stdout": "é" * 300}}) + eventstream.exception(
+        "ThrottlingException", "slow"
+    )
+    for size in (1, 7, len(data)):
+        buffer = botocore.eventstream.EventStreamBuffer()
+        messages = []
+        for start in range(0, len(data), size):
+            buffer.add_data(data[start : start + size])
+            messages += list(buffer)
+        assert [m.headers[":message-type"] for m in messages] == ["event", "exception"]
+        assert messages[0].headers[":event-type"] == "chunk"
+        assert messages[1].headers[":exception-type"] == "ThrottlingException"
+        assert "é".encode() not in messages[0].payload  # JSON is ASCII
+
+
+def test_runtime_ids_are_stable_and_of_the_right_form() -> None:
+    a = make_runtime_id("math", "/x/app.py")
+    assert a == make_runtime_id("math", "/x/app.py") != make_runtime_id("math", "/y/app.py")
+    assert runtime_id(runtime_arn("eu-west-1", "123456789012", a), None) == a
+
+
+@pytest.mark.parametrize(
+    "text", ["math", "=x.py", "1math=x.py", "ma-th=x.py", f"{'m' * 49}=x.py", "math=/does/not/exist.py"]
+)
+def test_agent_option_is_checked(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_agent_option(text)
+    assert NAME.fullmatch("m" * 48)
+
+
+def test_environment_pairs() -> None:
+    assert parse_environment(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
+    with pytest.raises(ConfigError):
+        parse_environment(["novalue"])
