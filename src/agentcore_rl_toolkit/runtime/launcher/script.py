@@ -12,7 +12,7 @@ TakeOver = Callable[[Any, dict[str, Any]], None]
 
 
 class ScriptEndedError(Exception):
-    """The script came to its end without starting a server."""
+    """The script came to its end without starting a server, or cannot start one."""
 
 
 def run_script(
@@ -25,7 +25,12 @@ def run_script(
 
     Raises: ScriptEndedError when the file starts no server; whatever the file raises.
     """
-    import uvicorn
+    try:
+        import uvicorn
+    except ModuleNotFoundError as e:
+        raise ScriptEndedError(
+            f"the agent's environment ({sys.prefix}) has no server; add bedrock-agentcore to its dependencies"
+        ) from e
 
     def run(app: Any, **options: Any) -> None:
         take_over(app, options)

@@ -1,0 +1,87 @@
+"""Agents written for the published package, unmodified, in an environment that has that package and not ours."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from agentcore_rl_toolkit.errors import LocalRuntimeError
+from agentcore_rl_toolkit.runtime.environments import Dependencies, build, cache_dir
+
+from .conftest import Server, wait_for
+
+AGENT = """
+from agentcore_rl_toolkit import AgentCoreRLApp
+
+app = AgentCoreRLApp()
+
+
+@app.rollout_entrypoint
+def rollout(payload):
+    if payload.get("fail"):
+        raise ValueError("wrong on purpose")
+    return {"rewards": float(len(payload["prompt"])), "rollout_data": [payload["prompt"]]}
+
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    (folder / "requirements.txt").write_text("agentcore-rl-toolkit[server]==0.2.0\n")
+    (folder / "agent.py").write_text(AGENT)
+    try:
+        build(Dependencies.beside(folder / "agent.py"), cache_dir())
+    except LocalRuntimeError as e:
+        pytest.skip(f"the published package cannot be installed here: {e}")
+    return folder / "agent.py"
+
+
+@pytest.mark.slow
+def test_published_agent_runs_and_stores_its_result(
+    start_server: Callable[..., Server], agent: Path, tmp_path: Path
+) -> None:
+    server = start_server("--s3-dir", str(tmp_path / "s3"))
+    arn = server.view.deploy(agent, "published", {})
+    s3 = boto3.client(
+        "s3",
+        endpoint_url=server.info["s3_url"],
+        region_name="us-west-2",
+        aws_access_key_id="local",
+        aws_secret_access_key="local",
+    )
+    for name, payload, status in (("good", {"prompt": "four"}, 200), ("bad", {"prompt": "x", "fail": True}, 500)):
+        session = str(uuid.uuid4())
+        block = {"exp_id": "exp", "input_id": name, "s3_bucket": "results", "session_id": session}
+        reply = server.default_client.invoke_agent_runtime(
+            agentRuntimeArn=arn,
+            runtimeSessionId=session,
+            payload=json.dumps({**payload, "_rollout": block}).encode(),
+        )
+        assert json.loads(reply["response"].read())["status"] == "processing"
+
+        def stored(name: str = name, session: str = session) -> dict[str, object] | None:
+            try:
+                found = s3.get_object(Bucket="results", Key=f"exp/{name}/{session}.json")
+            except ClientError:
+                return None
+            record: dict[str, object] = json.loads(found["Body"].read())
+            return record
+
+        record = wait_for(stored)
+        assert record["status_code"] == status
+        if status == 200:
+            assert record["rewards"] in (4.0, [4.0])
+        else:
+            assert "wrong on purpose" in str(record["stop_reason"])
+    states = {t["runtime_id"].partition("-")[0]: t["start"] for t in server.view.get("/_local/status")["templates"]}
+    assert states["published"] in ("fork", "exec")
