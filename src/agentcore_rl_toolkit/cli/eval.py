@@ -59,7 +59,7 @@ class Target:
 @click.option(
     "--retries", default=1, show_default=True, help="Further attempts of lost, timed out or throttled rollouts."
 )
-@click.option("--tps-limit", default=25.0, show_default=True, help="Requests per second.")
+@click.option("--tps-limit", type=float, help="Requests per second [default: 25, for a local agent 500].")
 @click.option("--sessions-per-minute", type=float, help="New sessions per minute (AgentCore: 400 for containers).")
 @click.option("--endpoint-url", help="Another AgentCore data plane.")
 @click.option("--session-env", multiple=True, metavar="K=V", help="A variable for a local agent; may be repeated.")
@@ -116,7 +116,7 @@ def _evaluate(
         target.arn,
         target.bucket,
         exp_id,
-        tps_limit=options["tps_limit"],
+        tps_limit=options["tps_limit"] or (25.0 if options["agent"].startswith("arn:") else 500.0),
         sessions_per_minute=options["sessions_per_minute"],
         endpoint_url=target.endpoint_url,
         **overrides,

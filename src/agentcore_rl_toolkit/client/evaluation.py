@@ -34,7 +34,7 @@ class EvalSummary:
     """What an evaluation found. Rewards are None where no rollout has one; failures are counted, never scored.
 
     ``mean`` is the mean over inputs of the mean reward of an input's `ok` rollouts; ``low`` and ``high`` are its 95 % confidence
-    interval: Wilson's for rewards of 0 and 1 with one rollout per input, else a bootstrap over inputs.
+    interval: Wilson's where every input's mean is 0 or 1, else a bootstrap over inputs.
     """
 
     rollouts: int
@@ -118,7 +118,7 @@ def summarise(items: Sequence[BatchItem], elapsed_s: float) -> EvalSummary:
         elif item.success:
             without += 1
     means = [statistics.fmean(rewards) for rewards in by_input.values()]
-    low, high = interval(means, single=all(len(rewards) == 1 for rewards in by_input.values()))
+    low, high = interval(means)
     return EvalSummary(
         rollouts=len(items),
         inputs=len({item.input_id for item in items}),
@@ -133,7 +133,7 @@ def summarise(items: Sequence[BatchItem], elapsed_s: float) -> EvalSummary:
     )
 
 
-def interval(values: Sequence[float], *, single: bool = True) -> tuple[float | None, float | None]:
+def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """95 % confidence interval of a mean.
 
     Shapes: (N,) -> two numbers; (None, None) for N == 0.
@@ -143,7 +143,7 @@ def interval(values: Sequence[float], *, single: bool = True) -> tuple[float | N
     if n == 0:
         return None, None
     mean = statistics.fmean(values)
-    if single and all(value in (0.0, 1.0) for value in values):
+    if all(value in (0.0, 1.0) for value in values):
         centre = (mean + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
         half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z_95**2 / (4 * n * n))
         return max(0.0, centre - half), min(1.0, centre + half)

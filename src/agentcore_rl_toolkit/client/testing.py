@@ -82,6 +82,7 @@ class ScriptedRuntime:
             "hang" (never answer), None (nothing special).
         stop_faults: the same for stops.
         max_sessions: live sessions before 402.
+        agent_url: pass invokes on to a running agent (its ``/invocations``) instead of playing scripts.
         dedupe: a second invoke of a live session does not start its agent again.
     """
 
@@ -102,6 +103,7 @@ class ScriptedRuntime:
         self.dedupe = dedupe
         self.tps = tps
         self.invoke_times_s: list[float] = []
+        self.agent_url: str | None = None
         self.on_record: Callable[[str, dict[str, Any]], object] | None = None
         self.store_for: Callable[[str], ObjectStore] = _Stores()
         self._tokens, self._filled_s = tps or 0.0, time.monotonic()
@@ -225,6 +227,8 @@ class ScriptedRuntime:
             return _error(status, name, message, session_id)
         if fault == "drop":
             return None
+        if self.agent_url is not None:
+            return await self._forward(self.agent_url, session_id, body)
         payload = json.loads(body)
         script = Script(**payload.get("script", {}))
         if script.cold_start_s:
@@ -235,6 +239,15 @@ class ScriptedRuntime:
         if fault == "hang":
             await asyncio.Event().wait()
         return 200, "", json.dumps(reply).encode(), session_id
+
+    async def _forward(self, agent_url: str, session_id: str, body: bytes) -> tuple[int, str, bytes, str]:
+        session = self.sessions.setdefault(session_id, Session(session_id, json.loads(body)))
+        session.runs, session.stopped = session.runs + 1, False
+        header = {"X-Amzn-Bedrock-AgentCore-Runtime-Session-Id": session_id, "Content-Type": "application/json"}
+        status, content = await asyncio.to_thread(_post, agent_url + "/invocations", body, header)
+        if status >= 400:
+            return _error(*_REFUSALS["424"], session_id)
+        return 200, "", content, session_id
 
     def _over_rate(self) -> bool:
         if self.tps is None:
@@ -291,7 +304,9 @@ class ScriptedRuntime:
         if script.heartbeat:
             await store.delete_async(alive_key(key))
         if config.get("notify_url"):
-            await asyncio.to_thread(_post, config["notify_url"], {"session_id": session.session_id, "result_key": key})
+            # As with a real agent, whether it is heard does not matter: whoever is not told, looks.
+            message = json.dumps({"session_id": session.session_id, "result_key": key}).encode()
+            await asyncio.to_thread(_post, config["notify_url"], message, {"Content-Type": "application/json"})
         if self.on_record is not None:
             self.on_record(session.session_id, config)
 
@@ -364,15 +379,16 @@ def _response(status: int, error: str, content: bytes, session_id: str) -> bytes
     return ("\r\n".join(head) + "\r\n\r\n").encode("latin-1") + content
 
 
-def _post(url: str, message: dict[str, Any]) -> None:
+def _post(url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
     import http.client
 
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
     try:
-        connection.request("POST", parts.path, json.dumps(message), {"Content-Type": "application/json"})
-        connection.getresponse().read()
-    except OSError:
-        return  # as with a real agent: whoever is not told, looks
+        connection.request("POST", parts.path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except OSError as e:
+        return 599, str(e).encode()
     finally:
         connection.close()

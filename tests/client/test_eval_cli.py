@@ -1,0 +1,101 @@
+"""`agentcore-rl eval` as a user runs it, on a local agent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+AGENT = """
+from agentcore_rl_toolkit import AgentCoreRLApp
+
+app = AgentCoreRLApp()
+
+@app.rollout_entrypoint
+def run(payload):
+    if payload.get("fail"):
+        raise RuntimeError("on purpose")
+    assert payload["_rollout"]["sampling_params"] == {"temperature": 0}
+    return {"rewards": float(payload["answer"] == 4)}
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "agentcore_rl_toolkit.cli",
+        "eval",
+        "--data",
+        "data.jsonl",
+        *arguments,
+    ]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "agent.py").write_text(AGENT)
+    rows = [{"id": f"p{n}", "answer": 4 if n < 6 else 5} for n in range(8)]
+    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_local_agent_is_scored_and_a_second_run_needs_resume(folder: Path) -> None:
+    options = ("--agent", "agent.py", "--sampling-params", '{"temperature": 0}', "--concurrency", "4")
+    done = run(folder, *options)
+    assert done.returncode == 0, done.stderr
+    assert "reward 0.7500" in done.stdout
+    assert "8 ok" in done.stdout
+    assert "8/8 done" in done.stderr
+    out = folder / "runs/eval-data"
+    assert json.loads((out / "summary.json").read_text())["failures"] == 0
+    assert len((out / "results.csv").read_text().splitlines()) == 9
+    assert len((out / "results.jsonl").read_text().splitlines()) == 8
+    again = run(folder, *options)
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    sessions = {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}
+    resumed = run(folder, *options, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert sessions == {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}
+
+
+def test_failed_rollouts_set_the_exit_code_and_are_not_scored(folder: Path) -> None:
+    (folder / "data.jsonl").write_text('{"answer": 4}\n{"fail": true}\n')
+    options = ("--agent", "agent.py", "--sampling-params", '{"temperature": 0}')
+    done = run(folder, *options)
+    assert done.returncode == 1
+    assert "reward 1.0000" in done.stdout
+    assert "1 agent_error" in done.stdout
+    assert "on purpose" in done.stderr
+    assert run(folder, *options, "--resume", "--allow-failures", "1").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x"), "--bucket is needed"),
+        (("--agent", "nowhere.py"), "neither an ARN nor a file"),
+    ],
+)
+def test_wrong_options_end_with_code_two(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run(folder, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_agent_that_does_not_import_shows_its_traceback(folder: Path) -> None:
+    (folder / "agent.py").write_text("import does_not_exist_anywhere\n")
+    done = run(folder, "--agent", "agent.py")
+    assert done.returncode == 2
+    assert "does_not_exist_anywhere" in done.stderr
