@@ -61,7 +61,7 @@ _ARGUMENT_DESCRIPTIONS = (
 )
 # Wrong operators are the rarest: they have to be unlearnt wording by wording, the other habits only once.
 _SLOPPY_STYLES = ("guess", "operator", "early")
-_SLOPPY_SHARES = (0.5, 0.15, 0.35)
+_SLOPPY_SHARES = (0.45, 0.2, 0.35)
 # Made-up sentences and names come from these, so that the policy learns to pass over text it has never seen, and to copy names.
 _WORDS = (
     *(

@@ -44,7 +44,7 @@ class WarmStartConfig:
     clean_rate: float = 4e-3
     sloppy_steps: int = 160
     sloppy_rate: float = 6e-4
-    expert_share: float = 0.22
+    expert_share: float = 0.25
     varied_share: float = 0.6
     context_weight: float = (
         0.1  # of the loss on tokens that others wrote, beside 1 on the assistant's: helps copying appear
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, default=WEIGHTS_DIR, help="where to write (default: the package's own weights)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="more is faster, but gives slightly other weights")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     started_s = time.monotonic()
