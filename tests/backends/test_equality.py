@@ -215,7 +215,8 @@ def read_tinker(groups: list[Group]) -> dict[str, list[Neutral]]:
         lengths = {len(datum["tokens"]), *(len(v) for v in inputs.values())}
         assert len(lengths) == 1
         assert datum["tokens"][1:] == inputs["target_tokens"][:-1]
-        mask = tuple(int(w) for w in inputs["weights"])
+        mask = tuple(datum["mask"])
+        assert len(mask) == len(datum["tokens"])
         logprobs = tuple(lp for lp, m in zip(inputs["logprobs"], mask, strict=True) if m)
         advantages = {a for a, m in zip(inputs["advantages"], mask, strict=True) if m}
         assert len(advantages) == 1

@@ -1,0 +1,98 @@
+"""rLLM: the keys its AgentCore runtime reads, and the calls it makes on our client. No rLLM needed."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.backends.data import read_rows
+from agentcore_rl_toolkit.backends.gsm8k import convert, final_answer, write_rows
+from agentcore_rl_toolkit.backends.rllm import RllmConfig
+from agentcore_rl_toolkit.backends.rllm.main import backend_of
+from agentcore_rl_toolkit.client import RolloutFuture
+from agentcore_rl_toolkit.errors import ConfigError
+
+ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math"
+
+
+def config(**more: Any) -> RllmConfig:
+    return RllmConfig(**{"agent_runtime_arn": ARN, "s3_bucket": "b", "model_path": "Qwen/Qwen3-4B", **more})
+
+
+def test_the_session_timeout_is_where_rllm_reads_it() -> None:
+    overrides = config(session_timeout=120).hydra_overrides()
+    assert "rllm.remote_runtime.session_timeout=120" in overrides
+    assert not any("agentcore.session_timeout" in o for o in overrides)
+    assert f"rllm.remote_runtime.agentcore.agent_runtime_arn='{ARN}'" in overrides
+
+
+def test_the_key_that_guides_misplace_is_refused_with_the_right_one() -> None:
+    with pytest.raises(ConfigError, match=r"it is rllm\.remote_runtime\.session_timeout"):
+        config(overrides={"rllm.remote_runtime.agentcore.session_timeout": 60})
+
+
+def test_failed_rollouts_are_masked_unless_asked_otherwise() -> None:
+    assert "rllm.compact_filtering.enable=true" in config().hydra_overrides()
+    assert "reward 0" in config(mask_failures=False).plan().render()
+
+
+@pytest.mark.parametrize(
+    ("backend", "key"), [("verl", "actor_rollout_ref.rollout.n"), ("tinker", "training.group_size")]
+)
+def test_each_trainer_gets_its_own_keys(backend: str, key: str) -> None:
+    overrides = config(backend=backend, group_size=4).hydra_overrides()
+    assert f"{key}=4" in overrides
+    assert f"rllm/backend={backend}" in overrides
+    assert backend_of(overrides) == backend
+
+
+def test_an_override_has_the_last_word() -> None:
+    overrides = config(overrides={"data.train_batch_size": 7}).hydra_overrides()
+    assert "data.train_batch_size=7" in overrides
+    assert sum(o.startswith("data.train_batch_size=") for o in overrides) == 1
+
+
+def test_other_trainers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="verl and tinker"):
+        backend_of(["rllm/backend=fireworks"])
+
+
+def test_our_client_takes_the_calls_that_rllm_makes() -> None:
+    """The whole list of calls in rLLM's engine/remote_runtime/agentcore_runtime.py, git 9beb6e0."""
+    inspect.signature(RolloutClient).bind(agent_runtime_arn=ARN, s3_bucket="b", exp_id="e", tps_limit=25)
+    inspect.signature(RolloutClient.invoke_async).bind(
+        None, payload={}, session_id="s", input_id="i", base_url="u", model_id="m"
+    )
+    inspect.signature(RolloutFuture.result_async).bind(None, timeout=1.0)
+    inspect.signature(RolloutFuture.elapsed).bind(None)
+    assert inspect.iscoroutinefunction(RolloutClient.invoke_async)
+
+
+def test_gsm8k_rows_become_payloads(tmp_path: Path) -> None:
+    rows = convert([{"question": "How many?", "answer": "6*7\n#### 1,042"}])
+    assert rows == [{"idx": 0, "prompt": "How many?", "answer": "1042", "data_source": "gsm8k"}]
+    write_rows(rows, tmp_path / "x.jsonl")
+    assert read_rows(tmp_path / "x.jsonl") == rows
+
+
+@pytest.mark.parametrize(("solution", "answer"), [("#### 42", "42"), ("x #### -3.5", "-3.5"), ("#### 1\n#### 2.", "2")])
+def test_the_last_marked_number_is_the_answer(solution: str, answer: str) -> None:
+    assert final_answer(solution) == answer
+
+
+def test_a_solution_without_an_answer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="####"):
+        final_answer("no idea")
+
+
+def test_the_published_data_set_converts_without_loss() -> None:
+    source = Path(__file__).parents[4] / "shared/data/gsm8k/test.jsonl"
+    if not source.exists():
+        pytest.skip("the GSM8K files are not on this machine")
+    rows = convert(read_rows(source))
+    assert len(rows) == 1319
+    assert all(float(row["answer"]) == float(row["answer"]) for row in rows)

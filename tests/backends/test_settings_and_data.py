@@ -1,0 +1,95 @@
+"""Configuration files, data files and plans that all backends share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.backends.data import encode_payload, payload_id, read_rows
+from agentcore_rl_toolkit.backends.settings import Plan, read_settings
+from agentcore_rl_toolkit.errors import ConfigError
+
+
+def test_every_field_of_a_row_is_the_payload(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"prompt": "1+1", "answer": "2", "tools": ["calc"]}\n\n{"question": "q"}\n')
+    assert read_rows(path) == [{"prompt": "1+1", "answer": "2", "tools": ["calc"]}, {"question": "q"}]
+    assert read_rows(path, limit=1) == [{"prompt": "1+1", "answer": "2", "tools": ["calc"]}]
+
+
+def test_slimes_envelope_is_taken_off_but_a_metadata_field_of_a_payload_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    rows = [{"prompt": "p", "metadata": {"answer": "2"}}, {"prompt": "p", "metadata": {"a": 1}, "answer": "2"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_rows(path) == [{"prompt": "p", "answer": "2"}, rows[1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('{"a": 1}\n{oops\n', "x.jsonl:2"),
+        ("[1]\n", "must be an object"),
+        ('{"_rollout": {}}\n', "_rollout"),
+        ("\n", "no rows"),
+    ],
+)
+def test_a_bad_row_is_named_by_its_line(tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=match):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("payload", "wanted"), [({"id": 7}, "7"), ({"idx": "a-7"}, "a-7"), ({"id": True, "idx": 3}, "3")]
+)
+def test_a_payload_is_known_by_its_own_id(payload: dict[str, object], wanted: str) -> None:
+    assert payload_id(payload) == wanted
+
+
+def test_payloads_without_an_id_are_known_by_their_content() -> None:
+    assert payload_id({"a": 1, "b": 2}) == payload_id({"b": 2, "a": 1})
+    assert payload_id({"a": 1}) != payload_id({"a": 2})
+    assert payload_id({"id": "../../etc"}) == payload_id({"id": "../../etc"}) != "../../etc"
+
+
+def test_a_payload_must_be_json() -> None:
+    with pytest.raises(ConfigError, match="plain JSON"):
+        encode_payload({"x": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "match"),
+    [
+        ("c.yaml", "a: [1", "YAML"),
+        ("c.toml", "a = ", "c.toml"),
+        ("c.json", "[1]", "expected keys"),
+        ("c.ini", "a=1", r"\.yaml, \.toml or \.json"),
+    ],
+)
+def test_a_configuration_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, text: str, match: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=match):
+        read_settings(path)
+
+
+def test_the_three_formats_say_the_same(tmp_path: Path) -> None:
+    for name, text in (
+        ("c.yaml", "a: 1\nb:\n  c: x\n"),
+        ("c.toml", 'a = 1\n[b]\nc = "x"\n'),
+        ("c.json", '{"a":1,"b":{"c":"x"}}'),
+    ):
+        (tmp_path / name).write_text(text)
+        assert read_settings(tmp_path / name) == {"a": 1, "b": {"c": "x"}}
+
+
+def test_a_plans_command_can_be_pasted_into_a_shell() -> None:
+    import shlex
+
+    command = ["python", "-m", "x", "--flag", "a b", "key='v w'", "--on", "pos"]
+    text = Plan(backend="x", facts=[("a", "b")], command=command).render()
+    shown = text.split("command:\n")[1].replace("\\\n", " ")
+    assert shlex.split(shown) == command

@@ -1,0 +1,217 @@
+"""Run by test_real_verl.py in an environment that has verl 0.9.x: our AgentLoop in verl's own worker, and the V1 manager on Ray.
+
+First argument: the case (`worker`, `manager`). Second: the JSON file to write. The assertions are in the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import verl
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen3Config
+
+from agentcore_rl_toolkit.backends.recorded import recorded_episodes
+from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.service import RolloutService
+from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDataset
+from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, translate
+
+ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math"
+SECTION = {"agent_runtime_arn": ARN, "s3_bucket": "memory://records", "exp_id": "verl"}
+
+
+def tiny_model(folder: Path) -> Path:
+    """A folder verl can read a tokenizer and a model configuration from."""
+    # verl looks up the turn markers of the model's family by name.
+    words = {f"w{i}": i for i in range(508)} | {"<|im_start|>": 508, "<|im_end|>": 509, "<pad>": 510, "<end>": 511}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), eos_token="<end>", pad_token="<end>"
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    tokenizer.save_pretrained(folder)
+    config = Qwen3Config(vocab_size=512, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=16)
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(folder)
+    return folder
+
+
+def composed(folder: Path, *more: str) -> Any:
+    """verl's configuration with the overrides our `main` makes."""
+    arguments = [f"agentcore.{k}={v}" for k, v in SECTION.items()]
+    _, theirs = translate([*arguments, f"actor_rollout_ref.model.path={folder}", *more], environ={})
+    config_dir = os.path.join(os.path.dirname(verl.__file__), "trainer/config")
+    with initialize_config_dir(config_dir=config_dir, version_base=None):
+        return compose(config_name="ppo_trainer", overrides=theirs)
+
+
+def service(replay: Replay) -> RolloutService:
+    return RolloutService(AgentCoreConfig(**SECTION).service("tiny"), replay.client, replay.gateway)
+
+
+def plain(output: Any) -> dict[str, Any]:
+    return {k: v for k, v in output.model_dump().items() if k not in ("multi_modal_data", "metrics")}
+
+
+async def worker(out: Path, folder: Path) -> dict[str, Any]:
+    """verl's AgentLoopWorker instantiates our loop from YAML and runs it; its post-processing is V1's shape of outputs."""
+    from verl.experimental.agent_loop import AgentLoopWorker
+
+    from agentcore_rl_toolkit.backends.verl import adapter
+
+    loops = folder / "loops.yaml"
+    target = "agentcore_rl_toolkit.backends.verl.adapter.AgentCoreAgentLoop"
+    OmegaConf.save(OmegaConf.create([{"name": "agentcore", "_target_": target, **SECTION}]), loops)
+    agent = "actor_rollout_ref.rollout.agent"
+    config = composed(
+        folder,
+        f"{agent}.default_agent_loop=agentcore",
+        f"{agent}.agent_loop_config_path={loops}",
+        f"{agent}.num_workers=1",
+        "actor_rollout_ref.rollout.prompt_length=256",
+        "actor_rollout_ref.rollout.response_length=256",
+    )
+    replay = Replay(recorded_episodes(), by_input=False)
+    adapter.use(AgentCoreConfig(**SECTION), service(replay))
+
+    class Worker(AgentLoopWorker):  # type: ignore[misc]
+        """verl's worker; outputs are kept as they come from the loop, the way V1's TransferQueue worker takes them."""
+
+        async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> Any:
+            return output
+
+    class Client:
+        tokenizer = None
+
+    made = Worker(config, Client(), None, None)
+    outputs = []
+    for i in range(64):
+        outputs.append(
+            await made._run_agent_loop(
+                {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True},
+                {"step": 1, "sample_index": i, "rollout_n": 0, "validate": False},
+                agent_name="agentcore",
+                raw_prompt=[{"role": "user", "content": f"task {i}"}],
+                index=i,
+                global_steps=7,
+                **{PAYLOAD_KEY: {"prompt": f"task {i}", "answer": str(i)}},
+            )
+        )
+    first = next(o for o in outputs if o)[0].as_dict()
+    return {
+        "outputs": [[plain(o) for o in group] for group in outputs],
+        "invoked": replay.invoked[0],
+        "tensors": {k: list(v.shape) for k, v in first.items() if isinstance(v, torch.Tensor)},
+        "reward_on_last_token": float(first["rm_scores"][-1]),
+    }
+
+
+def manager(out: Path, folder: Path) -> dict[str, Any]:
+    """Real Ray and TransferQueue: verl loads our manager by name, it writes rows, we read them back as the trainer would."""
+    import ray
+    import transfer_queue as tq
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.import_utils import load_class_from_fqn
+
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    config = composed(
+        folder,
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.rollout.prompt_length=256",
+        "actor_rollout_ref.rollout.response_length=256",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    )
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        tq.init(config.transfer_queue)
+        name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
+        made = load_class_from_fqn(name, "AgentLoopManager").create(
+            config=config, llm_client=None, teacher_client=None, reward_loop_worker_handles=None
+        )
+        episodes = recorded_episodes(24)
+        bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:8]
+        replay = Replay([*episodes, *bad], by_input=False)
+        made._service = service(replay)
+        rows = folder / "rows.jsonl"
+        rows.write_text("".join(json.dumps({"prompt": f"task {i}", "answer": str(i)}) + "\n" for i in range(4)))
+        dataset = PayloadDataset(str(rows))
+        batch = tu.get_tensordict(
+            {
+                "raw_prompt": _objects([dataset[i]["raw_prompt"] for i in range(4)]),
+                PAYLOAD_KEY: _objects([dataset[i][PAYLOAD_KEY] for i in range(4)]),
+                "index": np.arange(4),
+                "uid": _objects([str(uuid.uuid4()) for _ in range(4)]),
+            }
+        )
+        tu.assign_non_tensor_data(batch, "global_steps", 1)
+        uids = list(batch["uid"])
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * 4
+        tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
+        began_s = time.monotonic()
+        made.generate_sequences(batch)
+        returned_s = time.monotonic() - began_s
+        listed = _wait_for_prompts(tq, uids)
+        keys = sorted(k for k in listed if k not in uids)
+        data = tq.kv_batch_get(keys=keys, partition_id="train")
+        proto = DataProto(batch=data.select("response_mask", "rm_scores").to_padded_tensor())
+        proto.batch["token_level_rewards"] = proto.batch["rm_scores"]
+        proto.non_tensor_batch["uid"] = _objects([k.rsplit("_", 2)[0] for k in keys])
+        with_advantages = compute_advantage_for_multi_trajectories(proto, keys, adv_estimator="grpo", num_repeat=8)
+        mask = with_advantages.batch["response_mask"]
+        first = mask.argmax(dim=1)
+        advantages = with_advantages.batch["advantages"][torch.arange(len(keys)), first]
+        tq.close()
+        return {
+            "returned_s": returned_s,
+            "status": {str(uids.index(u)): listed[u]["status"] for u in uids},
+            "rows": {
+                k.replace(k.rsplit("_", 2)[0], str(uids.index(k.rsplit("_", 2)[0]))): i for i, k in enumerate(keys)
+            },
+            "input_ids": [data["input_ids"][i].tolist() for i in range(len(keys))],
+            "response_mask": [data["response_mask"][i].tolist() for i in range(len(keys))],
+            "logprobs": [data["rollout_log_probs"][i].tolist() for i in range(len(keys))],
+            "advantages": advantages.tolist(),
+            "tags": [listed[k] for k in keys],
+        }
+    finally:
+        ray.shutdown()
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    made = np.empty(len(values), dtype=object)
+    made[:] = values
+    return made
+
+
+def _wait_for_prompts(tq: Any, uids: list[str]) -> dict[str, Any]:
+    give_up_s = time.monotonic() + 60
+    while time.monotonic() < give_up_s:
+        listed: dict[str, Any] = tq.kv_list("train")["train"]
+        if all(listed.get(u, {}).get("status") in ("finished", "failure") for u in uids):
+            return listed
+        time.sleep(0.1)
+    raise TimeoutError("not every prompt got a final status")
+
+
+def main() -> None:
+    case, out = sys.argv[1], Path(sys.argv[2])
+    folder = tiny_model(out.parent / "model")
+    found = asyncio.run(worker(out, folder)) if case == "worker" else manager(out, folder)
+    out.write_text(json.dumps(found, default=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""verl settings: the published guide's keys, what they become, and what is refused. No verl needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.backends.verl.settings import PACKAGE, VerlConfig, plan, translate
+from agentcore_rl_toolkit.errors import ConfigError
+
+PREFIX = "actor_rollout_ref.rollout.agentcore."
+ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math"
+NEEDED = [f"{PREFIX}agent_runtime_arn={ARN}", f"{PREFIX}s3_bucket=my-bucket"]
+
+
+def test_the_published_keys_are_taken_with_their_defaults() -> None:
+    config, _ = translate(NEEDED, environ={})
+    assert (config.reqs_per_sec, config.max_pool_connections, config.max_rollout_time) == (25, 10, 1800)
+    assert (config.gateway_port, config.gateway_store) == (9090, "memory")
+    assert (config.gateway_cumulative_token_mode, config.gateway_renderer_model_family) == (False, "auto")
+
+
+def test_our_keys_leave_verls_rollout_section_alone() -> None:
+    """verl makes a dataclass of that section, which refuses keys it does not know."""
+    _, theirs = translate([*NEEDED, "data.train_files=a.jsonl"], environ={})
+    assert not any(a.lstrip("+").startswith(PREFIX) for a in theirs)
+    assert f"+agentcore.agent_runtime_arn='{ARN}'" in theirs
+    assert "data.train_files=a.jsonl" in theirs
+    manager = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+    assert f"{manager}={PACKAGE}.manager.AgentCoreManager" in theirs
+    assert "transfer_queue.enable=true" in theirs
+
+
+def test_a_given_override_beats_our_default() -> None:
+    _, theirs = translate([*NEEDED, "actor_rollout_ref.rollout.n=4"], environ={})
+    assert [a for a in theirs if "rollout.n=" in a] == ["actor_rollout_ref.rollout.n=4"]
+
+
+def test_the_environment_fills_arn_and_bucket() -> None:
+    environ = {"AGENTCORE_AGENT_ARN": "arn:env", "AGENTCORE_S3_BUCKET": "env-bucket"}
+    config, _ = translate([], environ=environ)
+    assert (config.agent_runtime_arn, config.s3_bucket) == ("arn:env", "env-bucket")
+
+
+def test_the_admin_key_never_reaches_a_command_line() -> None:
+    _, theirs = translate([*NEEDED, "agentcore.gateway_admin_key=hush"], environ={})
+    assert not any("hush" in a for a in theirs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ([], "missing `agent_runtime_arn`, `s3_bucket`"),
+        ([*NEEDED, f"{PREFIX}req_per_sec=3"], "did you mean `reqs_per_sec`"),
+        ([*NEEDED, f"{PREFIX}reqs_per_sec=fast"], "`reqs_per_sec` must be int"),
+        ([*NEEDED, "trainer.use_v1=False"], "V1 trainer"),
+        ([*NEEDED, "actor_rollout_ref.rollout.calculate_log_probs=false"], "sampled logprobs"),
+        ([*NEEDED, "data.custom_cls.name=Mine"], "set by this backend"),
+    ],
+)
+def test_a_mistake_is_named(arguments: list[str], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        translate(arguments, environ={})
+
+
+def test_the_plan_says_what_a_loss_mode_does_to_forked_episodes() -> None:
+    assert "every sampled token once" in plan(NEEDED).render()
+    assert "a row of its own" in plan([*NEEDED, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]).render()
+
+
+def test_a_file_becomes_the_same_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    section = {"agent_runtime_arn": ARN, "s3_bucket": "my-bucket", "max_rollout_time": 60}
+    path.write_text(json.dumps({"agentcore": section, "overrides": {"actor_rollout_ref.rollout.n": 4}}))
+    made = VerlConfig.from_file(path).plan()
+    assert made.command is not None
+    assert "actor_rollout_ref.rollout.n=4" in made.command
+    assert "+agentcore.max_rollout_time=60.0" in made.command
+
+
+def test_main_prints_the_command_or_the_mistake() -> None:
+    main = [sys.executable, "-m", f"{PACKAGE}.main"]
+    done = subprocess.run([*main, "--dry-run", *NEEDED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "verl.trainer.main_ppo" in done.stdout
+    wrong = subprocess.run([*main, *NEEDED, "trainer.use_v1=false"], capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: trainer.use_v1")
