@@ -17,8 +17,11 @@ import msgspec
 
 from ..errors import AgentCoreRLError, ConfigError, ContractError
 from .config import Engine, UpstreamConfig
+from .dialects.anthropic import encode_count, parse_request
 from .dialects.errors import RequestError
+from .fetching import get, post
 from .metrics import exposition, snapshot
+from .rllm import RLLMRoutes
 from .sessions import Session, SessionSettings
 from .wire import LAST_CHUNK, Request, error_reply, reply, stream_head
 
@@ -43,6 +46,16 @@ class CreateSessions(msgspec.Struct, forbid_unknown_fields=True):
 class Names(msgspec.Struct, forbid_unknown_fields=True):
     session_ids: list[str]
     close: bool = True
+
+
+class Finished(msgspec.Struct, forbid_unknown_fields=True):
+    """``after`` is the place in the list of finished sessions to go on from, ``wait_s`` how long to wait for a new
+    one.
+    """
+
+    after: int = 0
+    wait_s: float = 0.0
+    limit: int = 1000
 
 
 class WeightVersion(msgspec.Struct):
@@ -90,6 +103,7 @@ class Admin:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rllm = RLLMRoutes(gateway, self)
         self._routes: dict[tuple[bytes, bytes], Handler] = {
             (b"POST", b"/admin/sessions"): self._create,
             (b"POST", b"/admin/fetch"): self._fetch,
@@ -100,6 +114,7 @@ class Admin:
             (b"POST", b"/admin/weight_version"): self._set_version,
             (b"POST", b"/admin/pause"): self._pause,
             (b"POST", b"/admin/resume"): self._resume,
+            (b"POST", b"/admin/finished"): self._finished,
             (b"GET", b"/admin/workers"): self._workers,
             (b"POST", b"/admin/workers"): self._add_worker,
         }
@@ -139,7 +154,7 @@ class Admin:
     def _by_prefix(self, request: Request) -> Handler | None:
         if request.method == b"DELETE" and request.path.startswith(b"/admin/workers/"):
             return self._remove_worker
-        return None
+        return self._rllm.find(request)
 
     async def _run(self, handler: Handler, conn: AgentConnection, request: Request) -> None:
         try:
@@ -259,6 +274,65 @@ class Admin:
         conn.write(LAST_CHUNK)
         conn.done(keep_alive=request.keep_alive)
 
+    async def _finished(self, conn: AgentConnection, request: Request) -> None:
+        """Sessions in the order they were closed: a trainer asks again with `next` and misses none."""
+        asked = decode_body(request.body, Finished)
+        sessions = self._gateway.sessions
+        if len(sessions.finished) <= asked.after and asked.wait_s > 0:
+            changed = asyncio.Event()
+            sessions.waiting.add(changed)
+            try:
+                async with asyncio.timeout(min(asked.wait_s, 60.0)):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+            finally:
+                sessions.waiting.discard(changed)
+        names = sessions.finished[asked.after : asked.after + asked.limit]
+        self._answer(conn, request, 200, {"session_ids": names, "next": asked.after + len(names)})
+
+    async def count_tokens(self, conn: AgentConnection, request: Request, session: Session) -> None:
+        """Anthropic's count_tokens: the prompt as the engine would see it, counted and not sampled."""
+        try:
+            asked = parse_request(request.body, counting=True)
+            mode = self._gateway.token_mode
+            if mode is not None:
+                count = await asyncio.get_running_loop().run_in_executor(
+                    mode.executor,
+                    mode.renderer.count,
+                    asked.messages,
+                    asked.tools or None,
+                    asked.template_kwargs or None,
+                )
+            else:
+                count = await self._engine_count(asked.to_chat_body(), session)
+            conn.task = None
+            conn.write(reply(200, encode_count(count), keep_alive=request.keep_alive))
+        except RequestError as e:
+            conn.task = None
+            conn.write(error_reply("anthropic", e, keep_alive=request.keep_alive))
+        conn.done(keep_alive=request.keep_alive)
+
+    async def _engine_count(self, body: dict[str, Any], session: Session) -> int:
+        worker = self._gateway.router.pick(session.worker)
+        if worker is None:
+            raise RequestError("the gateway has no inference server", kind="overloaded")
+        asked = _to_json({k: body[k] for k in ("model", "messages", "tools") if k in body})
+        try:
+            status, told = await post(worker, b"/tokenize", asked, timeout_s=30.0)
+        except (OSError, TimeoutError) as e:
+            raise RequestError(f"the inference server did not count: {e}", kind="upstream") from e
+        if status != 200:
+            raise RequestError("this inference server cannot count tokens (no /tokenize)", kind="unsupported")
+        return int(msgspec.json.decode(told)["count"])
+
+    def start(self, work: Awaitable[None], conn: AgentConnection) -> None:
+        """Run an answer as a task that ends when its connection does."""
+        task = asyncio.ensure_future(work)
+        conn.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     # -- models
 
     def models(self, conn: AgentConnection, request: Request, session: Session) -> None:
@@ -277,8 +351,6 @@ class Admin:
         task.add_done_callback(self._tasks.discard)
 
     async def _relay_models(self, conn: AgentConnection, request: Request) -> None:
-        from .fetching import get
-
         worker = self._gateway.router.pick(None)
         if worker is None:
             raise RequestError("the gateway has no inference server", kind="overloaded")
@@ -317,7 +389,7 @@ class Admin:
     # -- servers
 
     async def _workers(self, conn: AgentConnection, request: Request) -> None:
-        self._answer(conn, request, 200, {"workers": self.list_workers()})
+        self._answer(conn, request, 200, self.list_workers())
 
     def list_workers(self) -> list[dict[str, Any]]:
         now = time.monotonic()
@@ -325,12 +397,14 @@ class Admin:
             {
                 "worker_id": w.id,
                 "url": w.config.url,
+                "api_path": "/v1",
                 "engine": w.config.engine,
                 "weight": w.config.weight,
                 "active": w.inflight,
                 "calls": w.calls,
                 "failures": w.total_failures,
                 "healthy": w.resting_until <= now,
+                "active_requests": w.inflight,
                 "draining": w.draining,
             }
             for w in self._gateway.router.workers.values()
@@ -356,7 +430,7 @@ class Admin:
         worker = self._gateway.router.drain(worker_id)
         if worker is None:
             raise RequestError(f"there is no upstream {worker_id!r}", kind="not_found")
-        self._answer(conn, request, 200, {"worker_id": worker_id, "draining": worker.inflight})
+        self._answer(conn, request, 200, {"worker_id": worker_id, "removed": worker_id, "draining": worker.inflight})
 
 
 def _framed(data: bytes) -> bytes:

@@ -94,6 +94,15 @@ class _Origin(msgspec.Struct, gc=False):
     model: str | None = None
 
 
+class _PromptedChoice(msgspec.Struct, gc=False):
+    prompt_token_ids: msgspec.Raw = _ABSENT
+
+
+class _Prompted(msgspec.Struct, gc=False):
+    prompt_token_ids: msgspec.Raw = _ABSENT
+    choices: list[_PromptedChoice] = []
+
+
 class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
 
@@ -103,6 +112,7 @@ _event = msgspec.json.Decoder(_Event)
 _origin = msgspec.json.Decoder(_Origin)
 _ids = msgspec.json.Decoder(list[int])
 _usage = msgspec.json.Decoder(_Usage)
+_prompted = msgspec.json.Decoder(_Prompted)
 _encode = msgspec.json.Encoder().encode
 _PROMPT = b'"prompt_token_ids":['
 
@@ -218,8 +228,10 @@ def _read_events(events: list[bytes], *, framed: bool) -> Captured:
                 if len(data) > 8:
                     raise _NotOneEventEachError
                 continue
-        if prompt is None and _PROMPT in data:
+        if prompt is None and b'"prompt_token_ids"' in data:
             prompt, data = _take_prompt(data)
+            if prompt is None:
+                prompt = _loose_prompt(data)
         event = decode(data)
         if first:
             first = False
@@ -385,6 +397,15 @@ def _take_prompt(body: bytes) -> tuple[bytes | None, bytes]:
         return None, body
     first = start + len(_PROMPT)
     return body[first:end], body[: first - 1] + _NULL + body[end + 1 :]
+
+
+def _loose_prompt(data: bytes) -> bytes | None:
+    """The prompt ids of an event that is not written compactly."""
+    told = _prompted.decode(data)
+    found = _brackets(told.prompt_token_ids)
+    for choice in told.choices:
+        found = found if found is not None else _brackets(choice.prompt_token_ids)
+    return found
 
 
 def _choice(

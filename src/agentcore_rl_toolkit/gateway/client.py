@@ -153,6 +153,28 @@ class GatewayClient:
                 records=whole.records,
             )
 
+    async def finished_async(self, *, after: int = 0, wait_s: float = 20.0) -> tuple[list[str], int]:
+        """Sessions closed since place ``after``, in order, waiting up to ``wait_s`` for one;
+
+        and the place to go on from.
+        """
+        told = await self._call(
+            "POST", "/admin/finished", {"after": after, "wait_s": wait_s}, timeout_s=wait_s + self.timeout_s
+        )
+        return list(told["session_ids"]), int(told["next"])
+
+    async def stream_finished_async(self, *, after: int = 0) -> AsyncIterator[SessionCapture]:
+        """Every session that is closed, as it is closed, with what was recorded of it.
+
+        Ends only when it is broken off.
+        """
+        while True:
+            names, after = await self.finished_async(after=after)
+            found = await self.fetch_async(names)
+            for name in names:
+                if name in found:
+                    yield found[name]
+
     async def close_sessions_async(self, session_ids: Iterable[str]) -> int:
         """End sessions without fetching them. Returns how many were open."""
         return int((await self._call("POST", "/admin/close", {"session_ids": list(session_ids)}))["closed"])
@@ -191,7 +213,7 @@ class GatewayClient:
         return dict(await self._call("GET", "/healthz"))
 
     async def workers_async(self) -> list[dict[str, Any]]:
-        return list((await self._call("GET", "/admin/workers"))["workers"])
+        return list(await self._call("GET", "/admin/workers"))
 
     async def add_worker_async(
         self, url: str, *, engine: str | None = None, weight: float = 1.0, api_key: str | None = None
@@ -223,6 +245,9 @@ class GatewayClient:
 
     def close_sessions(self, session_ids: Iterable[str]) -> int:
         return portal.run(self.close_sessions_async(session_ids))
+
+    def finished(self, *, after: int = 0, wait_s: float = 20.0) -> tuple[list[str], int]:
+        return portal.run(self.finished_async(after=after, wait_s=wait_s))
 
     def delete(self, session_ids: Iterable[str]) -> int:
         return portal.run(self.delete_async(session_ids))

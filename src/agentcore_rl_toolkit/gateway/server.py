@@ -259,6 +259,9 @@ class Gateway:
         if rest == b"models" and request.method == b"GET":
             self.admin.models(conn, request, session)
             return
+        if rest == b"messages/count_tokens" and request.method == b"POST":
+            self.admin.start(self.admin.count_tokens(conn, request, session), conn)
+            return
         shown = rest.decode("utf-8", "replace")[:80]
         raise RequestError(
             f"/v1/{shown} is not served here; there are chat/completions, completions, responses, messages and models",

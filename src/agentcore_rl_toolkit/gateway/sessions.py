@@ -6,6 +6,7 @@ the store's secret and its id, so that keys survive a restart and several proces
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import os
@@ -80,7 +81,6 @@ class Session:
         "conversation",
         "created_s",
         "errors",
-        "finished",
         "id",
         "id_bytes",
         "inflight",
@@ -108,7 +108,6 @@ class Session:
         self.created_s = created_s
         self.closed = False
         self.closed_s: float | None = None
-        self.finished = False
         self.next_index = 0
         self.started_turns = 0  # calls that count against max_turns: running ones and turns
         self.turns = 0
@@ -151,6 +150,8 @@ class Sessions:
         self.created = 0
         self.deleted = 0
         self.turns = 0
+        self.finished: list[str] = []  # ids in the order the sessions were closed
+        self.waiting: set[asyncio.Event] = set()  # those who wait for the next one
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
         self._frames: dict[bytes, array[int]] = {}  # positions of opened/closed frames, needed only to free disk space
@@ -210,6 +211,9 @@ class Sessions:
             return []
         session.closed = True
         session.closed_s = time.time()
+        self.finished.append(session.id)
+        for changed in self.waiting:
+            changed.set()
         running = list(session.inflight)
         position, _ = self.journal.append(journals.CLOSED, session.id_bytes, b"")
         self._frames.setdefault(session.id_bytes, array("Q")).append(position)
@@ -289,6 +293,7 @@ class Sessions:
         elif kind == journals.CLOSED:
             session.closed = True
             session.closed_s = time.time()
+            self.finished.append(session_id)
             self._frames.setdefault(name, array("Q")).append(position)
         elif kind == journals.DELETED:
             dead = array("Q", session.positions)

@@ -304,8 +304,9 @@ class ScriptedEngine:
             for index, ids in enumerate(seen.completion_ids):
                 if count > len(ids):
                     continue
-                finish = answers[index]["meta_info"]["finish_reason"]["type"] if count == len(ids) else None
-                data = b"data: " + json.dumps(self._sglang(index, ids[:count], finish)).encode() + b"\n\n"
+                last = count == len(ids)
+                reason: str | None = answers[index]["meta_info"]["finish_reason"]["type"] if last else None
+                data = b"data: " + json.dumps(self._sglang(index, ids[:count], reason)).encode() + b"\n\n"
                 sent += len(data)
                 if fault.drop_after is not None and sent > fault.drop_after:
                     await writer.drain()
@@ -330,7 +331,9 @@ class ScriptedEngine:
         return ids, "length"
 
     def _vllm(self, index: int, ids: list[int], finish: str) -> dict[str, Any]:
-        content = [{"token": f"token_id:{i}", "logprob": logprob_of(i), "bytes": None, "top_logprobs": []} for i in ids]
+        content: list[dict[str, Any]] = [
+            {"token": f"token_id:{i}", "logprob": logprob_of(i), "bytes": None, "top_logprobs": []} for i in ids
+        ]
         return {
             "index": index,
             "logprobs": {"content": content},

@@ -1,0 +1,60 @@
+"""`python -m rllm_model_gateway`: the gateway with the options that rLLM passes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+
+from agentcore_rl_toolkit.errors import AgentCoreRLError
+from agentcore_rl_toolkit.gateway import serve
+
+from .models import GatewayConfig, WorkerConfig
+from .server import our_config, upstreams_of
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="rllm-model-gateway", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 needs AGENTCORE_RL_GATEWAY_ADMIN_KEY")
+    parser.add_argument("--port", type=int, default=9090)
+    parser.add_argument("--worker", action="append", default=[], help="inference server; repeat for several")
+    parser.add_argument(
+        "--store", choices=["sqlite", "memory"], default="memory", help="sqlite: keep calls in --db-path"
+    )
+    parser.add_argument("--db-path", default=None, help="directory of the store")
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--cumulative-token-mode", action="store_true", help="tokenise here; --model is a directory")
+    parser.add_argument("--renderer-family", default="auto", help="accepted; the template itself decides")
+    parser.add_argument("--engine", choices=["vllm", "sglang", "openai", "policy"], default="vllm")
+    parser.add_argument("--use-sglang", action="store_const", const="sglang", dest="engine")
+    parser.add_argument(
+        "--allow-upstream-host", action="append", default=[], help="hosts that may be added while running"
+    )
+    parser.add_argument("--log-level", default="WARNING")
+    args = parser.parse_args()
+    logging.basicConfig(level=args.log_level.upper())
+    config = GatewayConfig(
+        workers=[WorkerConfig(url=url) for url in args.worker],
+        store=args.store,
+        db_path=args.db_path or "rllm_gateway_traces",
+        model=args.model,
+        cumulative_token_mode=args.cumulative_token_mode,
+        engine=args.engine,
+    )
+    config.allow_upstream_hosts += args.allow_upstream_host
+    try:
+        ours = our_config(config, port=args.port, host=args.host, upstreams=upstreams_of(config))
+        try:
+            import uvloop
+
+            runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        except ImportError:
+            runner = asyncio.Runner()
+        with runner:
+            runner.run(serve(ours))
+    except (AgentCoreRLError, ValueError) as e:
+        parser.exit(2, f"rllm-model-gateway: error: {e}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Clients under the names that rLLM imports. An admin key is taken from AGENTCORE_RL_GATEWAY_ADMIN_KEY."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import httpx
+
+from .models import TraceRecord, WorkerInfo
+
+
+def _headers() -> dict[str, str]:
+    key = os.environ.get("AGENTCORE_RL_GATEWAY_ADMIN_KEY")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class GatewayClient:
+    """Synchronous client. Raises: httpx.HTTPStatusError on an answer of 400 and above."""
+
+    def __init__(self, gateway_url: str, timeout: float = 30.0) -> None:
+        self.gateway_url = gateway_url.rstrip("/")
+        self._http = httpx.Client(base_url=self.gateway_url, timeout=timeout, headers=_headers())
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> GatewayClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _call(self, method: str, path: str, **options: Any) -> Any:
+        answer = self._http.request(method, path, **options)
+        answer.raise_for_status()
+        return answer.json()
+
+    def create_session(
+        self,
+        session_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        sampling_params: dict[str, Any] | None = None,
+    ) -> str:
+        body = _given(session_id=session_id, metadata=metadata, sampling_params=sampling_params)
+        return str(self._call("POST", "/sessions", json=body)["session_id"])
+
+    def get_session_url(self, session_id: str) -> str:
+        return f"{self.gateway_url}/sessions/{session_id}/v1"
+
+    def get_session_info(self, session_id: str) -> dict[str, Any]:
+        return dict(self._call("GET", f"/sessions/{session_id}"))
+
+    def list_sessions(self, since: float | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        return list(self._call("GET", "/sessions", params=_given(since=since, limit=limit)))
+
+    def delete_session(self, session_id: str) -> int:
+        return int(self._call("DELETE", f"/sessions/{session_id}")["deleted"])
+
+    def delete_sessions(self, session_ids: list[str]) -> int:
+        return int(self._call("POST", "/sessions/batch_delete", json={"session_ids": session_ids})["deleted"])
+
+    def get_session_traces(
+        self, session_id: str, since: float | None = None, limit: int | None = None
+    ) -> list[TraceRecord]:
+        params = _given(since=since, limit=limit)
+        return [TraceRecord(**t) for t in self._call("GET", f"/sessions/{session_id}/traces", params=params)]
+
+    def get_trace(self, trace_id: str) -> TraceRecord:
+        return TraceRecord(**self._call("GET", f"/traces/{trace_id}"))
+
+    def add_worker(self, url: str, api_path: str = "/v1", model_name: str | None = None, weight: int = 1) -> str:
+        body = _given(url=url, api_path=api_path, model_name=model_name, weight=weight)
+        return str(self._call("POST", "/admin/workers", json=body)["worker_id"])
+
+    def remove_worker(self, worker_id: str) -> None:
+        self._call("DELETE", f"/admin/workers/{worker_id}")
+
+    def list_workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo(**w) for w in self._call("GET", "/admin/workers")]
+
+    def set_weight_version(self, version: int) -> None:
+        self._call("POST", "/admin/weight_version", json={"weight_version": version})
+
+    def get_weight_version(self) -> int | None:
+        return self._call("GET", "/admin/weight_version")["weight_version"]  # type: ignore[no-any-return]
+
+    def flush(self, timeout: float = 30.0) -> bool:
+        return bool(self._call("POST", "/admin/flush", timeout=timeout)["status"] == "flushed")
+
+    def health(self) -> dict[str, Any]:
+        return dict(self._call("GET", "/health"))
+
+
+class AsyncGatewayClient:
+    """The same for asyncio."""
+
+    def __init__(self, gateway_url: str, timeout: float = 30.0) -> None:
+        self.gateway_url = gateway_url.rstrip("/")
+        self._http = httpx.AsyncClient(base_url=self.gateway_url, timeout=timeout, headers=_headers())
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncGatewayClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _call(self, method: str, path: str, **options: Any) -> Any:
+        answer = await self._http.request(method, path, **options)
+        answer.raise_for_status()
+        return answer.json()
+
+    async def create_session(
+        self,
+        session_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        sampling_params: dict[str, Any] | None = None,
+    ) -> str:
+        body = _given(session_id=session_id, metadata=metadata, sampling_params=sampling_params)
+        return str((await self._call("POST", "/sessions", json=body))["session_id"])
+
+    def get_session_url(self, session_id: str) -> str:
+        return f"{self.gateway_url}/sessions/{session_id}/v1"
+
+    async def get_session_info(self, session_id: str) -> dict[str, Any]:
+        return dict(await self._call("GET", f"/sessions/{session_id}"))
+
+    async def list_sessions(self, since: float | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        return list(await self._call("GET", "/sessions", params=_given(since=since, limit=limit)))
+
+    async def delete_session(self, session_id: str) -> int:
+        return int((await self._call("DELETE", f"/sessions/{session_id}"))["deleted"])
+
+    async def delete_sessions(self, session_ids: list[str]) -> int:
+        return int((await self._call("POST", "/sessions/batch_delete", json={"session_ids": session_ids}))["deleted"])
+
+    async def get_session_traces(
+        self, session_id: str, since: float | None = None, limit: int | None = None
+    ) -> list[TraceRecord]:
+        params = _given(since=since, limit=limit)
+        return [TraceRecord(**t) for t in await self._call("GET", f"/sessions/{session_id}/traces", params=params)]
+
+    async def get_trace(self, trace_id: str) -> TraceRecord:
+        return TraceRecord(**await self._call("GET", f"/traces/{trace_id}"))
+
+    async def add_worker(self, url: str, api_path: str = "/v1", model_name: str | None = None, weight: int = 1) -> str:
+        body = _given(url=url, api_path=api_path, model_name=model_name, weight=weight)
+        return str((await self._call("POST", "/admin/workers", json=body))["worker_id"])
+
+    async def remove_worker(self, worker_id: str) -> None:
+        await self._call("DELETE", f"/admin/workers/{worker_id}")
+
+    async def list_workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo(**w) for w in await self._call("GET", "/admin/workers")]
+
+    async def set_weight_version(self, version: int) -> None:
+        await self._call("POST", "/admin/weight_version", json={"weight_version": version})
+
+    async def flush(self, timeout: float = 30.0) -> bool:
+        return bool((await self._call("POST", "/admin/flush", timeout=timeout))["status"] == "flushed")
+
+    async def health(self) -> dict[str, Any]:
+        return dict(await self._call("GET", "/health"))

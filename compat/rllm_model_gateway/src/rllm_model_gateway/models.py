@@ -1,0 +1,81 @@
+"""Records and settings in the shapes that rLLM reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TraceRecord(BaseModel):
+    """One model call, whole, with as many logprobs as completion tokens."""
+
+    model_config = ConfigDict(extra="allow")
+
+    trace_id: str
+    session_id: str
+    model: str = ""
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    prompt_token_ids: list[int] = Field(default_factory=list)
+    response_message: dict[str, Any] = Field(default_factory=dict)
+    completion_token_ids: list[int] = Field(default_factory=list)
+    logprobs: list[float] | None = None
+    routing_matrices: list[str] | None = None
+    finish_reason: str | None = None
+    weight_version: int | None = None
+    latency_ms: float = 0.0
+    token_counts: dict[str, int] = Field(default_factory=dict)
+    timestamp: float = 0.0
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    raw_request: dict[str, Any] | None = None
+    raw_response: dict[str, Any] | None = None
+
+
+class WorkerConfig(BaseModel):
+    """One inference server. A path in the URL is the API's, ``/v1`` by default."""
+
+    worker_id: str = ""
+    url: str
+    api_path: str = "/v1"
+    model_name: str | None = None
+    weight: int = 1
+
+
+class WorkerInfo(WorkerConfig):
+    """One inference server as the gateway sees it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    weight: float = 1.0  # type: ignore[assignment]  # the gateway takes fractions
+    healthy: bool = True
+    active_requests: int = 0
+
+
+class GatewayConfig(BaseModel):
+    """Settings under the names that rLLM uses.
+
+    ``add_logprobs``, ``add_return_token_ids``, ``strip_vllm_fields`` and ``sync_traces`` are accepted and always on,
+    on, off and on: this gateway asks for tokens in every call, leaves replies as they are, and stores before it
+    answers.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    host: str = "127.0.0.1"
+    port: int = 9090
+    workers: list[WorkerConfig] = Field(default_factory=list)
+    db_path: str | None = None
+    store: str = "memory"
+    store_worker: str | None = None
+    add_logprobs: bool = True
+    add_return_token_ids: bool = True
+    strip_vllm_fields: bool = True
+    routing_policy: str | None = None
+    health_check_interval: float = 10.0
+    log_level: str = "WARNING"
+    sync_traces: bool = False
+    model: str | None = None
+    cumulative_token_mode: bool = False
+    renderer_family: str = "auto"
+    engine: str = "vllm"
+    allow_upstream_hosts: list[str] = Field(default_factory=lambda: ["127.0.0.1", "localhost", "::1"])

@@ -1,0 +1,177 @@
+"""`create_app`: the gateway as an ASGI application, for trainers that run it in a thread of their own (uvicorn).
+
+The gateway itself listens on a loopback port of its own inside the same event loop; the application hands requests on
+to it. Agents of a large run should be given the command line's gateway instead, which has no such step in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agentcore_rl_toolkit.gateway import Gateway, UpstreamConfig
+from agentcore_rl_toolkit.gateway import GatewayConfig as OurConfig
+
+from .models import GatewayConfig
+
+LocalHandler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+def our_config(config: GatewayConfig, *, port: int, host: str, upstreams: tuple[UpstreamConfig, ...]) -> OurConfig:
+    """Their settings as ours. Raises: ConfigError."""
+    durable = (config.store_worker or config.store) == "sqlite"
+    rendered = config.cumulative_token_mode and config.model is not None and Path(config.model).is_dir()
+    if config.cumulative_token_mode and not rendered:
+        raise ValueError("cumulative_token_mode needs `model` to be a directory with tokenizer and chat template")
+    return OurConfig(
+        upstreams=upstreams,
+        host=host,
+        port=port,
+        store_dir=config.db_path if durable else None,
+        session_keys=False,
+        implicit_sessions=True,
+        upstream_hosts=tuple(config.allow_upstream_hosts),
+        model_dir=config.model if rendered else None,
+    )
+
+
+def upstreams_of(config: GatewayConfig) -> tuple[UpstreamConfig, ...]:
+    return tuple(
+        UpstreamConfig(url=w.url, engine=config.engine, weight=float(w.weight))  # type: ignore[arg-type]  # checked by the class
+        for w in config.workers
+    )
+
+
+class _App:
+    """One ASGI application.
+
+    ``local_handler`` takes a chat completion request and returns the reply, tokens included.
+    """
+
+    def __init__(self, config: GatewayConfig, local_handler: LocalHandler | None) -> None:
+        self._config = config
+        self._handler = local_handler
+        self._gateway: Gateway | None = None
+        self._local: asyncio.Server | None = None
+        self._http: httpx.AsyncClient | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._request(scope, receive, send)
+
+    async def _lifespan(self, receive: Any, send: Any) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self.start()
+                except Exception as e:
+                    await send({"type": "lifespan.startup.failed", "message": str(e)})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def start(self) -> None:
+        upstreams = upstreams_of(self._config)
+        if self._handler is not None:
+            self._local = await asyncio.start_server(self._serve_local, "127.0.0.1", 0, limit=2**26)
+            port = self._local.sockets[0].getsockname()[1]
+            upstreams = (*upstreams, UpstreamConfig(url=f"http://127.0.0.1:{port}", engine="vllm"))
+        self._gateway = Gateway(our_config(self._config, port=0, host="127.0.0.1", upstreams=upstreams))
+        await self._gateway.start()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(base_url=self._gateway.url, timeout=None, limits=limits)
+
+    async def stop(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+        if self._gateway is not None:
+            await self._gateway.stop()
+        if self._local is not None:
+            self._local.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _request(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if self._http is None:
+            await self.start()
+        assert self._http is not None
+        parts, more = [], True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        query = scope.get("query_string") or b""
+        url = scope["path"] + (f"?{query.decode()}" if query else "")
+        headers = [(k, v) for k, v in scope["headers"] if k not in (b"host", b"content-length", b"transfer-encoding")]
+        async with self._http.stream(scope["method"], url, content=b"".join(parts), headers=headers) as answer:
+            kept = [(k, v) for k, v in answer.headers.raw if k.lower() not in (b"transfer-encoding", b"connection")]
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+            async for piece in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _serve_local(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The in-process sampler as an inference server; a streamed reply is one chunk."""
+        handler = self._handler
+        task = asyncio.current_task()
+        assert handler is not None
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+                length = int(head.split("content-length:")[1].split("\r\n")[0]) if "content-length:" in head else 0
+                asked = json.loads(await reader.readexactly(length) or b"{}")
+                streamed = bool(asked.pop("stream", False))
+                asked.pop("stream_options", None)
+                try:
+                    status, told = 200, await handler(asked)
+                except Exception as e:
+                    status, told = 500, {"error": {"message": f"{type(e).__name__}: {e}", "type": "server_error"}}
+                kind, body = b"application/json", json.dumps(told).encode()
+                if streamed and status == 200:
+                    kind, body = b"text/event-stream", _as_stream(told)
+                head_out = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (
+                    status,
+                    kind,
+                    len(body),
+                )
+                writer.write(head_out + body)
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+
+def _as_stream(reply: dict[str, Any]) -> bytes:
+    chunk = {**reply, "object": "chat.completion.chunk", "choices": []}
+    chunk.pop("usage", None)
+    for choice in reply.get("choices", []):
+        message = dict(choice.get("message") or {})
+        if message.get("tool_calls"):
+            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
+        rest = {k: v for k, v in choice.items() if k != "message"}
+        chunk["choices"].append({**rest, "delta": message})
+    return b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
+
+
+def create_app(config: GatewayConfig | None = None, local_handler: LocalHandler | None = None) -> _App:
+    """The ASGI application. With ``local_handler`` calls go to that coroutine as well as to the configured servers."""
+    return _App(config or GatewayConfig(), local_handler)

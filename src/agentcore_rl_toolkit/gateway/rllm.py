@@ -1,0 +1,231 @@
+"""The session, trace and admin routes that rLLM and the toolkit's earlier backends call on `rllm-model-gateway`.
+
+Only whole replies with consistent tokens are listed as traces, in the order the calls were started; what failed is in
+our own routes. A session must be created before it is called, and a deleted one stays deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote_to_bytes
+
+import msgspec
+
+from ..contract import new_session_id
+from .dialects.errors import RequestError
+from .records import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
+from .sessions import Session, SessionSettings
+from .wire import Request, reply
+
+if TYPE_CHECKING:
+    from .admin import Admin, Handler
+    from .listener import AgentConnection
+    from .server import Gateway
+
+_to_json = msgspec.json.Encoder().encode
+
+
+class _Create(msgspec.Struct):
+    session_id: str | None = None
+    metadata: dict[str, Any] | None = None
+    sampling_params: dict[str, Any] | None = None
+
+
+class _Query(msgspec.Struct):
+    session_ids: list[str] = []
+    since: float | None = None
+    limit: int | None = None
+
+
+class RLLMRoutes:
+    """Handlers, found by method and path."""
+
+    def __init__(self, gateway: Gateway, admin: Admin) -> None:
+        self._gateway = gateway
+        self._admin = admin
+        self._exact: dict[tuple[bytes, bytes], Handler] = {
+            (b"POST", b"/sessions"): self._create,
+            (b"GET", b"/sessions"): self._list,
+            (b"POST", b"/sessions/batch_delete"): self._batch_delete,
+            (b"POST", b"/traces/query"): self._query,
+            (b"GET", b"/health/workers"): self._workers,
+            (b"POST", b"/admin/flush"): self._flush,
+            (b"POST", b"/admin/reload"): self._reload,
+        }
+
+    def find(self, request: Request) -> Handler | None:
+        method, path = request.method, request.path
+        handler = self._exact.get((method, path))
+        if handler is not None:
+            return handler
+        if path.startswith(b"/traces/") and method == b"GET":
+            return self._trace
+        if not path.startswith(b"/sessions/"):
+            return None
+        if path.endswith(b"/traces"):
+            return self._traces if method == b"GET" else None
+        return {b"GET": self._info, b"DELETE": self._delete}.get(method)
+
+    # -- sessions
+
+    async def _create(self, conn: AgentConnection, request: Request) -> None:
+        asked = _decode(request.body, _Create)
+        settings = SessionSettings(sampling_params=asked.sampling_params or {}, metadata=asked.metadata or {})
+        session = self._gateway.sessions.create(asked.session_id or new_session_id(), settings)
+        told = {"session_id": session.id, "url": f"/sessions/{session.id}/v1", "api_key": session.key.decode()}
+        self._answer(conn, request, told)
+
+    async def _list(self, conn: AgentConnection, request: Request) -> None:
+        since, limit = _bounds(request)
+        found = [s for s in self._gateway.sessions.by_id.values() if s.records and s.created_s >= (since or 0.0)]
+        self._answer(conn, request, [_info(s) for s in found[:limit]])
+
+    async def _info(self, conn: AgentConnection, request: Request) -> None:
+        self._answer(conn, request, _info(self._session(request.path[10:])))
+
+    async def _delete(self, conn: AgentConnection, request: Request) -> None:
+        name = unquote_to_bytes(request.path[10:])
+        session = self._gateway.sessions.by_id.get(name)
+        records = session.records if session is not None else 0
+        self._admin.delete_sessions([name.decode("utf-8", "replace")])
+        self._answer(conn, request, {"deleted": records})
+
+    async def _batch_delete(self, conn: AgentConnection, request: Request) -> None:
+        names = _decode(request.body, _Query).session_ids
+        by_id = self._gateway.sessions.by_id
+        records = sum(by_id[n.encode()].records for n in names if n.encode() in by_id)
+        self._admin.delete_sessions(names)
+        self._answer(conn, request, {"deleted": records})
+
+    # -- traces
+
+    async def _traces(self, conn: AgentConnection, request: Request) -> None:
+        session = self._session(request.path[10:-7])
+        since, limit = _bounds(request)
+        await self._send(conn, request, [session], since, limit)
+
+    async def _query(self, conn: AgentConnection, request: Request) -> None:
+        asked = _decode(request.body, _Query)
+        by_id = self._gateway.sessions.by_id
+        found = [s for s in (by_id.get(name.encode()) for name in asked.session_ids) if s is not None]
+        await self._send(conn, request, found, asked.since, asked.limit)
+
+    async def _trace(self, conn: AgentConnection, request: Request) -> None:
+        wanted = unquote_to_bytes(request.path[8:]).decode("utf-8", "replace")
+        for session in list(self._gateway.sessions.by_id.values()):
+            for trace in await self._read(session):
+                if trace["trace_id"] == wanted:
+                    self._answer(conn, request, trace)
+                    return
+        raise RequestError(f"there is no trace {wanted!r}", kind="not_found")
+
+    async def _send(
+        self, conn: AgentConnection, request: Request, sessions: list[Session], since: float | None, limit: int | None
+    ) -> None:
+        traces = [t for s in sessions for t in await self._read(s) if since is None or t["timestamp"] >= since]
+        body = await asyncio.get_running_loop().run_in_executor(None, _to_json, traces[:limit])
+        conn.task = None
+        conn.write(reply(200, body, keep_alive=request.keep_alive))
+        conn.done(keep_alive=request.keep_alive)
+
+    async def _read(self, session: Session) -> list[dict[str, Any]]:
+        """A session's traces; decoded in a thread, so that agents' calls go on meanwhile."""
+        self._gateway.journal.settle()
+        payloads = self._gateway.sessions.payloads(session)
+        metadata = session.settings.metadata
+        return await asyncio.get_running_loop().run_in_executor(None, traces_of, session.id, payloads, metadata)
+
+    # -- the rest
+
+    async def _workers(self, conn: AgentConnection, request: Request) -> None:
+        workers = self._admin.list_workers()
+        self._answer(conn, request, {"workers": workers, "healthy": sum(w["healthy"] for w in workers)})
+
+    async def _flush(self, conn: AgentConnection, request: Request) -> None:
+        self._gateway.journal.settle()
+        self._answer(conn, request, {"status": "flushed"})
+
+    async def _reload(self, conn: AgentConnection, request: Request) -> None:
+        self._answer(conn, request, {"status": "ok"})
+
+    def _session(self, name: bytes) -> Session:
+        session = self._gateway.sessions.by_id.get(unquote_to_bytes(name))
+        if session is None:
+            raise RequestError(f"there is no session {name.decode('utf-8', 'replace')[:120]!r}", kind="not_found")
+        return session
+
+    def _answer(self, conn: AgentConnection, request: Request, value: Any) -> None:
+        conn.task = None
+        conn.write(reply(200, _to_json(value), keep_alive=request.keep_alive))
+        conn.done(keep_alive=request.keep_alive)
+
+
+def traces_of(session_id: str, payloads: list[bytes], metadata: dict[str, Any]) -> list[dict[str, Any]]:
+    """The turns of a session as rLLM's trace records."""
+    records = [decode(p) for p in payloads]
+    prompts, messages = whole_prompts(records), whole_messages(records)
+    traces = []
+    for i in sorted(range(len(records)), key=lambda i: records[i].index):
+        if records[i].status == OK:
+            traces += _traces(session_id, records[i], unpack_ids(prompts[i]), messages[i], metadata)
+    return traces
+
+
+def _traces(
+    session_id: str, record: CallRecord, prompt: list[int], messages: bytes, metadata: dict[str, Any]
+) -> list[dict[str, Any]]:
+    asked = msgspec.json.decode(messages) if messages else []
+    found = []
+    for choice in record.choices:
+        ids = unpack_ids(choice.ids)
+        experts = choice.routed_experts
+        found.append(
+            {
+                "trace_id": turn_id(record, choice.index),
+                "session_id": session_id,
+                "model": record.model or "",
+                "messages": asked if isinstance(asked, list) and asked and isinstance(asked[0], dict) else [],
+                "prompt_token_ids": prompt,
+                "response_message": msgspec.json.decode(choice.message),
+                "completion_token_ids": ids,
+                "logprobs": unpack_logprobs(choice.logprobs) if choice.logprobs is not None else None,
+                "routing_matrices": msgspec.json.decode(experts) if experts and experts[:1] == b"[" else None,
+                "finish_reason": choice.finish_reason,
+                "weight_version": record.weight_version_first,
+                "latency_ms": (record.finished_s - record.started_s) * 1000,
+                "token_counts": {"prompt": len(prompt), "completion": len(ids)},
+                "timestamp": record.finished_s,
+                "metadata": metadata,
+                "raw_request": None,
+                "raw_response": None,
+            }
+        )
+    return found
+
+
+def _info(session: Session) -> dict[str, Any]:
+    return {
+        "session_id": session.id,
+        "trace_count": session.turns,
+        "created_at": session.created_s,
+        "last_accessed_at": session.closed_s or session.created_s,
+        "metadata": session.settings.metadata,
+    }
+
+
+def _bounds(request: Request) -> tuple[float | None, int | None]:
+    query = parse_qs(request.query.decode("ascii", "replace"))
+    try:
+        since = float(query["since"][0]) if "since" in query else None
+        limit = int(query["limit"][0]) if "limit" in query else None
+    except ValueError as e:
+        raise RequestError(f"since is a number, limit a whole one: {e}") from e
+    return since, limit
+
+
+def _decode(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.DecodeError as e:
+        raise RequestError(f"the request body does not fit: {e}") from e

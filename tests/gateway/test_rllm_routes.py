@@ -1,0 +1,124 @@
+"""rLLM's client and module names over our gateway, as rLLM uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+USER = [{"role": "user", "content": "hello there"}]
+Start = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture
+def rllm() -> Iterator[ModuleType]:
+    folder = str(Path(__file__).parents[2] / "compat" / "rllm_model_gateway" / "src")
+    sys.path.insert(0, folder)
+    try:
+        import rllm_model_gateway
+
+        yield rllm_model_gateway
+    finally:
+        sys.path.remove(folder)
+        for name in [n for n in sys.modules if n.split(".")[0] == "rllm_model_gateway"]:
+            del sys.modules[name]
+
+
+async def test_a_trainer_creates_a_session_reads_its_traces_and_deletes_it(
+    engine: ScriptedEngine, start_gateway: Start, rllm: ModuleType
+) -> None:
+    engine.weight_version = None
+    gateway = await start_gateway(session_keys=False, implicit_sessions=True, upstream_hosts=("127.0.0.1",))
+    sync = rllm.GatewayClient(gateway.url)
+    try:
+        assert (await asyncio.to_thread(sync.health))["status"] == "ok"
+        worker = await asyncio.to_thread(sync.add_worker, url=engine.url + "/v1")
+        assert [w.worker_id for w in await asyncio.to_thread(sync.list_workers)] == [worker]
+        await asyncio.to_thread(sync.set_weight_version, 5)
+        name = await asyncio.to_thread(sync.create_session, session_id="task:1", sampling_params={"temperature": 0.3})
+        assert sync.get_session_url(name) == f"{gateway.url}/sessions/task:1/v1"
+        async with openai.AsyncOpenAI(base_url=sync.get_session_url(name), api_key="EMPTY", max_retries=0) as llm:
+            engine.faults.append(Fault(status=400))
+            with pytest.raises(openai.BadRequestError):
+                await llm.chat.completions.create(model="m", messages=USER)
+            await llm.chat.completions.create(model="m", messages=USER, temperature=1.0)
+            async for _ in await llm.chat.completions.create(model="m", messages=USER, n=2, stream=True):
+                pass
+            assert await asyncio.to_thread(sync.flush)
+            traces = await asyncio.to_thread(sync.get_session_traces, name)
+            assert [t.completion_token_ids for t in traces] == [ids for r in engine.calls for ids in r.completion_ids]
+            assert all(len(t.logprobs) == len(t.completion_token_ids) and t.prompt_token_ids for t in traces)
+            assert {t.weight_version for t in traces} == {5}
+            assert traces[0].messages == USER
+            assert engine.calls[1].body["temperature"] == 0.3
+            assert (await asyncio.to_thread(sync.get_trace, traces[1].trace_id)) == traces[1]
+            assert [s["session_id"] for s in await asyncio.to_thread(sync.list_sessions)] == [name]
+            assert await asyncio.to_thread(sync.delete_session, name) == 3
+            with pytest.raises(openai.NotFoundError):
+                await llm.chat.completions.create(model="m", messages=USER)
+        with pytest.raises(httpx.HTTPStatusError):
+            await asyncio.to_thread(sync.get_session_traces, name)
+    finally:
+        sync.close()
+    async with rllm.AsyncGatewayClient(gateway.url) as client:
+        assert await client.create_session(session_id="task:2") == "task:2"
+        assert await client.flush(timeout=5)
+        assert await client.get_session_traces("task:2") == []
+        assert await client.delete_sessions(["task:2"]) == 0
+
+
+async def test_create_app_serves_a_local_handler(rllm: ModuleType) -> None:
+    async def handler(asked: dict[str, Any]) -> dict[str, Any]:
+        assert asked["messages"] == USER
+        entry = {"token": "hi", "logprob": -0.5, "bytes": None, "top_logprobs": []}
+        message = {"role": "assistant", "content": "hi"}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": "stop",
+            "token_ids": [9],
+            "logprobs": {"content": [entry]},
+        }
+        return {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice], "prompt_token_ids": [1, 2]}
+
+    app = rllm.create_app(config=rllm.GatewayConfig(), local_handler=handler)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        for stream in (False, True):
+            body = {"model": "m", "messages": USER, "stream": stream}
+            answer = await http.post("/sessions/s1/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            assert '"hi"' in answer.text
+        traces = (await http.get("/sessions/s1/traces")).json()
+    await app.stop()
+    assert [t["completion_token_ids"] for t in traces] == [[9], [9]]
+    assert [t["logprobs"] for t in traces] == [[-0.5], [-0.5]]
+
+
+async def test_finished_sessions_are_streamed_to_the_trainer(engine: ScriptedEngine, client: GatewayClient) -> None:
+    names = [f"session-{i}" for i in range(3)]
+    await client.create_sessions_async(names)
+
+    async def follow() -> list[str]:
+        found: list[str] = []
+        async for capture in client.stream_finished_async():
+            found.append(capture.session_id)
+            if len(found) == 3:
+                break
+        return found
+
+    following = asyncio.ensure_future(follow())
+    await asyncio.sleep(0.05)
+    for name in reversed(names):
+        await client.close_sessions_async([name])
+    assert await asyncio.wait_for(following, 5) == names[::-1]
