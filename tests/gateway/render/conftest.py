@@ -109,10 +109,10 @@ FAMILIES = {
             bos="<｜begin▁of▁sentence｜>",
         ),
         Family(name="counting", special=_CHATML, eos=("<|im_end|>",), parser="plain"),
+        Family(name="markless", special=("<|endoftext|>",), eos=("<|endoftext|>",), parser="plain"),
     )
 }
-EXTENDABLE = [name for name in FAMILIES if name != "counting"]
-WITH_TOOLS = EXTENDABLE
+WITH_TOOLS = [name for name in FAMILIES if name not in ("counting", "markless")]
 
 
 def build_tokenizer(family: Family) -> Tokenizer:
@@ -167,7 +167,7 @@ def renderer_for(model_dir: Callable[[str], Path]) -> Callable[[str], Renderer]:
     return load
 
 
-@pytest.fixture(params=EXTENDABLE)
+@pytest.fixture(params=WITH_TOOLS)
 def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 

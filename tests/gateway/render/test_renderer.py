@@ -12,7 +12,7 @@ import pytest
 
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError
 from agentcore_rl_toolkit.gateway.dialects import RequestError
-from agentcore_rl_toolkit.gateway.render import ChatTemplate, Conversation, Renderer, Tokenizer
+from agentcore_rl_toolkit.gateway.render import ChatTemplate, Conversation, Renderer, Tokenizer, examine
 from agentcore_rl_toolkit.gateway.render.doctor import sampled_body
 
 USER = {"role": "user", "content": "hello there"}
@@ -271,15 +271,44 @@ def test_two_choices_of_one_call_are_both_at_hand(renderer_for) -> None:
         assert following.token_ids[: prompt.length + len(ids)] == [*prompt.token_ids, *ids]
 
 
-def test_a_template_that_looks_back_is_rendered_in_full(renderer_for) -> None:
+def test_a_template_that_looks_back_extends_too(renderer_for) -> None:
     renderer = renderer_for("counting")
     assert not renderer.facts.after_text
     assert renderer.facts.problems
-    conversation, _ = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
+    completion = [*(i for c in "hello" for i in renderer.encode(c)), renderer.tokenizer.id_of("<|im_end|>")]
+    conversation, before = first_turn(renderer, completion, answer("hello"))
+    prompt = renderer.render(conversation, [USER, answer("hello"), USER])
+    assert prompt.extended
+    assert prompt.token_ids[: len(before)] == before
+    assert renderer.decode(prompt.token_ids) == renderer.template.render([USER, answer("hello"), USER])
+    assert "looks back" in str(examine(renderer))
+
+
+def test_a_template_without_marks_is_rendered_in_full(renderer_for) -> None:
+    renderer = renderer_for("markless")
+    conversation, _ = first_turn(renderer, renderer.encode(" a"), answer("a"))
     prompt = renderer.render(conversation, [USER, answer("a"), USER])
     assert not prompt.extended
-    assert prompt.reused_tokens == 0
+    assert (prompt.reused_tokens, prompt.parent_turn) == (0, None)
     assert renderer.decode(prompt.token_ids) == renderer.template.render([USER, answer("a"), USER])
+    assert not examine(renderer).ok
+
+
+def test_harmony_goes_on_after_the_mark_of_a_final_answer(renderer_for) -> None:
+    renderer = renderer_for("harmony")
+    completion = renderer.encode("<|channel|>final<|message|>ok<|return|>")
+    conversation, before = first_turn(renderer, completion, answer("ok"))
+    prompt = renderer.render(conversation, [USER, answer("ok"), USER])
+    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("<|start|>user<|message|>")
+
+
+def test_a_template_that_takes_arguments_as_text_gets_the_models_own_characters(renderer_for, tools) -> None:
+    renderer = renderer_for("deepseek_v3")
+    odd = '{"query":   "x", "limit": 1.0e2}'
+    said = {**calling("look_up"), "tool_calls": [{"id": "c", "function": {"name": "look_up", "arguments": odd}}]}
+    assert odd in renderer.template.render([USER, said], tools=tools)
+    said["tool_calls"] = [{"id": "c", "function": {"name": "look_up", "arguments": {"query": "x"}}}]
+    assert '{"query": "x"}' in renderer.template.render([USER, said], tools=tools)
 
 
 def test_a_session_put_aside_and_brought_back_goes_on(renderer_for) -> None:

@@ -176,7 +176,7 @@ class _Prober:
         if mark is None:
             self.problems.append("no special token follows an answer")
             return None, False
-        return mark, alone is not None and mark not in alone.partition(SENTINEL)[2]
+        return mark, alone is not None and _first_special(alone.partition(SENTINEL)[2], self._tokenizer) is None
 
     def agrees(
         self,
@@ -219,7 +219,8 @@ def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
         [_result("call_0000a"), user],
     ]
     after_two: list[list[dict[str, Any]]] = [[_result("call_0000a"), _result("call_0000b", "s")]]
-    tools_supported = prober.render([_USER, _CALL_ANSWER, *after_call[0]], tools=True) is not None
+    called = prober.render([_USER, stub_of(_CALL_ANSWER), *after_call[0]], tools=True)
+    tools_supported = called is not None and SENTINEL in called
     needs_tools = False
     after_text = after_calls = False
     if mark is not None:

@@ -104,17 +104,15 @@ def sampled_body(
     user = {"role": "user", "content": "hello"}
     opening = renderer.template.render([user], tools=tools, now=0.0)
     whole = renderer.template.render([user, answer], tools=tools, add_generation_prompt=False, now=0.0)
+    reasoning = renderer.grammar.reasoning
+    mark = opening.rfind(reasoning[0]) if reasoning is not None else -1
     if whole.startswith(opening):
         body = whole[len(opening) :]
+    elif mark >= 0 and whole.startswith(opening[:mark]):
+        # In history the template writes the reasoning that a new answer begins with differently, or leaves it out.
+        body = whole[mark:]
     else:
-        # In history the template may leave out what it puts in front of a new answer (an empty reasoning block).
-        asked, written = renderer.encode(opening), renderer.encode(whole)
-        shared = 0
-        while shared < min(len(asked), len(written)) and asked[shared] == written[shared]:
-            shared += 1
-        if renderer.grammar.reasoning is None or renderer.grammar.reasoning[0] not in renderer.decode(asked[shared:]):
-            return None
-        body = renderer.decode(written[shared:])
+        return None
     ends = [(at, c) for c in renderer.facts.closers if (at := body.find(c)) >= 0]
     if renderer.grammar.name == "harmony":
         ends = [(at, c) for c in ("<|call|>", "<|return|>") if (at := body.find(c)) >= 0]
@@ -144,7 +142,10 @@ def _extends(
     missing = [m["content"] for m in following if m["content"] not in added]
     if missing:
         return False, f"the new messages are not in the suffix: {missing}"
-    return True, f"turn 2 = turn 1 + {len(second.token_ids) - len(sampled)} tokens"
+    calls = bool(answer.get("tool_calls"))
+    cheap = renderer.facts.after_calls if calls else renderer.facts.after_text
+    note = "" if cheap else " (the template looks back: the history's text is rendered each turn)"
+    return True, f"turn 2 = turn 1 + {len(second.token_ids) - len(sampled)} tokens{note}"
 
 
 def _extends_text(renderer: Renderer) -> tuple[bool, str]:
@@ -189,7 +190,9 @@ def _reasoning(renderer: Renderer) -> tuple[bool | None, str]:
     body = sampled_body(renderer, answer, tools=None)
     if body is None or "Some thought." not in renderer.decode(body):
         return None, "the template does not write reasoning into an answer"
-    parsed = renderer.parse(body)
+    marks = renderer.grammar.reasoning
+    opened = marks is not None and not renderer.decode(body).lstrip().startswith(marks[0])
+    parsed = renderer.parse(body, opens_reasoning=opened)
     if parsed.reasoning.strip() == "Some thought." and parsed.content.strip() == "An answer.":
         return True, "reasoning and answer are told apart"
     return False, f"reasoning {parsed.reasoning!r}, content {parsed.content!r}"

@@ -278,11 +278,12 @@ class Renderer:
         *,
         tools: Sequence[dict[str, Any]] | None = None,
         prompt: RenderedPrompt | None = None,
+        opens_reasoning: bool = False,
     ) -> ParsedReply:
         """What a whole completion says. Without ``tools`` nothing is read as a call. A stop token at the end is not
-        text.
+        text. ``opens_reasoning`` is for when there is no ``prompt`` that knows whether it opened the model's reasoning.
         """
-        stream = self.stream(tools=tools, prompt=prompt)
+        stream = self.stream(tools=tools, prompt=prompt, opens_reasoning=opens_reasoning)
         stream.feed(completion_ids)
         stream.finish()
         return stream.parsed()
@@ -293,9 +294,10 @@ class Renderer:
         tools: Sequence[dict[str, Any]] | None = None,
         prompt: RenderedPrompt | None = None,
         choice: int = 0,
+        opens_reasoning: bool = False,
     ) -> ReplyStream:
         """A parser for ids as they are sampled."""
-        opened = prompt is not None and prompt.opens_reasoning
+        opened = prompt.opens_reasoning if prompt is not None else opens_reasoning
         parser = new_parser(self.grammar, tools=tools, reasoning_open=opened)
         return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice)
 
@@ -339,12 +341,7 @@ class Renderer:
         following = messages[match.covered :]
         if base is None or not following:
             return None
-        answer = messages[match.covered - 1]
-        allowed = self.facts.after_calls if answer.get("tool_calls") else self.facts.after_text
-        if not allowed or (following[0]["role"] == "tool" and not answer.get("tool_calls")):
-            return None
-        seen = tools if self.facts.needs_tools else None
-        text = self._suffixes.suffix(answer, following, tools=seen, options=options, now=now)
+        text = self._suffix_text(messages, match.covered, tools, options, now)
         if text is None:
             return None
         ids = self.tokenizer.encode(text)
@@ -353,6 +350,27 @@ class Renderer:
         last = base.buffer.last(base.length)
         closed = last == ids[0] or (not self.facts.opener_style and last in self.stop_token_ids)
         return text, ids[1:] if closed else ids
+
+    def _suffix_text(
+        self,
+        messages: list[dict[str, Any]],
+        covered: int,
+        tools: Sequence[dict[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+        now: float | None,
+    ) -> str | None:
+        """The suffix rendered behind a stub, or, where the template looks further back, behind the whole history."""
+        answer, following = messages[covered - 1], messages[covered:]
+        calls = bool(answer.get("tool_calls"))
+        usual = calls or following[0]["role"] != "tool"
+        if usual and (self.facts.after_calls if calls else self.facts.after_text):
+            seen = tools if self.facts.needs_tools else None
+            try:
+                return self._suffixes.suffix(answer, following, tools=seen, options=options, now=now)
+            except RequestError:
+                pass  # perhaps only the stub is refused; if not, the next line says so
+        before = messages[: covered - 1]
+        return self._suffixes.suffix(answer, following, tools=tools, options=options, now=now, before=before)
 
     @staticmethod
     def _continued(match: Match) -> TokenBuffer:

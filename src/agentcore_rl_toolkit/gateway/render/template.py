@@ -83,7 +83,32 @@ class ChatTemplate:
         self._with_tools = self._default if tool_source is None else _compile(tool_source)
         self.all_text = source + (tool_source or "")
         self._keeps_developer = "developer" in self.all_text
+        self._text_arguments = False
         self._says_thinking = bool(re.search(r"""\.thinking\b|\[['"]thinking['"]\]""", self.all_text))
+
+        self._text_arguments = self._takes_text_arguments()
+
+    def _takes_text_arguments(self) -> bool:
+        """Does the template write arguments that are JSON text as they are?
+
+        Then the model's own text goes back in, character by character. Otherwise (it writes them as JSON itself, or goes
+        through them by key) they are given as objects, which is the convention.
+        """
+        probe = '{"q": [1,  2]}'  # spaced as no encoder would
+        call = {"id": "call_00000", "type": "function", "function": {"name": "probe_tool", "arguments": probe}}
+        tool = {
+            "type": "function",
+            "function": {"name": "probe_tool", "parameters": {"type": "object", "properties": {}}},
+        }
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        self._text_arguments = True
+        try:
+            return probe in self.render(messages, tools=[tool], add_generation_prompt=False, now=0.0)
+        except RequestError:
+            return False
 
     @classmethod
     def from_path(cls, path: str | Path, *, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
@@ -163,7 +188,7 @@ class ChatTemplate:
             ready["role"] = "system"
         elif role == "assistant":
             if ready.get("tool_calls"):
-                ready["tool_calls"] = [_prepare_call(call, names) for call in ready["tool_calls"]]
+                ready["tool_calls"] = [self._prepare_call(call, names) for call in ready["tool_calls"]]
             else:
                 ready.pop("tool_calls", None)
             thought = ready.get("reasoning_content")
@@ -177,16 +202,18 @@ class ChatTemplate:
                 ready["name"] = name
         return ready
 
-
-def _prepare_call(call: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    function = call["function"]
-    names[str(call.get("id"))] = function["name"]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        # What is not JSON reaches the template as the model's own text.
-        with contextlib.suppress(msgspec.DecodeError):
-            arguments = msgspec.json.decode(arguments) if arguments else {}
-    return {**call, "function": {**function, "arguments": arguments}}
+    def _prepare_call(self, call: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+        function = call["function"]
+        names[str(call.get("id"))] = function["name"]
+        arguments = function.get("arguments")
+        if self._text_arguments:
+            if not isinstance(arguments, str):
+                arguments = _tojson({} if arguments is None else arguments)
+        elif isinstance(arguments, str):
+            # What is not JSON reaches the template as the model's own text.
+            with contextlib.suppress(msgspec.DecodeError):
+                arguments = msgspec.json.decode(arguments) if arguments else {}
+        return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _compile(source: str) -> jinja2.Template:
