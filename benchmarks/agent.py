@@ -1,0 +1,224 @@
+"""What the agent side costs a session: CPU of one rollout, of waiting, and of importing it.
+
+    python benchmarks/agent.py [--quick]
+
+Workload: an agent that returns four 500-character messages at once, served over HTTP on a unix socket by a process forked
+from a loaded template, one session per process as the local runtime does it, results into a fresh directory (fsynced). The
+same agent behind the plain AgentCore entrypoint, which stores nothing, is the yardstick: the overhead is the difference. CPU
+comes from the scheduler's own accounting of all threads, medians over the sessions; other load on the machine still inflates
+it (caches, shared cores), which is what the smallest value beside it is for. Wall times are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import http.client
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SESSION = "s" * 40
+TIMEOUT_S = 30.0
+
+
+def answer(payload: Any, context: Any) -> dict[str, Any]:
+    time.sleep(payload.get("s", 0))
+    return {"rewards": 1.0, "answer": "42", "messages": [{"role": "user", "content": "x" * 500}] * 4}
+
+
+async def answer_async(payload: Any, context: Any) -> dict[str, Any]:
+    await asyncio.sleep(payload.get("s", 0))
+    return answer({}, context)
+
+
+def make_app(kind: str) -> Any:
+    app: Any
+    func = answer_async if kind.endswith("async") else answer
+    if kind.startswith("plain"):
+        from bedrock_agentcore.runtime import BedrockAgentCoreApp
+
+        app = BedrockAgentCoreApp()
+        app.entrypoint(func)
+    else:
+        from agentcore_rl_toolkit.app import AgentCoreRLApp
+
+        app = AgentCoreRLApp()
+        app.rollout_entrypoint(func)
+    return app
+
+
+class Session:
+    """One forked agent process."""
+
+    def __init__(self, pid: int, path: str) -> None:
+        self.pid, self._path = pid, path
+
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        connection = http.client.HTTPConnection("session", timeout=TIMEOUT_S)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(self._path)
+        headers = {"X-Amzn-Bedrock-AgentCore-Runtime-Session-Id": SESSION, "Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        if response.status != 200:
+            raise RuntimeError(f"{path}: HTTP {response.status} {content!r}")
+        return json.loads(content)
+
+    def cpu_ms(self) -> float:
+        """CPU of all threads so far."""
+        tasks = Path(f"/proc/{self.pid}/task")
+        return sum(int((t / "schedstat").read_text().split()[0]) for t in tasks.iterdir()) / 1e6
+
+    def private_mb(self) -> float:
+        """Memory that this process does not share with its template."""
+        rollup = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_")) / 1024
+
+
+@contextmanager
+def session(app: Any, folder: Path, number: int) -> Iterator[Session]:
+    path = str(folder / f"{number}.sock")
+    pid = os.fork()
+    if pid == 0:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)  # the log goes nowhere, but it is written
+        try:
+            app.run(uds=path)
+        finally:
+            os._exit(0)
+    forked = Session(pid, path)
+    try:
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                forked.request("GET", "/ping")
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+        forked.request("GET", "/ping")
+        yield forked
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def rollout(forked: Session, folder: Path, input_id: str, stores: bool) -> None:
+    block = {"exp_id": "e", "input_id": input_id, "s3_bucket": f"file://{folder}"}
+    forked.request("POST", "/invocations", {"prompt": "x" * 300, "_rollout": block})
+    if stores:
+        record = folder / "e" / input_id / f"{SESSION}.json"
+        deadline = time.monotonic() + TIMEOUT_S
+        while not record.exists() or record.with_suffix(".alive").exists():
+            if time.monotonic() > deadline:
+                raise RuntimeError("no record")
+            time.sleep(0.005)
+    time.sleep(0.03)  # what trails behind the record is part of the cost
+
+
+def cost(kind: str, sessions: int) -> dict[str, float]:
+    app = make_app(kind)
+    gc.collect()
+    gc.freeze()  # as the local runtime's template does: collections in the sessions then leave its pages alone
+    stores = not kind.startswith("plain")
+    first: list[float] = []
+    later: list[float] = []
+    memory: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number in range(sessions):
+            with session(app, folder, number) as forked:
+                marks = [forked.cpu_ms()]
+                for turn in range(3):
+                    rollout(forked, folder, f"{number}-{turn}", stores)
+                    marks.append(forked.cpu_ms())
+                first.append(marks[1] - marks[0])
+                later.append((marks[3] - marks[1]) / 2)
+                memory.append(forked.private_mb())
+    return {
+        "first": statistics.median(first),
+        "later": statistics.median(later),
+        "best": min(first),
+        "memory": statistics.median(memory),
+    }
+
+
+def waiting_ms_per_s(seconds: float, heartbeat_s: float) -> float:
+    """CPU per second of a session whose agent waits."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with session(make_app("ours, async"), folder, 0) as forked:
+            block = {"exp_id": "e", "input_id": "i", "s3_bucket": f"file://{folder}", "heartbeat_s": heartbeat_s}
+            forked.request("POST", "/invocations", {"s": 3600, "_rollout": block})
+            time.sleep(1)
+            before = forked.cpu_ms()
+            time.sleep(seconds)
+            return (forked.cpu_ms() - before) / seconds
+
+
+def import_ms(module: str, runs: int) -> float:
+    code = f"import time; c = time.process_time(); import {module}; print((time.process_time() - c) * 1000)"
+    times = [
+        float(subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(runs)
+    ]
+    return min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer sessions")
+    quick = parser.parse_args().quick
+    sessions = 8 if quick else 40
+
+    # in processes of their own: a template must be single-threaded, and kinds must not warm each other up
+    rows: dict[str, dict[str, float]] = {}
+    for kind in ("plain, sync", "ours, sync", "plain, async", "ours, async"):
+        code = f"import sys, json; sys.path.insert(0, {str(Path(__file__).parent)!r}); import agent; "
+        code += f"print(json.dumps(agent.cost({kind!r}, {sessions})))"
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(done.stderr)
+        rows[kind] = json.loads(done.stdout)
+
+    print(f"{'CPU ms per rollout':<22}{'first':>8}{'best':>8}{'later':>8}{'private MB':>12}")
+    for kind, row in rows.items():
+        print(f"{kind:<22}{row['first']:>8.2f}{row['best']:>8.2f}{row['later']:>8.2f}{row['memory']:>12.1f}")
+    for shape in ("sync", "async"):
+        ours, plain = rows[f"ours, {shape}"], rows[f"plain, {shape}"]
+        print(
+            f"{'overhead, ' + shape:<22}" + "".join(f"{ours[k] - plain[k]:>8.2f}" for k in ("first", "best", "later")),
+            end="",
+        )
+        print(f"{ours['memory'] - plain['memory']:>12.1f}")
+    seconds = 5.0 if quick else 30.0
+    beating, still = (waiting_ms_per_s(seconds, heartbeat_s) for heartbeat_s in (1.0, 0.0))
+    print(
+        f"\na waiting session, CPU per second: {still:.2f} ms without heartbeats (stock uvicorn looks ten times a second whether"
+    )
+    print(f"to stop; the local runtime's server does not), and {max(beating - still, 0):.2f} ms per heartbeat")
+    sdk, ours_import = (
+        import_ms(m, 3 if quick else 7) for m in ("bedrock_agentcore.runtime", "agentcore_rl_toolkit.app")
+    )
+    print(
+        f"import: bedrock_agentcore.runtime {sdk:.0f} ms, agentcore_rl_toolkit.app {ours_import:.0f} ms of CPU (with the former)"
+    )
+
+
+if __name__ == "__main__":
+    main()
