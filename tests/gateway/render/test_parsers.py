@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.dialects import ReplyBuilder
 from agentcore_rl_toolkit.gateway.render import GRAMMARS, TextDecoder, grammar_named, new_parser
 
@@ -369,3 +370,21 @@ def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
     assert (parsed.content, parsed.reasoning, parsed.status) == (whole.content, whole.reasoning, whole.status)
     assert [(c.name, c.arguments) for c in parsed.tool_calls] == [(c.name, c.arguments) for c in whole.tool_calls]
     assert "<|im_end|>" not in whole.content or "<|im_end|>" in text
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=10))
+def test_bytes_of_tokens_joined_are_the_texts_bytes(text, renderer_for) -> None:
+    tokenizer = renderer_for("qwen3").tokenizer
+    assert b"".join(tokenizer.bytes_of(i) for i in tokenizer.encode(text)) == text.encode()
+
+
+def test_logprobs_are_shown_token_by_token(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    ids = renderer.encode("漢")
+    assert len(ids) > 1  # a character in several tokens
+    entries = renderer.logprob_entries(ids, [-0.5] * len(ids), [{ids[0]: -0.5, 70: -0.1}] * len(ids))
+    assert bytes(b for entry in entries for b in entry["bytes"]) == "漢".encode()
+    assert [t["logprob"] for t in entries[0]["top_logprobs"]] == [-0.1, -0.5]
+    with pytest.raises(CaptureError):
+        renderer.logprob_entries(ids, [-0.5])

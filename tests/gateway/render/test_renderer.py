@@ -240,6 +240,19 @@ def test_reasons_for_branches(renderer_for, tools) -> None:
     assert renderer.render(conversation, compacted).branch_reason in ("parallel_calls", "history_rewritten")
 
 
+def test_a_system_message_that_changes_every_turn_is_a_rewritten_history(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    messages: list[dict[str, Any]] = [USER]
+    reasons = []
+    for number in range(3):
+        prompt = renderer.render(conversation, [{"role": "system", "content": f"it is {number} o'clock"}, *messages])
+        reasons.append(prompt.branch_reason)
+        renderer.commit(conversation, prompt, renderer.encode("a<|im_end|>"), answer("a"), turn_id=f"t{number}")
+        messages = [*messages, answer("a"), USER]
+    assert reasons == [None, "history_rewritten", "history_rewritten"]
+
+
 def test_a_failed_call_leaves_the_session_as_it_was(renderer_for) -> None:
     renderer = renderer_for("hermes")
     conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
@@ -318,7 +331,9 @@ def test_a_session_put_aside_and_brought_back_goes_on(renderer_for) -> None:
     with pytest.raises(CaptureError, match="running"):
         conversation.dump()
     renderer.commit(conversation, running, renderer.encode("b<|im_end|>"), answer("b"), turn_id="t1")
+    assert conversation.size_bytes > 4 * running.length
     copy = Conversation.load(conversation.dump())
+    assert copy.size_bytes == conversation.size_bytes
     messages = [USER, answer("a"), USER, answer("b"), USER]
     restored = renderer.render(copy, messages)
     assert restored.parent_turn == "t1"

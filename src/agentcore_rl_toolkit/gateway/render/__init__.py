@@ -6,7 +6,8 @@ from .algebra import TemplateFacts, probe
 from .conversation import Conversation
 from .doctor import Check, DoctorReport, examine
 from .parsers import GRAMMARS, Grammar, grammar_named, grammar_of, new_parser
-from .renderer import ParsedReply, RenderedPrompt, Renderer, ReplyStream
+from .renderer import RenderedPrompt, Renderer
+from .reply import ParsedReply, ReplyStream
 from .template import ChatTemplate
 from .tokens import TextDecoder, Tokenizer
 

@@ -185,7 +185,7 @@ class Conversation:
         self._lists.append(listed)
         del self._lists[:-_KEEP_LISTS]
 
-    def branch_reason(self, match: Match, root: Digest) -> str | None:
+    def branch_reason(self, match: Match, root: Digest, messages: list[dict[str, Any]]) -> str | None:
         """Why a prompt made here does not simply go on (one of `trajectory.BRANCH_REASONS`), None when it does."""
         again = self.asked.get(match.digest)
         if again is not None:
@@ -198,7 +198,12 @@ class Conversation:
         if not self.asked:
             return None
         if root not in self.roots:
-            return "sub_agent"
+            # The same conversation under another system message or tool list is no other agent's.
+            same = any(
+                1 < len(known.messages) < len(messages) and messages[1 : len(known.messages)] == known.messages[1:]
+                for known in self._lists[:-1]
+            )
+            return "history_rewritten" if same else "sub_agent"
         return "parallel_calls" if self.running else "history_rewritten"
 
     def add_prompt(
@@ -251,6 +256,14 @@ class Conversation:
         self.commits[digest] = commit
         self.commits[_hash(asked.digest, message_digest(message, text=False))] = commit
         return commit
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the session's tokens take; what `dump` and dropping the object would free."""
+        with self.lock:
+            rows = [*(c.buffer for c in self.commits.values()), *(a.buffer for a in self.asked.values())]
+            buffers = {id(row): row for row in rows}
+        return sum(4 * len(buffer) + buffer.text_bytes for buffer in buffers.values())
 
     def dump(self) -> bytes:
         """The state as bytes, to put a quiet session aside; `load` brings it back. Raises: CaptureError while a call

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError
-from agentcore_rl_toolkit.gateway.dialects.builder import ReplyBuilder
-from agentcore_rl_toolkit.gateway.dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ParseStatus, ToolCall
 from agentcore_rl_toolkit.gateway.dialects.errors import RequestError
 
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Asked, Conversation, Digest, Match, message_digest
-from .parsers import Grammar, OutputParser, grammar_named, grammar_of, new_parser
+from .parsers import Grammar, grammar_named, grammar_of, new_parser
+from .reply import ParsedReply, ReplyStream
 from .template import ChatTemplate
-from .tokens import TextDecoder, TokenBuffer, Tokenizer
+from .tokens import TokenBuffer, Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,76 +65,6 @@ class RenderedPrompt:
     def opens_reasoning(self) -> bool:
         """True when the prompt itself ends with the opening mark of the model's reasoning."""
         return self.asked.opens_reasoning
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParsedReply:
-    """What a completion says. ``status``: "unparsed" = something in it looked like a tool call and did not parse."""
-
-    content: str
-    reasoning: str
-    tool_calls: list[ToolCall]
-    status: ParseStatus
-
-    def finish_reason(self, engine_reason: str | None) -> str | None:
-        """The finish reason for the agent: calls turn the engine's "stop" into "tool_calls"."""
-        return TOOL_CALLS if self.tool_calls and engine_reason in (STOP, TOOL_CALLS) else engine_reason
-
-    def to_choice(self, *, index: int = 0, engine_reason: str | None = STOP) -> Choice:
-        return Choice(
-            index=index,
-            content=self.content,
-            reasoning=self.reasoning,
-            tool_calls=self.tool_calls,
-            finish_reason=self.finish_reason(engine_reason),
-            parse_status=self.status,
-        )
-
-    def to_message(self) -> dict[str, Any]:
-        """The assistant message as the agent will send it back."""
-        return self.to_choice().to_message()
-
-
-class ReplyStream:
-    """Sampled ids, as they come, -> deltas for the agent; the same answer as `Renderer.parse` gives for all of them."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, stop_ids: frozenset[int], parser: OutputParser, *, choice: int = 0
-    ) -> None:
-        self._decoder = TextDecoder(tokenizer)
-        self._stop_ids = stop_ids
-        self._parser = parser
-        self._choice = choice
-        self._held: list[
-            int
-        ] = []  # stop tokens at the end so far: only the text in front of the last one is the answer's
-        self._builder = ReplyBuilder()
-
-    def feed(self, ids: Sequence[int]) -> list[Delta]:
-        ready = self._held + list(ids)
-        self._held = []
-        if ready and ready[-1] in self._stop_ids:
-            self._held = [ready.pop()]
-        return self._out(self._parser.feed(self._decoder.feed(ready))) if ready else []
-
-    def finish(self) -> list[Delta]:
-        """What was held back. To be called once, at the end of the completion."""
-        deltas = self._parser.feed(self._decoder.finish())
-        return self._out([*deltas, *self._parser.finish()])
-
-    def parsed(self) -> ParsedReply:
-        """The whole answer; only sensible after `finish`."""
-        choices = self._builder.reply().choices
-        said = next((choice for choice in choices if choice.index == self._choice), Choice())
-        return ParsedReply(
-            content=said.content, reasoning=said.reasoning, tool_calls=said.tool_calls, status=self._parser.status
-        )
-
-    def _out(self, deltas: list[Delta]) -> list[Delta]:
-        for delta in deltas:
-            delta.choice = self._choice
-            self._builder.add(delta)
-        return deltas
 
 
 class Renderer:
@@ -219,7 +148,7 @@ class Renderer:
         with conversation.lock:
             match = conversation.match(messages, conversation.options(tools, options))
             root = self._root(messages, conversation, tools, options)
-            reason = conversation.branch_reason(match, root)
+            reason = conversation.branch_reason(match, root, messages)
             asked = conversation.asked.get(match.digest)
             if asked is None:
                 suffix = self._suffix(match, messages, tools, options, conversation.now)
@@ -309,6 +238,30 @@ class Renderer:
     ) -> int:
         """Tokens of the prompt for these messages, rendered anew."""
         return len(self.tokenizer.encode(self.template.render(messages, tools=tools, options=options)))
+
+    def logprob_entries(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        top: Sequence[Mapping[int, float]] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them.
+
+        Shapes: ``ids``, ``logprobs`` and ``top`` (id -> logprob of the likeliest tokens) (C,). Raises: CaptureError when
+        the lengths differ.
+        """
+        if len(ids) != len(logprobs) or (top is not None and len(top) != len(ids)):
+            raise CaptureError(f"{len(logprobs)} logprobs for {len(ids)} tokens")
+        entries = []
+        for i, (token_id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+            likely = sorted(top[i].items(), key=lambda item: -item[1]) if top is not None else []
+            shown = [self._logprob_entry(other, value) for other, value in likely]
+            entries.append({**self._logprob_entry(token_id, logprob), "top_logprobs": shown})
+        return entries
+
+    def _logprob_entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
+        raw = self.tokenizer.bytes_of(token_id)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -123,9 +125,31 @@ class Tokenizer:
         known = self._text_of_added.get(token_id)
         return known if known is not None else self.decode([token_id])
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of one token; of a token that is half a character, that half."""
+        known = self._text_of_added.get(token_id)
+        text = known if known is not None else self.decode([token_id])
+        if _REPLACEMENT not in text:
+            return text.encode()
+        piece = str(self._backend.id_to_token(token_id))
+        fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
+        if fallback:
+            return bytes.fromhex(fallback.group(1))
+        table = _byte_table()
+        return bytes(table[c] for c in piece) if all(c in table for c in piece) else text.encode()
+
     @property
     def vocabulary_size(self) -> int:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+
+@functools.cache
+def _byte_table() -> dict[str, int]:
+    """The characters that byte-level vocabularies write for bytes. Source: GPT-2's encoder.py, `bytes_to_unicode`."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in shown}
+    hidden = [byte for byte in range(256) if byte not in set(shown)]
+    return table | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
 def special_token_texts(config: dict[str, Any]) -> dict[str, str]:

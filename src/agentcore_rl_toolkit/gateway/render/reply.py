@@ -1,0 +1,83 @@
+"""Sampled ids -> what they say, whole or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentcore_rl_toolkit.gateway.dialects.builder import ReplyBuilder
+from agentcore_rl_toolkit.gateway.dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ParseStatus, ToolCall
+
+from .parsers import OutputParser
+from .tokens import TextDecoder, Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedReply:
+    """What a completion says. ``status``: "unparsed" = something in it looked like a tool call and did not parse."""
+
+    content: str
+    reasoning: str
+    tool_calls: list[ToolCall]
+    status: ParseStatus
+
+    def finish_reason(self, engine_reason: str | None) -> str | None:
+        """The finish reason for the agent: calls turn the engine's "stop" into "tool_calls"."""
+        return TOOL_CALLS if self.tool_calls and engine_reason in (STOP, TOOL_CALLS) else engine_reason
+
+    def to_choice(self, *, index: int = 0, engine_reason: str | None = STOP) -> Choice:
+        return Choice(
+            index=index,
+            content=self.content,
+            reasoning=self.reasoning,
+            tool_calls=self.tool_calls,
+            finish_reason=self.finish_reason(engine_reason),
+            parse_status=self.status,
+        )
+
+    def to_message(self) -> dict[str, Any]:
+        """The assistant message as the agent will send it back."""
+        return self.to_choice().to_message()
+
+
+class ReplyStream:
+    """Sampled ids, as they come, -> deltas for the agent; the same answer as `Renderer.parse` gives for all of them."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_ids: frozenset[int], parser: OutputParser, *, choice: int = 0
+    ) -> None:
+        self._decoder = TextDecoder(tokenizer)
+        self._stop_ids = stop_ids
+        self._parser = parser
+        self._choice = choice
+        self._held: list[
+            int
+        ] = []  # stop tokens at the end so far: only the text in front of the last one is the answer's
+        self._builder = ReplyBuilder()
+
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
+        ready = self._held + list(ids)
+        self._held = []
+        if ready and ready[-1] in self._stop_ids:
+            self._held = [ready.pop()]
+        return self._out(self._parser.feed(self._decoder.feed(ready))) if ready else []
+
+    def finish(self) -> list[Delta]:
+        """What was held back. To be called once, at the end of the completion."""
+        deltas = self._parser.feed(self._decoder.finish())
+        return self._out([*deltas, *self._parser.finish()])
+
+    def parsed(self) -> ParsedReply:
+        """The whole answer; only sensible after `finish`."""
+        choices = self._builder.reply().choices
+        said = next((choice for choice in choices if choice.index == self._choice), Choice())
+        return ParsedReply(
+            content=said.content, reasoning=said.reasoning, tool_calls=said.tool_calls, status=self._parser.status
+        )
+
+    def _out(self, deltas: list[Delta]) -> list[Delta]:
+        for delta in deltas:
+            delta.choice = self._choice
+            self._builder.add(delta)
+        return deltas
