@@ -111,9 +111,10 @@ class CollectedRollout:
     outcome: Outcome
     reward: float | None = None
     reward_detail: Reward | None = None
-    record: Mapping[str, Any] | None = None
-    trajectory: Trajectory | None = None
-    capture: SessionCapture | None = None
+    record: Mapping[str, Any] | None = field(default=None, repr=False)
+    # Megabytes each: a traceback or a signal handler that prints a rollout must not pay for them.
+    trajectory: Trajectory | None = field(default=None, repr=False)
+    capture: SessionCapture | None = field(default=None, repr=False)
     error: BaseException | None = None
     stage: Stage | None = None
     elapsed_s: float | None = None

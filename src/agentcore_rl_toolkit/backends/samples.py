@@ -30,17 +30,17 @@ class Sample:
     rollout_index: int
     sequence_index: int
     sequences: int
-    prompt_ids: list[int]
-    response_ids: list[int]
-    response_mask: list[int]
-    response_logprobs: list[float | None]
-    weight_versions: list[int | None]
+    prompt_ids: list[int] = field(repr=False)
+    response_ids: list[int] = field(repr=False)
+    response_mask: list[int] = field(repr=False)
+    response_logprobs: list[float | None] = field(repr=False)
+    weight_versions: list[int | None] = field(repr=False)
     reward: float
     advantage: float
     weight: float
     turns: int
     truncated: bool
-    routed_experts: Sequence[ExpertSpan] = ()
+    routed_experts: Sequence[ExpertSpan] = field(default=(), repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)
     per_turn_rewards: tuple[float, ...] | None = None
     metadata: Any = None

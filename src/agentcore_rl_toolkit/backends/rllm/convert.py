@@ -48,7 +48,7 @@ def _trajectory(sample: Sample, task: Any, expert_shape: tuple[int, int] | None)
             {
                 "prompt_ids": tokens[: start + begin],
                 "response_ids": tokens[start + begin : start + end],
-                "logprobs": [lp for lp in sample.response_logprobs[begin:end] if lp is not None],
+                "logprobs": sample.response_logprobs[begin:end],  # trained tokens have one each
                 "weight_version": sample.weight_versions[begin],
             }
         )
@@ -71,12 +71,13 @@ def _trajectory(sample: Sample, task: Any, expert_shape: tuple[int, int] | None)
 
 def trained_spans(mask: list[int]) -> list[tuple[int, int]]:
     """[begin, end) of every run of ones in a mask."""
+    # bytes.find runs at C speed; a Python loop over 10,000 tokens costs a millisecond.
+    marks = bytes(mask)
     spans = []
-    begin = None
-    for i, m in enumerate([*mask, 0]):
-        if m and begin is None:
-            begin = i
-        elif not m and begin is not None:
-            spans.append((begin, i))
-            begin = None
+    begin = marks.find(1)
+    while begin >= 0:
+        end = marks.find(0, begin)
+        end = len(marks) if end < 0 else end
+        spans.append((begin, end))
+        begin = marks.find(1, end)
     return spans
