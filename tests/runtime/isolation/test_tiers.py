@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,19 @@ def test_groups_are_removed_with_their_session_and_kills_are_counted(folder: Pat
     assert cgroups.remove(name)
 
 
+@linux_only
+def test_groups_that_a_killed_launcher_left_are_swept(tmp_path: Path) -> None:
+    parent = tmp_path / "agentcore-rl"
+    for name, age_s in (("old", 3600.0), ("joining", 0.0), ("busy", 3600.0)):
+        (parent / name).mkdir(parents=True)
+        if name == "busy":
+            (parent / name / "child").touch()  # a directory that cannot be removed, as a group with processes cannot
+        os.utime(parent / name, (time.time() - age_s,) * 2)
+    where = cgroups.Hierarchy(version=1, parents={"memory": parent, "pids": parent})
+    assert cgroups.sweep(where) == 1
+    assert sorted(p.name for p in parent.iterdir()) == ["busy", "joining"]
+
+
 # --- containers --------------------------------------------------------------------------------------------------------------
 
 
@@ -206,16 +220,8 @@ def test_docker_command_line() -> None:
         network="none",
     )
     argv = containers.docker_argv(["python", "app.py"], spec, program="docker")
-    expected = [
-        "--network=none",
-        "--memory=1073741824",
-        "--cpus=2",
-        "--pids-limit=50",
-        "--cap-drop=ALL",
-        "--read-only",
-        "--env=KEY",
-    ]
-    for part in expected:
+    limits = ["--memory=1073741824", "--cpus=2", "--pids-limit=50"]
+    for part in ["--network=none", "--cap-drop=ALL", "--read-only", "--env=KEY", *limits]:
         assert part in argv
     assert argv[-3:] == ["agent:1", "python", "app.py"]
     assert "secret" not in " ".join(argv)

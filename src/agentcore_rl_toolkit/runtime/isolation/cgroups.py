@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from .spec import Limits
 
 _PERIOD_US = 100_000
+_JOINING_S = 60.0
 _PARENT = "agentcore-rl"
 _WANTED = ("memory", "pids", "cpu")
 
@@ -204,15 +206,18 @@ def remove(name: str, hierarchy: Hierarchy | None = None) -> bool:
 
 
 def sweep(hierarchy: Hierarchy | None = None) -> int:
-    """Remove the groups of sessions whose processes are all gone. Returns: how many went."""
+    """Remove groups that a killed launcher left: without processes, and older than any session takes to join its own.
+
+    Returns: how many went.
+    """
     where = hierarchy or detect()
     count = 0
     for parent in dict.fromkeys(where.parents.values()) if where else []:
         for group in parent.iterdir():
-            if group.is_dir():
-                try:
+            try:
+                if group.is_dir() and time.time() - group.stat().st_mtime > _JOINING_S:
                     group.rmdir()
                     count += 1
-                except OSError:
-                    continue  # still in use
+            except OSError:
+                continue  # in use, or gone already
     return count

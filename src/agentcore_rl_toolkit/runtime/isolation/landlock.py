@@ -69,6 +69,25 @@ def without(path: Path, hidden: Iterable[Path]) -> list[Path]:
     return [kept for child in children for kept in without(child, inside)]
 
 
+def prepare(spec: IsolationSpec) -> None:
+    """Work out, in the template, the paths that all its sessions are granted."""
+    _granted(spec.readable_paths, spec.writable_paths[1:], spec.hidden_paths)
+
+
+@functools.lru_cache(maxsize=32)
+def _granted(
+    readable: tuple[Path, ...], writable: tuple[Path, ...], hidden: tuple[Path, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Readable and writable paths with the hidden ones taken out, as they are when the first session asks."""
+    away = [Path(os.path.realpath(p)) for p in hidden]
+    lists = (*readable, Path("/proc"), Path("/sys/devices/system")), writable
+    first, second = (
+        dict.fromkeys(str(kept) for path in paths for kept in without(Path(os.path.realpath(path)), away))
+        for paths in lists
+    )
+    return tuple(first), tuple(second)
+
+
 def restrict(spec: IsolationSpec) -> None:
     """Confine this process: files by the spec's lists, TCP by its network mode, signals and abstract sockets to its own kind.
 
@@ -84,15 +103,13 @@ def restrict(spec: IsolationSpec) -> None:
     size = 24 if version >= ABI_SCOPES else 16 if version >= ABI_TCP else 8
     ruleset = _linux.syscall(_linux.SYS_LANDLOCK_CREATE, attributes, size, 0, what="landlock_create_ruleset")
     try:
-        hidden = [Path(os.path.realpath(p)) for p in spec.hidden_paths]
-        for path in (*spec.readable_paths, Path("/proc"), Path("/sys/devices/system")):
-            for kept in without(Path(os.path.realpath(path)), hidden):
-                _allow_path(ruleset, kept, _READ)
-        for path in spec.writable_paths:
-            for kept in without(Path(os.path.realpath(path)), hidden):
-                _allow_path(ruleset, kept, handled & ~_IOCTL_DEV)
-        for device in _DEVICES:
-            _allow_path(ruleset, Path(device), handled & (_READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV))
+        readable, writable = _granted(spec.readable_paths, spec.writable_paths[1:], spec.hidden_paths)
+        for path in readable:
+            _allow_path(ruleset, path, _READ)
+        for path in (*writable, os.path.realpath(spec.session_dir)):
+            _allow_path(ruleset, path, handled & ~_IOCTL_DEV)
+        for path in _DEVICES:
+            _allow_path(ruleset, path, handled & (_READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV))
         if spec.network == "loopback" and network:
             for endpoint in spec.endpoints:
                 rule = struct.pack("QQ", _CONNECT_TCP, parse_endpoint(endpoint)[1])
@@ -116,7 +133,7 @@ def restrict_abstract_sockets() -> None:
         os.close(ruleset)
 
 
-def _allow_path(ruleset: int, path: Path, rights: int) -> None:
+def _allow_path(ruleset: int, path: str, rights: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -26,6 +26,7 @@ from .spec import IsolationSpec, parse_endpoint
 _MAX_ENDPOINTS = 16
 _HIGH_WATER = 256 * 1024  # bytes waiting towards a slow side before the fast side is paused
 _HANDOVER_TIMEOUT_S = 10.0
+_RETRY_S = 0.1
 
 
 def hand_over(spec: IsolationSpec) -> None:
@@ -99,7 +100,11 @@ class Relay:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # out of descriptors: sessions that end give some back
+                await asyncio.sleep(_RETRY_S)
+                continue
             self._keep(self._session(connection))
 
     async def _session(self, life: socket.socket) -> None:
@@ -128,6 +133,7 @@ class Relay:
                     server.close()
                 for inner in list(carried):
                     inner.abort()
+                await asyncio.sleep(0)  # aborted transports give up their sockets on the loop's next turn
 
     def _take(self, life: socket.socket) -> list[tuple[int, socket.socket]]:
         message, fds, _, _ = socket.recv_fds(life, 4096, _MAX_ENDPOINTS)
@@ -213,6 +219,8 @@ class _Inner(_Pipe):
 
     def abort(self) -> None:
         """The session is gone."""
+        if self._connecting is not None:
+            self._connecting.cancel()
         if self.other is not None:
             self.other.transport.abort()
         self.transport.abort()

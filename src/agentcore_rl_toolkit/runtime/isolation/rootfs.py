@@ -6,8 +6,10 @@ Order matters. Every source is cloned as a detached mount first, while the old t
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import _linux
@@ -29,19 +31,39 @@ _PROC_MASKED = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg")
 _TMPFS = _linux.MS_NOSUID | _linux.MS_NODEV
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What sessions of one template have in common.
+
+    ``mounts``: real path -> writable; ``hidden``: real path -> is a directory.
+    """
+
+    mounts: dict[str, bool]
+    links: dict[str, str]
+    hidden: dict[str, bool]
+    devices: tuple[str, ...]
+    read_only: tuple[str, ...]
+    masked: tuple[str, ...]
+    staging: str
+
+
+def prepare(spec: IsolationSpec) -> None:
+    """Work out, in the template, what all its sessions share, so that a session only has to make the mounts."""
+    _plan(spec.readable_paths, spec.writable_paths[1:], spec.hidden_paths)
+
+
 def build(spec: IsolationSpec) -> None:
     """Give this process (alone in its mount namespace) the view that ``spec`` describes. Raises: OSError."""
+    plan = _plan(spec.readable_paths, spec.writable_paths[1:], spec.hidden_paths)
+    mounts = {**plan.mounts, os.path.realpath(spec.session_dir): True}
     _linux.mount("none", "/", None, _linux.MS_REC | _linux.MS_PRIVATE)
-    staging = next(p for p in _STAGING if os.path.isdir(p))
-    mounts, links = _plan(spec)
     clones = {path: _clone(path, writable) for path, writable in mounts.items()}
-    devices = {name: _linux.clone_mount(f"/dev/{name}") for name in _DEVICES if os.path.exists(f"/dev/{name}")}
-    hidden = {os.path.realpath(p): os.path.isdir(p) for p in spec.hidden_paths if os.path.lexists(p)}
+    devices = {name: _linux.clone_mount(f"/dev/{name}") for name in plan.devices}
 
-    _linux.mount("tmpfs", staging, "tmpfs", _TMPFS, "size=1m,mode=755")
+    _linux.mount("tmpfs", plan.staging, "tmpfs", _TMPFS, "size=1m,mode=755")
     os.chdir(
-        staging
-    )  # relative targets from here on, so that the new root is addressed even where a mount covers a name
+        plan.staging
+    )  # relative targets from here on, so that the new root is meant even where a mount covers a name
     _tmpfs("tmp", spec.limits.tmp_bytes, 0o1777)
     _tmpfs("dev", 1 << 16, 0o755)
     os.mkdir("dev/pts")
@@ -51,28 +73,26 @@ def build(spec: IsolationSpec) -> None:
     _linux.mount(
         "devpts", "dev/pts", "devpts", _linux.MS_NOSUID | _linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
     )
-    os.makedirs("proc")
+    os.mkdir("proc")
     _linux.mount("proc", "proc", "proc", _TMPFS | _linux.MS_NOEXEC)
     covers: list[str] = []
-    for path in sorted({*clones, *hidden}, key=lambda p: p.count("/")):
+    for path in sorted({*clones, *plan.hidden}, key=lambda p: p.count("/")):
         inside = path.lstrip("/")
-        if path in hidden:
+        if path in plan.hidden:
             shown = path in clones or any(str(above) in clones for above in Path(path).parents)
-            if shown and _hide(inside, hidden[path]):
+            if shown and _hide(inside, plan.hidden[path]):
                 covers.append(inside)
             if path in clones:
                 os.close(clones[path])
         else:
             _place(clones[path], inside, directory=stat.S_ISDIR(os.fstat(clones[path]).st_mode))
-    for path in _PROC_READ_ONLY:
-        if os.path.exists(path.lstrip("/")):
-            _over(path, path.lstrip("/"), _linux.ATTR_RDONLY)
-    for path in _PROC_MASKED:
-        if os.path.exists(path.lstrip("/")):
-            _over(path, "dev/null", _linux.ATTR_RDONLY)
+    for path in plan.read_only:
+        _over(path, path.lstrip("/"), _linux.ATTR_RDONLY)
+    for path in plan.masked:
+        _over(path, "dev/null", _linux.ATTR_RDONLY)
     for path in ("var", "run", "root"):
         os.makedirs(path, exist_ok=True)
-    for link, target in links.items():
+    for link, target in plan.links.items():
         _link(link.lstrip("/"), target)
     for inside in covers:
         _linux.mount("none", inside, None, _TMPFS | _linux.MS_REMOUNT | _linux.MS_RDONLY)
@@ -84,20 +104,17 @@ def build(spec: IsolationSpec) -> None:
     _linux.enter_root(".")
 
 
-def _plan(spec: IsolationSpec) -> tuple[dict[str, bool], dict[str, str]]:
-    """Real paths to mount (value: writable) and links that lead to them.
-
-    A path beneath another one with the same access needs no mount of its own.
-    """
+@functools.lru_cache(maxsize=32)
+def _plan(readable: tuple[Path, ...], writable: tuple[Path, ...], hidden: tuple[Path, ...]) -> _Plan:
+    """Paths by what they really are; one beneath another with the same access needs no mount of its own."""
     wanted: dict[str, bool] = {}
     links = dict(_LINKS)
-    asked = [(p, False) for p in (*spec.readable_paths, Path("/sys/devices/system"))]
-    asked += [(p, True) for p in spec.writable_paths]
-    for path, writable in asked:
+    asked = [(p, False) for p in (*readable, Path("/sys/devices/system"))] + [(p, True) for p in writable]
+    for path, may_write in asked:
         real = os.path.realpath(path)
         if not os.path.exists(real) or real == "/":
             continue
-        wanted[real] = writable or wanted.get(real, False)
+        wanted[real] = may_write or wanted.get(real, False)
         if real != str(path):
             links[str(path)] = os.readlink(path) if os.path.islink(path) else real
     mounts: dict[str, bool] = {}
@@ -105,7 +122,15 @@ def _plan(spec: IsolationSpec) -> tuple[dict[str, bool], dict[str, str]]:
         above = next((str(p) for p in Path(real).parents if str(p) in mounts), None)
         if above is None or mounts[above] != wanted[real]:
             mounts[real] = wanted[real]
-    return mounts, links
+    return _Plan(
+        mounts=mounts,
+        links=links,
+        hidden={os.path.realpath(p): os.path.isdir(p) for p in hidden if os.path.lexists(p)},
+        devices=tuple(name for name in _DEVICES if os.path.exists(f"/dev/{name}")),
+        read_only=tuple(p for p in _PROC_READ_ONLY if os.path.exists(p)),
+        masked=tuple(p for p in _PROC_MASKED if os.path.exists(p)),
+        staging=next(p for p in _STAGING if os.path.isdir(p)),
+    )
 
 
 def _clone(path: str, writable: bool) -> int:

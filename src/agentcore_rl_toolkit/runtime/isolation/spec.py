@@ -7,6 +7,7 @@ therefore out of reach without being named.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -121,7 +122,7 @@ class IsolationSpec:
             raise ConfigError(
                 f"{folder} is readable and holds session directories; put those into a folder of their own"
             )
-        return _unique((*self.hidden, folder, *(Path(p) for p in _SECRETS if os.access(p, os.R_OK))))
+        return _unique((*self.hidden, folder, *_readable_secrets(os.geteuid())))
 
     def to_json(self) -> str:
         """The spec without its environment, which travels as the environment of the process (never in an argument list)."""
@@ -157,12 +158,22 @@ def system_paths() -> tuple[Path, ...]:
 
     Places that everybody writes to are left out even when they are on the import path.
     """
-    shared = {"/", "/tmp", "/var/tmp", "/home", os.path.expanduser("~"), os.environ.get("TMPDIR", "/tmp")}
-    candidates = [*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]
+    return _system_paths((sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path), os.environ.get("TMPDIR", "/tmp"))
+
+
+@functools.lru_cache(maxsize=8)  # asked for by every session of a template
+def _system_paths(interpreter: tuple[str, ...], temporary: str) -> tuple[Path, ...]:
+    shared = {"/", "/tmp", "/var/tmp", "/home", os.path.expanduser("~"), temporary}
+    candidates = [*_SYSTEM, *interpreter]
     resolver = os.path.realpath("/etc/resolv.conf")
     if os.path.dirname(resolver) != "/etc":
         candidates.append(resolver)
     return _unique(Path(p) for p in candidates if p not in shared and os.path.isabs(p) and os.path.lexists(p))
+
+
+@functools.lru_cache(maxsize=8)
+def _readable_secrets(user: int) -> tuple[Path, ...]:
+    return tuple(Path(p) for p in _SECRETS if os.access(p, os.R_OK))
 
 
 def _unique(paths: Iterable[Path]) -> tuple[Path, ...]:

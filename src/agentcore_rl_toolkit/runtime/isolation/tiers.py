@@ -187,8 +187,10 @@ class NamespaceTier(Tier):
         return NETWORKS
 
     def fork(self, spec: IsolationSpec) -> int:
+        # Found once here rather than once per child.
         if _wants_groups(spec):
-            cgroups.detect()  # found once here rather than once per child
+            cgroups.detect()
+        rootfs.prepare(spec)
         return namespaces.fork(spec)
 
     def fork_into(self, pid: int, spec: IsolationSpec) -> int:
@@ -261,6 +263,12 @@ class LandlockTier(Tier):
     @property
     def networks(self) -> tuple[Network, ...]:
         return ("host", "loopback") if landlock.abi() >= landlock.ABI_TCP else ("host",)
+
+    def fork(self, spec: IsolationSpec) -> int:
+        if _wants_groups(spec):
+            cgroups.detect()
+        landlock.prepare(spec)
+        return os.fork()
 
     def confine_child(self, spec: IsolationSpec) -> None:
         self.refuse(spec.network)
@@ -387,8 +395,10 @@ def available_tiers() -> list[TierReport]:
 def choose_tier(name: str = "auto", *, network: Network = "host") -> Tier:
     """The tier of that name, or for "auto" the strongest one here that holds ``network``.
 
+    For launchers at their start: control groups that a killed predecessor left behind are removed on the way.
     Raises: ConfigError when a named tier is unknown, unavailable, or cannot hold the network mode.
     """
+    cgroups.sweep()
     if name != "auto":
         if name not in TIERS:
             raise ConfigError(f"isolation must be auto, {', '.join(TIERS)}; got {name!r}")
