@@ -53,18 +53,31 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 
-def configure_logging(level: int = logging.INFO, *, stream: IO[str] | None = None) -> None:
+def configure_logging(level: int = logging.INFO, *, everything: bool = False, stream: IO[str] | None = None) -> None:
     """Send the toolkit's own log lines to stderr as JSON, unless the program has already set up logging.
 
     Root handlers are left as they are: when the root logger has any, the toolkit only logs through them. Calling it again
     changes the level and nothing else.
+
+    Args:
+        everything: give the lines of all other loggers, such as the agent's own, the same form and ids; their levels stay. For
+            servers, once the program's own set-up is over.
     """
     logger = logging.getLogger("agentcore_rl_toolkit")
     logger.setLevel(level)
-    ours = [h for h in logger.handlers if isinstance(h.formatter, JsonFormatter)]
-    if ours or logging.getLogger().handlers:
+    root = logging.getLogger()
+    if root.handlers:
         return
+    if not logger.handlers:
+        logger.addHandler(_json_handler(stream))
+        logger.propagate = False
+    if everything:
+        root.addHandler(_json_handler(stream))
+        sdk = logging.getLogger("bedrock_agentcore.app")
+        sdk.propagate = not sdk.handlers  # it writes JSON of its own; once is enough
+
+
+def _json_handler(stream: IO[str] | None) -> logging.Handler:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
-    logger.addHandler(handler)
-    logger.propagate = False
+    return handler

@@ -313,6 +313,22 @@ def test_a_payload_that_is_no_object_reaches_the_agent(start_agent: Any) -> None
     assert seen.read_text() == "[1, 2]"
 
 
+def test_the_agents_own_log_lines_carry_the_ids(start_agent: Any) -> None:
+    agent = start_agent(
+        """
+        import logging
+        @app.rollout_entrypoint
+        def run(payload):
+            logging.getLogger("my.agent").warning("tried %s", "hard")
+            return {}
+        """
+    )
+    record = agent.run(session="l" * 40)
+    (line,) = [json.loads(text) for text in agent.log.splitlines() if "tried hard" in text]
+    assert (line["session_id"], line["input_id"], line["exp_id"]) == ("l" * 40, "input", "exp")
+    assert record["status_code"] == 200
+
+
 def test_random_numbers_differ_between_sessions_that_share_a_seed(start_agent: Any) -> None:
     seeded = AGENT + "\nrandom.seed(1)\n"
     drawn = [start_agent(seeded).run()["random"] for _ in range(2)]

@@ -114,6 +114,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
     def run(self, *args: Any, **options: Any) -> None:
         """Serve, with the arguments of the base class."""
+        configure_logging(everything=True)
         # Loaded here and not at import: a template that sessions are forked or restored from pays for it once, and it starts no
         # thread. Sessions would each spend 20 ms of CPU on it at their first write to S3.
         with contextlib.suppress(ImportError):

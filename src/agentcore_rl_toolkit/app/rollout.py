@@ -31,6 +31,7 @@ from .notify import notify
 from .record import RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
+from .tracing import end_span, start_span
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class Rollout:
         self._stop = asyncio.Event()
         self._stored = asyncio.Event()
         self._stop_reason = ""
+        self._outcome: Outcome | None = None
+        self._span: Any = None
         self._task: asyncio.Task[None] | None = None
         self.done: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.done.set_running_or_notify_cancel()  # waiting for it with a deadline must not cancel it
@@ -77,7 +80,10 @@ class Rollout:
         self._loop = asyncio.get_running_loop()
         config = self._info.config if self._info else RolloutConfig()
         with log_context(session_id=self._session_id, input_id=config.input_id, exp_id=config.exp_id):
-            agent = runner.start(self._func, self._args, contextvars.copy_context(), f"rollout-{self.name}")
+            context = contextvars.copy_context()
+            ids = {"session.id": self._session_id, "agentcore_rl.input_id": config.input_id}
+            self._span = start_span("rollout", {**ids, "agentcore_rl.exp_id": config.exp_id}, context)
+            agent = runner.start(self._func, self._args, context, f"rollout-{self.name}")
             self._task = self._loop.create_task(self._supervise(agent), name=f"supervise-{self.name}")
         return self._task
 
@@ -104,6 +110,7 @@ class Rollout:
         except Exception:  # the last line of defence: a supervisor that dies is a record that is never written
             logger.exception("rollout %s could not be finished", self.label)
         finally:
+            end_span(self._span, self._outcome, agent.exception() if agent.done() else None)
             for task in (heart, stopped, ended):
                 if task is not None:
                     task.cancel()
@@ -145,6 +152,7 @@ class Rollout:
         heart: asyncio.Task[None] | None,
     ) -> None:
         body, outcome = await self._encode(info, agent)
+        self._outcome = outcome
         if not await self._store_record(info, store, body):
             return
         if heart is not None:
@@ -185,7 +193,9 @@ class Rollout:
                 outcome = Outcome.INVALID if isinstance(e, InvalidResultError) else outcome
         stop_reason, error_type = describe(error)
         logger.error("rollout failed: %s: %s", error_type, stop_reason, exc_info=error)
-        text = "".join(traceback.format_exception(error))
+        # the first frame is the runner's, which tells the agent's author nothing
+        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
         body = error_body(
             info, stop_reason=stop_reason, error_type=error_type, traceback=text, outcome=outcome, finished_s=now
         )

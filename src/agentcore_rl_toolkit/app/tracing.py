@@ -1,0 +1,35 @@
+"""An OpenTelemetry span per rollout, when the agent's process uses OpenTelemetry; otherwise nothing is loaded or done."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def start_span(name: str, attributes: Mapping[str, Any], context: contextvars.Context) -> Any:
+    """Start a span and make it the current one in `context`, so that the agent's own spans hang below it.
+
+    Returns the span, or None when OpenTelemetry is not loaded. Attributes that are None are left out.
+    """
+    trace, otel_context = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
+    if trace is None or otel_context is None:
+        return None
+    known = {k: v for k, v in attributes.items() if v is not None}
+    span = context.run(trace.get_tracer("agentcore_rl_toolkit").start_span, name, attributes=known)
+    context.run(lambda: otel_context.attach(trace.set_span_in_context(span)))
+    return span
+
+
+def end_span(span: Any, outcome: str | None, error: BaseException | None) -> None:
+    """End what `start_span` returned; None is fine."""
+    if span is None:
+        return
+    if outcome is not None:
+        span.set_attribute("agentcore_rl.outcome", outcome)
+    if error is not None:
+        span.record_exception(error)
+        trace = sys.modules["opentelemetry.trace"]
+        span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+    span.end()

@@ -1,0 +1,148 @@
+"""Structured logs: JSON with the rollout's ids, and the program's own logging left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import io
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.logs import JsonFormatter, configure_logging, log_context
+
+
+@pytest.fixture
+def lines() -> Iterator[Any]:
+    """A logger that writes JSON lines, and a function that reads them back."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("test_logs")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+
+    def read() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    yield logger, read
+    logger.removeHandler(handler)
+
+
+def test_a_line_is_one_json_object(lines: Any) -> None:
+    logger, read = lines
+    logger.warning("%s is\nlate é", "it")
+    (line,) = read()
+    assert line["message"] == "it is\nlate é"
+    assert (line["level"], line["logger"]) == ("WARNING", "test_logs")
+    assert line["timestamp"].endswith("Z")
+    assert len(line["timestamp"]) == len("2026-01-01T00:00:00.000Z")
+
+
+def test_ids_come_from_the_context_and_go_with_it(lines: Any) -> None:
+    logger, read = lines
+    with log_context(session_id="s", input_id="i", exp_id=None):
+        with log_context(exp_id="e", input_id="j"):
+            logger.info("inner")
+        logger.info("outer")
+    logger.info("after")
+    logger.info("by hand", extra={"session_id": "t"})
+    ids = [{k: line.get(k) for k in ("session_id", "input_id", "exp_id")} for line in read()]
+    assert ids[0] == {"session_id": "s", "input_id": "j", "exp_id": "e"}
+    assert ids[1] == {"session_id": "s", "input_id": "i", "exp_id": None}
+    assert ids[2] == {"session_id": None, "input_id": None, "exp_id": None}
+    assert ids[3]["session_id"] == "t"
+
+
+def test_ids_follow_into_tasks_and_threads(lines: Any) -> None:
+    logger, read = lines
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        logger.info("task")
+
+    async def main() -> None:
+        with log_context(session_id="s"):
+            task = asyncio.create_task(work())
+            context = contextvars.copy_context()
+        await task
+        thread = threading.Thread(target=context.run, args=(logger.info, "thread"))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    asyncio.run(main())
+    assert [line["session_id"] for line in read()] == ["s", "s"]
+
+
+def test_an_error_carries_its_type_message_and_stack(lines: Any) -> None:
+    logger, read = lines
+    try:
+        raise ValueError("no luck")
+    except ValueError:
+        logger.exception("failed")
+    (line,) = read()
+    assert (line["errorType"], line["errorMessage"]) == ("ValueError", "no luck")
+    assert "ValueError: no luck" in "".join(line["stackTrace"])
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_program_without_logging_gets_json_on_stderr_once() -> None:
+    err = run(
+        "import logging\n"
+        "from agentcore_rl_toolkit.logs import configure_logging\n"
+        "configure_logging(); configure_logging()\n"
+        "logging.getLogger('agentcore_rl_toolkit.x').info('hello')\n"
+        "assert logging.getLogger().handlers == []\n"
+    )
+    assert [json.loads(line)["message"] for line in err.splitlines()] == ["hello"]
+
+
+def test_a_program_with_logging_of_its_own_keeps_it() -> None:
+    err = run(
+        "import logging\n"
+        "logging.basicConfig(format='MINE %(name)s %(message)s', level='INFO')\n"
+        "before = list(logging.getLogger().handlers)\n"
+        "from agentcore_rl_toolkit.app import AgentCoreRLApp\n"
+        "AgentCoreRLApp()\n"
+        "assert logging.getLogger().handlers == before\n"
+        "logging.getLogger('agentcore_rl_toolkit.x').info('hello')\n"
+        "logging.getLogger('mine').info('hi')\n"
+    )
+    assert err.splitlines() == ["MINE agentcore_rl_toolkit.x hello", "MINE mine hi"]
+
+
+def test_a_server_gives_every_logger_the_form_and_the_ids() -> None:
+    err = run(
+        "import logging\n"
+        "from agentcore_rl_toolkit.logs import configure_logging, log_context\n"
+        "configure_logging()\n"
+        "configure_logging(everything=True)\n"
+        "with log_context(session_id='s'):\n"
+        "    logging.getLogger('mine').warning('hi')\n"
+        "    logging.getLogger('mine').info('not shown: levels stay')\n"
+        "    logging.getLogger('agentcore_rl_toolkit.x').info('hello')\n"
+    )
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert [(line["message"], line["session_id"]) for line in lines] == [("hi", "s"), ("hello", "s")]
+
+
+def test_the_level_can_be_changed_later() -> None:
+    logger = logging.getLogger("agentcore_rl_toolkit")
+    before = logger.level
+    try:
+        configure_logging(logging.ERROR)
+        assert logger.level == logging.ERROR
+    finally:
+        logger.setLevel(before)
