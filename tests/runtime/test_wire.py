@@ -25,7 +25,7 @@ ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math-AbCdEf1234"
 def test_path_is_split_before_it_is_decoded() -> None:
     path = b"/runtimes/arn%3Aaws%3Abedrock-agentcore%3Aus-west-2%3A1%3Aruntime%2Fmath-AbCdEf1234/invocations"
     pieces, query = split_path(path, b"qualifier=prod&accountId=123456789012")
-    assert pieces == ["runtimes", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/math-AbCdEf1234", "invocations"]
+    assert pieces == ("runtimes", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/math-AbCdEf1234", "invocations")
     assert query == {"qualifier": "prod", "accountId": "123456789012"}
 
 

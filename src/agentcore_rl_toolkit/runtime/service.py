@@ -96,6 +96,7 @@ async def serve(
             lifespan="on",
             log_level="warning",
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             backlog=4096,

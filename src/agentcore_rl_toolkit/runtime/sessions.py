@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import itertools
 import json
+import math
 import shutil
 import time
 from collections import deque
@@ -54,7 +55,7 @@ class Session:
     error: str | None = None
     exit_status: int | None = None
     idle_connections: list[Connection] = field(default_factory=list)
-    check_at_s: float = 0.0
+    check_at_s: float = math.inf
     ending: dict[str, Any] | None = None
 
     @property
@@ -297,7 +298,12 @@ class SessionTable:
 
     # -- watching
     async def _check(self, session: Session) -> None:
-        verdict = session.clock.verdict(time.monotonic())
+        now = time.monotonic()
+        session.check_at_s = math.inf
+        if now < session.clock.next_check_s():
+            self._watch(session)
+            return
+        verdict = session.clock.verdict(now)
         if verdict is None and session.clock.inflight == 0:
             await self._ping(session, first=False)
             verdict = session.clock.verdict(time.monotonic())
@@ -312,7 +318,7 @@ class SessionTable:
         if session.over:
             return
         due = session.clock.next_check_s()
-        if due != session.check_at_s:
+        if due < session.check_at_s:  # a check that comes too early puts itself off
             session.check_at_s = due
             heapq.heappush(self._checks, (due, next(self._numbers), session))
             if self._checks[0][2] is session:

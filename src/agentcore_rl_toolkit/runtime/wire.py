@@ -5,10 +5,12 @@ Source: botocore service model `bedrock-agentcore` 2024-02-28 (rest-json).
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -123,12 +125,13 @@ class Route:
         return self.query.get("qualifier", "DEFAULT")
 
 
-def split_path(raw_path: bytes, query_string: bytes) -> tuple[list[str], dict[str, str]]:
+@functools.lru_cache(4096)
+def split_path(raw_path: bytes, query_string: bytes) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Path pieces, percent-decoded after splitting (an ARN contains an encoded slash), and the query's first values."""
     path = raw_path.split(b"?", 1)[0].decode("latin-1")
-    pieces = [unquote(piece) for piece in path.strip("/").split("/")]
+    pieces = tuple(unquote(piece) for piece in path.strip("/").split("/"))
     query = {k: v[0] for k, v in parse_qs(query_string.decode("latin-1"), keep_blank_values=True).items()}
-    return pieces, query
+    return pieces, MappingProxyType(query)
 
 
 _ARN = re.compile(
@@ -137,6 +140,7 @@ _ARN = re.compile(
 _RUNTIME_ID = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10}")
 
 
+@functools.lru_cache(4096)
 def runtime_id(name: str, account_id: str | None) -> str:
     """Runtime id out of an ARN, or out of a bare id, which needs the ``accountId`` parameter. Raises: WireError 400."""
     match = _ARN.fullmatch(name)
