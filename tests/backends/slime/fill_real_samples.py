@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+from slime.utils.types import Sample
+
 from agentcore_rl_toolkit.backends.recorded import EXPERT_LAYERS, EXPERT_TOP_K, recorded_episodes
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
-from slime.utils.types import Sample
 
 
 async def main() -> None:

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# GSM8K with rLLM on verl: the plan of gsm8k.yaml, launched.
+# .env holds AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET.
+set -euo pipefail
+cd "$(dirname "$0")"
+if [ -f .env ]; then set -a; . ./.env; set +a; fi
+exec agentcore-rl train --backend rllm --config gsm8k.yaml "$@"

@@ -1,0 +1,230 @@
+"""The real math agent on the local runtime, through the gateway, with the built-in policy, into every backend's form.
+
+What arrives is checked against the policy itself: recomputing the logprobs of the received tokens with the shipped weights must
+give the recorded ones. One rollout of the group fails on purpose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect
+from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
+from agentcore_rl_toolkit.backends.samples import rollout_samples, to_samples
+from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
+from agentcore_rl_toolkit.backends.slime import generate as slime_generate
+from agentcore_rl_toolkit.backends.slime.convert import NOTE
+from agentcore_rl_toolkit.backends.tinker.convert import to_tinker
+from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
+from agentcore_rl_toolkit.backends.verl.convert import to_verl
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.policy.arithmetic import problems
+
+from .slime.stand_in import Sample, arguments
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+ROLLOUTS = 6
+
+
+@dataclass(frozen=True)
+class Place:
+    client: RolloutClient
+    gateway: GatewayClient
+    gateway_url: str
+    folder: Path
+    arn: str
+    runtime_url: str
+
+    @property
+    def records(self) -> str:
+        return f"file://{self.folder / 'records'}"
+
+    def payload(self, marker: str) -> dict[str, str]:
+        (problem,) = problems("train", 1, seed=3)
+        return {
+            "prompt": problem.prompt,
+            "answer": problem.answer,
+            "fail_marker": str(self.folder / "records" / marker),
+        }
+
+
+@contextlib.contextmanager
+def serving(name: str, arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
+    ready = folder / f"{name}.json"
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *arguments]
+    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        give_up_s = time.monotonic() + 90
+        while not ready.exists():
+            text = (folder / f"{name}.log").read_text()[-2000:]
+            assert process.poll() is None, f"{name} ended: {text}"
+            assert time.monotonic() < give_up_s, f"{name} is not ready: {text}"
+            time.sleep(0.05)
+        yield json.loads(ready.read_text())
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("e2e")
+    (folder / "records").mkdir()
+    os.environ.setdefault("AWS_ACCESS_KEY_ID", "local")
+    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "local")
+    agent = Path(__file__).parent / "fails_once.py"
+    with contextlib.ExitStack() as stack:
+        policy = stack.enter_context(serving("policy", ["policy", "serve"], folder))
+        upstream = [
+            "gateway",
+            "serve",
+            "--upstream",
+            policy["url"],
+            "--engine",
+            "policy",
+            "--store",
+            str(folder / "turns"),
+        ]
+        gateway = stack.enter_context(serving("gateway", upstream, folder))
+        served = ["runtime", "serve", "--agent", f"math={agent}", "--writable", str(folder / "records")]
+        runtime = stack.enter_context(serving("runtime", served, folder))
+        client = stack.enter_context(
+            RolloutClient(
+                runtime["agents"]["math"],
+                f"file://{folder / 'records'}",
+                "e2e",
+                tps_limit=200,
+                model_id="policy",
+                endpoint_url=runtime["url"],
+            )
+        )
+        made = stack.enter_context(GatewayClient(gateway["url"]))
+        yield Place(client, made, gateway["url"], folder, runtime["agents"]["math"], runtime["url"])
+
+
+@pytest.fixture(scope="module")
+def group(place: Place) -> Group:
+    request = GroupRequest(input_id="one", payload=place.payload("first"), n=ROLLOUTS)
+    config = CollectConfig(rollout_timeout_s=90, model_id="policy")
+    (found,) = collect([request], client=place.client, gateway=place.gateway, config=config)
+    return found
+
+
+def test_the_injected_failure_is_masked_and_the_group_does_not_see_it(group: Group) -> None:
+    outcomes = [r.outcome for r in group.rollouts]
+    assert sorted(outcomes) == sorted([Outcome.AGENT_ERROR] + [Outcome.OK] * (ROLLOUTS - 1))
+    failed = group.rollouts[outcomes.index(Outcome.AGENT_ERROR)]
+    assert failed.traceback is not None
+    assert "injected failure" in failed.traceback
+    samples = to_samples([group], estimator="dr_grpo")
+    assert {s.rollout_index for s in samples} == {r.index for r in group.rollouts if r.usable}
+    assert sum(s.advantage for s in samples if s.sequence_index == 0) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_was_received_is_what_the_policy_sampled(group: Group) -> None:
+    import torch
+
+    from agentcore_rl_toolkit.policy import load_policy
+
+    model, _ = load_policy()
+    checked = 0
+    for sample in to_samples([group]):
+        ids = torch.tensor([sample.token_ids])
+        with torch.no_grad():
+            logprobs_TV = torch.log_softmax(model(input_ids=ids).logits[0, :-1].float(), -1)
+        start = len(sample.prompt_ids)
+        for t, (mask, recorded) in enumerate(zip(sample.response_mask, sample.response_logprobs, strict=True)):
+            if mask:
+                assert recorded is not None
+                assert float(logprobs_TV[start + t - 1, sample.response_ids[t]]) == pytest.approx(recorded, abs=1e-3)
+                checked += 1
+    assert checked == sum(r.trajectory.report.sampled_tokens for r in group.usable if r.trajectory is not None)
+
+
+def test_every_backend_gets_the_turns_token_for_token(group: Group) -> None:
+    trl, _ = to_trl([group], num_generations=ROLLOUTS, filler_id=0)
+    for rollout in group.rollouts:
+        if not rollout.usable:
+            assert trl[REWARD_KEY][rollout.index] is None
+            assert to_verl(rollout) == []
+            assert to_rllm(rollout)["trajectories"] == []
+            continue
+        assert rollout.capture is not None
+        last = max(rollout.capture.turns, key=lambda t: t.index)
+        tokens = [*last.prompt_ids, *last.completion_ids]
+        sampled = [t for turn in rollout.capture.turns for t in turn.completion_ids]
+        (sample,) = rollout_samples(rollout, 1.0)
+        (verl,) = to_verl(rollout)
+        tinker = to_tinker(sample)
+        assert tinker is not None
+        steps = to_rllm(rollout)["trajectories"][0]["steps"]
+        assert sample.token_ids == tokens
+        assert verl["prompt_ids"] + verl["response_ids"] == tokens
+        assert trl["prompt_ids"][rollout.index] + trl["completion_ids"][rollout.index] == tokens
+        assert [tinker["tokens"][0], *tinker["loss_fn_inputs"]["target_tokens"]] == tokens
+        assert [t for s in steps for t in s["response_ids"]] == sampled
+        assert [t for t, m in zip(verl["response_ids"], verl["response_mask"], strict=True) if m] == sampled
+
+
+async def test_slimes_generate_rolls_out_the_real_agent(place: Place) -> None:
+    settings = ServiceSettings(
+        agent_runtime_arn=place.arn, s3_bucket=place.records, exp_id="slime", model_id="policy", rollout_timeout_s=90
+    )
+    slime_generate.use(RolloutService(settings, place.client, place.gateway))
+    try:
+        made = []
+        for index in range(2):
+            payload = place.payload("slime")
+            sample = Sample(index=index, group_index=0, prompt=payload.pop("prompt"), metadata=payload)
+            made.append(await slime_generate.generate(arguments(), sample, {"temperature": 1.0, "max_new_tokens": 64}))
+    finally:
+        slime_generate.use(None)
+    assert made[0].remove_sample
+    assert made[0].metadata[NOTE]["outcome"] == "agent_error"
+    assert not made[1].remove_sample
+    assert sum(made[1].loss_mask) > 0
+    assert made[1].response  # the last thing the model said, for slime's logs
+
+
+def test_a_service_starts_its_own_gateway_and_stops_it(place: Place) -> None:
+    policy_url = json.loads((place.folder / "policy.json").read_text())["url"]
+    settings = ServiceSettings(
+        agent_runtime_arn=place.arn,
+        s3_bucket=place.records,
+        exp_id="service",
+        model_id="policy",
+        endpoint_url=place.runtime_url,
+        gateway_host="127.0.0.1",
+        rollout_timeout_s=90,
+    )
+    service = RolloutService.open(settings, lambda: [policy_url], engine="policy")
+    try:
+        payload = place.payload("service")
+        Path(payload["fail_marker"]).touch()
+        from agentcore_rl_toolkit.backends._portal import run_sync
+
+        rollout = run_sync(service.roll(payload))
+        assert rollout.usable, rollout.error
+    finally:
+        service.close()
+    assert service.process.poll() is not None
