@@ -284,6 +284,13 @@ def test_s3_with_keys_in_the_environment_never_loads_boto3(bucket: str) -> None:
     assert json.loads(done.stdout) == [False, 1, False, True]
 
 
+async def test_a_store_that_lacks_its_configuration_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="az://container cannot be opened: .*Account must be specified"):
+        await open_store("az://container/p").get_async("k")
+
+
 async def test_an_unreadable_key_for_s3_is_the_callers_error(remote: ObjectStore) -> None:
     with pytest.raises(ConfigError):
         await remote.put_async("a/../b", b"")

@@ -59,7 +59,12 @@ class RemoteStore(ObjectStore):
     def _store(self) -> Any:
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
-                self._opened = (os.getpid(), self._open())
+                from obstore.exceptions import BaseError
+
+                try:
+                    self._opened = (os.getpid(), self._open())
+                except BaseError as e:
+                    raise ConfigError(f"{self.url} cannot be opened: {_headline(e)}") from e
             return self._opened[1]
 
     def _open(self) -> Any:
@@ -168,7 +173,7 @@ class RemoteStore(ObjectStore):
     def _error(self, key: str, e: Exception) -> AgentCoreRLError:
         from obstore import exceptions
 
-        text = str(e).partition("\n\nDebug source:")[0]
+        text = _headline(e)
         status_match, code_match = _STATUS.search(text), _CODE.search(text)
         status = int(status_match[1]) if status_match else None
         code = code_match[1] if code_match else None
@@ -195,6 +200,11 @@ class RemoteStore(ObjectStore):
         if status is not None and 400 <= status < 500 and status not in _PASSING_STATUS:
             return StoreError(f"{where}: {text}", key=key)
         return TransientStoreError(f"{where}: {text}", ambiguous=status is None or status >= 500, key=key)
+
+
+def _headline(e: BaseException) -> str:
+    """An obstore error without its dump of Rust structures."""
+    return str(e).partition("\n\nDebug source:")[0]
 
 
 def find_endpoint() -> str | None:
