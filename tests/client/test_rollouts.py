@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -615,3 +617,56 @@ def test_closed_client_leaves_no_loop_thread(runtime: ScriptedRuntime, store_url
             client.invoke(script()).result(10)
     left = [t.name for t in threading.enumerate() if t.ident not in before and t.name == "agentcore-rl-client"]
     assert left == []
+
+
+def test_dropped_client_still_finishes_its_stops_and_ends_its_thread(runtime: ScriptedRuntime, store_url: str) -> None:
+    before = {t.ident for t in threading.enumerate()}
+    client = RolloutClient(runtime.arn, store_url, "e", endpoint_url=runtime.url)
+    future = client.invoke(script(run_s=0.2))
+    del client
+    gc.collect()
+    assert future.result(10)["status_code"] == 200
+    until(lambda: runtime.live == [])
+
+    def ended() -> bool:
+        return not [t for t in threading.enumerate() if t.ident not in before and t.name == "agentcore-rl-client"]
+
+    until(ended)
+
+
+def test_attach_waits_for_a_session_that_something_else_started(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    first, second = make_client(), make_client()
+    future = first.invoke(script(run_s=0.3, result={"n": 1}), input_id="x")
+    attached = second.attach(future.result_key, session_id=future.session_id, input_id="x")
+    assert attached.result(10)["n"] == 1
+    assert runtime.runs == 1
+
+
+def test_override_that_is_named_like_an_option_reaches_the_agent(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    future = client.invoke(script(), timeout=5, retries=7)
+    future.result(10)
+    block = runtime.sessions[future.session_id].payload["_rollout"]
+    assert (block["timeout"], block["retries"]) == (5, 7)
+
+
+@pytest.mark.parametrize("code", ["list(batch)", "[item async for item in batch]"])
+def test_ctrl_c_stops_every_session_of_the_batch(runtime: ScriptedRuntime, store_url: str, code: str) -> None:
+    body = f"async def consume():\n    {code}\nasyncio.run(consume())" if "async" in code else code
+    name = "run_batch_async" if "async" in code else "run_batch"
+    program = f"""
+import asyncio
+from agentcore_rl_toolkit import RolloutClient
+client = RolloutClient({runtime.arn!r}, {store_url!r}, "e", endpoint_url={runtime.url!r}, tps_limit=50)
+batch = client.{name}([{{"script": {{"hang": True}}}}] * 8, 8)
+{body}
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
+    until(lambda: runtime.runs == 8, 60)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in errors
+    assert runtime.live == []

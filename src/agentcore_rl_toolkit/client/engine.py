@@ -25,7 +25,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ from .watcher import Waiter, Watcher
 
 logger = logging.getLogger(__name__)
 
+LINGER_S = 0.5
 LOCAL_INTERVALS_S = (0.02, 0.25)
 REMOTE_INTERVALS_S = (0.5, 1.0)  # two LISTs a second at most: about one request per rollout with a hundred in flight
 
@@ -120,7 +121,6 @@ class Engine:
         transport: AgentTransport,
         pacer: Pacer,
         store_for: Callable[[str], ObjectStore],
-        compose: Callable[[RolloutRequest, Mapping[str, Any]], dict[str, Any]],
         watch: WatchSettings,
         events: Events,
         max_attempts: int,
@@ -133,7 +133,6 @@ class Engine:
         self._transport = transport
         self._pacer = pacer
         self._store_for = store_for
-        self._compose = compose
         self._watch = watch
         self.events = events
         self._max_attempts = max_attempts
@@ -238,6 +237,14 @@ class Engine:
         if cancel and self._listener is not None:
             self._listener.close()
 
+    async def linger_async(self) -> None:
+        """Wait until nothing is left to do: for a client that was dropped without `close`."""
+        while True:
+            await asyncio.sleep(LINGER_S)
+            if not (self._flights or self.stop_backlog):
+                break
+        await self.close_async(cancel=True)
+
     def _launch(self, flight: Flight) -> None:
         self._flights[flight.future] = flight
         flight.task = asyncio.create_task(self._drive(flight))
@@ -324,13 +331,13 @@ class Engine:
 
     async def _run_session(self, flight: Flight) -> Verdict:
         request, progress = flight.request, flight.progress
-        overrides = dict(request.overrides)
+        config = dict(request.config)
         if request.prepare is not None:
             extra = request.prepare(progress.session_id, progress.attempt)
-            overrides.update(await extra if inspect.isawaitable(extra) else extra)
+            config.update(await extra if inspect.isawaitable(extra) else extra)
         if self._listener is not None:
             await self._listener.start()
-        body, bucket, expected = self._encode(flight, overrides)
+        body, bucket, expected = self._encode(flight, config)
         progress.bucket, progress.key = bucket, expected
         progress.root = expected.removesuffix(f"{request.input_id}/{progress.session_id}.json")
         reply: dict[str, Any] | None = None
@@ -363,9 +370,8 @@ class Engine:
             limits.append(time.monotonic() + request.deadlines.run_s + request.deadlines.result_s)
         return min(limits) if limits else None
 
-    def _encode(self, flight: Flight, overrides: Mapping[str, Any]) -> tuple[bytes, str, str]:
+    def _encode(self, flight: Flight, config: dict[str, Any]) -> tuple[bytes, str, str]:
         request, progress = flight.request, flight.progress
-        config = self._compose(request, overrides)
         config.setdefault("attempt", progress.attempt)
         config.setdefault("heartbeat_s", self._watch.heartbeat_s)
         notify_url = self._notify_url or (self._listener.url_for(progress.session_id) if self._listener else "")
@@ -490,7 +496,7 @@ class Engine:
             raise AttemptEnded(Outcome.LOST, e) from e
         finally:
             watcher.remove(waiter)
-            self._agent_shows_life = self._agent_shows_life or waiter.seen_life.is_set()
+            self._agent_shows_life = self._agent_shows_life or watcher.shows_life
 
     async def _confirm(self, flight: Flight, waiter: Waiter, reader: ResultReader) -> None:
         """After an invoke of unknown fate: wait until the session shows itself, or give it up."""

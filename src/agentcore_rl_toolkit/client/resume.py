@@ -77,7 +77,8 @@ async def _plan(
             run.append((request, None))
             continue
         _check_same(request, known, fixed_inputs)
-        request = dataclasses.replace(request, input_id=known.input_id)
+        config = {**request.config, "input_id": known.input_id}
+        request = dataclasses.replace(request, input_id=known.input_id, config=config)
         if known.outcome is None:
             run.append(_adopt(request, known))
         elif known.outcome is Outcome.CANCELLED or (mode == "retry_failed" and known.outcome is not Outcome.OK):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 import uuid
@@ -17,7 +18,7 @@ from ..contract import Outcome, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import ObjectStore, open_store
 from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
-from .engine import Engine
+from .engine import Adoption, Engine
 from .events import Events, Subscriber
 from .future import RolloutFuture
 from .ledger import FileLedger, Ledger, StoreLedger
@@ -141,7 +142,6 @@ class RolloutClient:
         self._pacer = shared_pacer(agent_runtime_arn, self.endpoint_url)
         self._limits = PaceLimits(tps_limit, stop_tps_limit or tps_limit, sessions_per_minute)
         self._pacer.join(self._limits)
-        self._stores: dict[str, ObjectStore] = {s3_bucket: self.store}
         self._ledgers: dict[str, Ledger] = {}
         self._portal = Portal("agentcore-rl-client")
         self._closed = False
@@ -150,8 +150,7 @@ class RolloutClient:
             portal=self._portal,
             transport=transport or self._boto3,
             pacer=self._pacer,
-            store_for=self._store_for,
-            compose=self._compose,
+            store_for=_Stores(s3_bucket, self.store),
             watch=self.watch,
             events=Events(exp_id),
             max_attempts=max_retry_attempts,
@@ -160,7 +159,9 @@ class RolloutClient:
             listen=push is True or (push == "auto" and _is_loopback(self.endpoint_url)),
             notify_url=notify_url,
         )
-        _open_clients.add(self)
+        _open_engines.add((self._portal, self._engine))
+        self._finalizer = weakref.finalize(self, _dropped, self._portal, self._engine)
+        self._finalizer.atexit = False
 
     # ---- single rollouts
 
@@ -207,7 +208,7 @@ class RolloutClient:
 
         Raises: what prevented the start (RolloutThrottledError, AgentError, ConfigError, ...).
         """
-        future = self.submit(payload, session_id, input_id, **rollout_overrides)
+        future = self._start(payload, session_id, input_id, rollout_overrides)
         self._engine.refuse_own_thread()
         try:
             future._accepted.result()
@@ -225,7 +226,7 @@ class RolloutClient:
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Async `invoke`. Cancelling it ends the rollout."""
-        future = self.submit(payload, session_id, input_id, **rollout_overrides)
+        future = self._start(payload, session_id, input_id, rollout_overrides)
         try:
             await asyncio.wrap_future(future._accepted)
         except BaseException:
@@ -233,6 +234,47 @@ class RolloutClient:
             raise
         self._raise_start_error(future)
         return future
+
+    def attach(
+        self,
+        result_key: str,
+        *,
+        session_id: str,
+        input_id: str,
+        s3_bucket: str | None = None,
+        timeout: float | None = None,
+    ) -> RolloutFuture:
+        """A future for a session that something else started (an earlier process, another client): it is waited for, read and
+        stopped like one of ours, and never started again.
+        """
+        request = self._request(
+            {},
+            session_id=session_id,
+            input_id=input_id,
+            overrides={},
+            timeout=timeout,
+            on_failure=None,
+            retries=0,
+            prepare=None,
+        )
+        return self._engine.submit(
+            request, adopt=Adoption(accepted=True, bucket=s3_bucket or self.s3_bucket, key=result_key)
+        )
+
+    def _start(
+        self, payload: Mapping[str, Any], session_id: str | None, input_id: str | None, overrides: Mapping[str, Any]
+    ) -> RolloutFuture:
+        request = self._request(
+            payload,
+            session_id=session_id,
+            input_id=input_id,
+            overrides=overrides,
+            timeout=None,
+            on_failure=None,
+            retries=None,
+            prepare=None,
+        )
+        return self._engine.submit(request)
 
     @staticmethod
     def _raise_start_error(future: RolloutFuture) -> None:
@@ -503,6 +545,8 @@ class RolloutClient:
             return first
 
     def _end_close(self) -> None:
+        self._finalizer.detach()
+        _open_engines.discard((self._portal, self._engine))
         self._pacer.leave(self._limits)
         self._portal.close()
         self._boto3.close()
@@ -528,11 +572,6 @@ class RolloutClient:
             raise ConfigError(f"Invalid ARN format, cannot extract region: {arn}")
         return parts[3]
 
-    def _store_for(self, bucket: str) -> ObjectStore:
-        if bucket not in self._stores:
-            self._stores[bucket] = open_store(bucket)
-        return self._stores[bucket]
-
     def _open_ledger(self, ledger: str | os.PathLike[str] | Ledger) -> Ledger:
         if not isinstance(ledger, (str, os.PathLike)):
             return ledger
@@ -541,9 +580,9 @@ class RolloutClient:
             self._ledgers[name] = StoreLedger(self.store, self.exp_id) if name == "store" else FileLedger(name)
         return self._ledgers[name]
 
-    def _compose(self, request: RolloutRequest, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    def _config(self, input_id: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """The `_rollout` block; later entries win: ids, `extra_config`, base_url and model_id, overrides."""
-        config = {"exp_id": self.exp_id, "input_id": request.input_id, "s3_bucket": self.s3_bucket, **self.extra_config}
+        config = {"exp_id": self.exp_id, "input_id": input_id, "s3_bucket": self.s3_bucket, **self.extra_config}
         if self.base_url:
             config["base_url"] = self.base_url
         if self.model_id:
@@ -568,11 +607,12 @@ class RolloutClient:
         policy = on_failure or self.on_failure
         if retries is None:
             retries = self.retries if on_failure is None else int(policy == "retry")
+        input_id = check_id(input_id, "input_id") if input_id is not None else str(uuid.uuid4())
         return RolloutRequest(
             payload=payload,
-            input_id=check_id(input_id, "input_id") if input_id is not None else str(uuid.uuid4()),
+            input_id=input_id,
             session_id=session_id if session_id is not None else new_session_id(),
-            overrides=overrides,
+            config=self._config(input_id, overrides),
             index=index,
             on_failure=policy,
             retries=retries,
@@ -583,17 +623,44 @@ class RolloutClient:
         )
 
 
+class _Stores:
+    """The stores of a client by bucket, each opened once."""
+
+    def __init__(self, bucket: str, store: ObjectStore) -> None:
+        self._opened = {bucket: store}
+
+    def __call__(self, bucket: str) -> ObjectStore:
+        if bucket not in self._opened:
+            self._opened[bucket] = open_store(bucket)
+        return self._opened[bucket]
+
+
 def _is_loopback(url: str | None) -> bool:
     host = (urlsplit(url).hostname or "") if url else ""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-_open_clients: weakref.WeakSet[RolloutClient] = weakref.WeakSet()
+# Engines that may still have sessions to stop. Strong on purpose: a dropped client must not take its stops with it.
+_open_engines: set[tuple[Portal, Engine]] = set()
+
+
+def _dropped(portal: Portal, engine: Engine) -> None:
+    """The client was garbage-collected without `close`: its engine ends when nothing is left to do."""
+    if not portal.started:
+        _open_engines.discard((portal, engine))
+        return
+
+    def ended(_: object) -> None:
+        _open_engines.discard((portal, engine))
+        portal.close()
+
+    with contextlib.suppress(ConfigError, RuntimeError):
+        portal.submit(engine.linger_async()).add_done_callback(ended)
 
 
 @atexit.register
 def _flush_at_exit() -> None:
     """Send the stops that are still open. Rollouts in flight are left running: their results will be in the store."""
-    for client in list(_open_clients):
-        if not client._closed:
-            client.flush()
+    for portal, engine in list(_open_engines):
+        if portal.started:
+            portal.call(engine.close_async(cancel=False))

@@ -84,12 +84,12 @@ class WatchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRequest:
-    """One rollout to run: the payload, its ids, and what goes into its `_rollout` block."""
+    """One rollout to run: the payload, its ids, and its `_rollout` block (``config``)."""
 
     payload: Mapping[str, Any]
     input_id: str
     session_id: str
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any]
     index: int | None = None
     first_attempt: int = 1
     on_failure: OnFailure = "return"

@@ -65,7 +65,7 @@ class Waiter:
     key: str
     prefix: str  # of its input, with the final slash
     found: asyncio.Future[bool]
-    expects_life: bool  # the agent promised heartbeats
+    expects_life: bool  # its agent is known to write heartbeats
     seen_life: asyncio.Event = field(default_factory=asyncio.Event)
     stamp: object = None  # modification time of the heartbeat when last seen
     stamp_changed_s: float = 0.0
@@ -144,6 +144,7 @@ class Watcher:
         self._known: dict[str, int] = {}
         self._may_list = True
         self._push_works = False
+        self.shows_life = False  # this agent writes heartbeats: from then on their absence means something
         self._news_at_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._outage = False
@@ -269,6 +270,7 @@ class Watcher:
         if stamp != waiter.stamp:
             waiter.stamp, waiter.stamp_changed_s = stamp, time.monotonic()
             waiter.seen_life.set()
+            self.shows_life = True
 
     async def _look_at_each(self) -> None:
         gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
@@ -307,7 +309,7 @@ class Watcher:
         silent = [
             w
             for w in self._waiters.values()
-            if (w.seen_life.is_set() or w.expects_life) and now - w.stamp_changed_s > self._silence_s
+            if (w.expects_life or self.shows_life) and now - w.stamp_changed_s > self._silence_s
         ]
         for waiter in silent:
             if await self._exists(waiter.key):
