@@ -54,9 +54,6 @@ class _Server(uvicorn.Server):
 def serve(config: ServeConfig) -> None:
     """Serve until SIGTERM, SIGINT or the parent's end. Raises: ConfigError (port in use, no policy there), PolicyError."""
     torch.set_num_threads(config.threads)
-    # The engine's thread gives the interpreter lock away at every operation; with the default of 5 ms it would wait that long for
-    # it whenever the HTTP side is busy.
-    sys.setswitchinterval(0.0005)
     listener = _listen(config.host, config.port)
     try:
         engine = Engine.from_directory(
@@ -66,6 +63,9 @@ def serve(config: ServeConfig) -> None:
             seed=config.seed,
             version=config.version,
         )
+        # The engine's thread gives the interpreter lock away at every operation; with the default of 5 ms it would wait that long
+        # for it whenever the HTTP side is busy.
+        sys.setswitchinterval(0.0005)
         with engine:
             asyncio.run(_serve(config, engine, listener))
     finally:
