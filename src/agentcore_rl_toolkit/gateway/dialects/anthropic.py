@@ -13,6 +13,9 @@ from .fields import Fields, decode_body
 
 _NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "diagnostics")
 
+# Clients drop reasoning that carries no signature from the history they send back; nobody checks this one.
+SIGNATURE = "c2VsZi1ob3N0ZWQ="
+
 _STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "refusal"}
 
 
@@ -256,7 +259,7 @@ def tool_input(arguments: str) -> Any:
 def _blocks(choice: Choice) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if choice.reasoning:
-        blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
+        blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
     text = choice.content or choice.refusal
     if text:
         blocks.append({"type": "text", "text": text})

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from .anthropic import message_id, stop_reason, usage_dict
+from .anthropic import SIGNATURE, message_id, stop_reason, usage_dict
 from .builder import ReplyBuilder
 from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Delta, Reply, Request, ToolDelta, Usage, new_id
 from .errors import RequestError, anthropic_error
@@ -112,7 +112,7 @@ class Encoder:
             return b""
         out = b""
         if self._kind == "thinking":
-            out = self._delta({"type": "signature_delta", "signature": ""})
+            out = self._delta({"type": "signature_delta", "signature": SIGNATURE})
         self._kind = None
         return out + _event("content_block_stop", {"index": self._block})
 
