@@ -14,21 +14,27 @@ Columns: req/s, p50 and p99 in ms, CPU ms of the gateway per request, RSS growth
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from agentcore_rl_toolkit.gateway import GatewayClient
 
 ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".venvs"
@@ -113,6 +119,20 @@ def serve_upstream(port: int, think_s: float) -> None:
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         )
     size_of = re.compile(rb'"max_tokens": ?(\d+)')
+    grown_of = re.compile(rb'"model": ?"history-(\d+)"')
+    # A session's prompts extend each other: prompt and completion of the turn before, then new tokens.
+    head, tail = answers[64][0].partition(b"\r\n\r\n")[2].split(b'"prompt_token_ids":[')
+    sampled = head.partition(b'"token_ids":[')[2].partition(b"]")[0]
+    prompts: dict[int, bytes] = {}
+
+    def history(size: int) -> bytes:
+        before = max(prompts) if prompts else 0
+        new = b",".join(b"%d" % (1000 + i % 50_000) for i in range(before, size))
+        prompt = prompts[before] + b"," + sampled + b"," + new if before else new
+        prompts.clear()
+        prompts[size] = prompt
+        body = head + b'"prompt_token_ids":[' + prompt + b"]" + tail.partition(b"]")[2]
+        return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
     class Server(asyncio.Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -138,6 +158,10 @@ def serve_upstream(port: int, think_s: float) -> None:
                 self.transport.write(
                     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
                 )
+                return
+            grown = grown_of.search(self.body)
+            if grown:
+                self.transport.write(history(int(grown[1])))
                 return
             found = size_of.search(self.body)
             size = int(found[1]) if found else 64
@@ -198,7 +222,7 @@ local sessions = {}
 for line in io.lines("%(sessions)s") do
   local path, key = line:match("^(%%S+) (%%S+)$")
   sessions[#sessions + 1] = wrk.format("POST", path,
-    {["content-type"] = "application/json", ["authorization"] = "Bearer " .. key}, %(body)s)
+    {["host"] = "gateway", ["content-type"] = "application/json", ["authorization"] = "Bearer " .. key}, %(body)s)
 end
 local n = 0
 request = function()
@@ -208,10 +232,9 @@ request = function()
 end
 done = function(summary, latency, requests)
   local e = summary.errors
-  io.write(string.format('RESULT
-  {"requests":%%d,"us":%%d,"connect":%%d,"read":%%d,"write":%%d,"status":%%d,"timeout":%%d,"p50":%%f,"p99":%%f,"max":%%f}\\n',
-    summary.requests, summary.duration, e.connect, e.read, e.write, e.status, e.timeout,
-    latency:percentile(50), latency:percentile(99), latency.max))
+  local failed = e.connect + e.read + e.write + e.status + e.timeout
+  io.write(string.format('RESULT {"requests":%%d,"us":%%d,"errors":%%d,', summary.requests, summary.duration, failed))
+  io.write(string.format('"p50":%%f,"p99":%%f}\\n', latency:percentile(50), latency:percentile(99)))
 end
 """
 
@@ -220,7 +243,16 @@ def lua_string(text: str) -> str:
     return "[==[" + text + "]==]"
 
 
-def load(url: str, targets: Path, *, tokens: int, stream: bool, connections: int, seconds: float) -> dict[str, float]:
+def load(
+    url: str,
+    targets: Path,
+    *,
+    tokens: int,
+    stream: bool,
+    connections: int,
+    seconds: float,
+    calls: int = CALLS_PER_SESSION,
+) -> dict[str, float]:
     """Run wrk against the sessions listed in `targets`. Times in ms."""
     body = {
         "model": "m",
@@ -235,7 +267,7 @@ def load(url: str, targets: Path, *, tokens: int, stream: bool, connections: int
         body["stream"] = True
     text = json.dumps(body, separators=(",", ":"))
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(WRK_SCRIPT % {"sessions": targets, "body": lua_string(text), "calls": CALLS_PER_SESSION})
+        script.write(WRK_SCRIPT % {"sessions": targets, "body": lua_string(text), "calls": calls})
         script.flush()
         command = [
             "wrk",
@@ -258,7 +290,7 @@ def load(url: str, targets: Path, *, tokens: int, stream: bool, connections: int
         "seconds": told["us"] / 1e6,
         "p50": told["p50"] / 1000,
         "p99": told["p99"] / 1000,
-        "errors": told["connect"] + told["read"] + told["write"] + told["status"] + told["timeout"],
+        "errors": told["errors"],
     }
 
 
@@ -365,7 +397,7 @@ def targets_file(folder: Path, rows: list[tuple[str, str]]) -> Path:
 
 
 @contextmanager
-def gateway(name: str, upstream_url: str, *, workers: int = 1) -> Iterator[Target]:
+def gateway(name: str, upstream_url: str, *, workers: int = 1, sessions: int = SESSIONS) -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if name == "direct":
@@ -383,7 +415,7 @@ def gateway(name: str, upstream_url: str, *, workers: int = 1) -> Iterator[Targe
                         raise SystemExit("the gateway did not start")
                     time.sleep(0.05)
                 url = json.loads(ready.read_text())["url"]
-                ids = [f"bench-session-{i:06d}-{'x' * 24}" for i in range(SESSIONS)]
+                ids = [f"bench-session-{i:06d}-{'x' * 24}" for i in range(sessions)]
                 asked = urllib.request.Request(
                     url + "/admin/sessions",
                     json.dumps({"session_ids": ids}).encode(),
@@ -409,6 +441,134 @@ def gateway(name: str, upstream_url: str, *, workers: int = 1) -> Iterator[Targe
                 wait_http(f"http://127.0.0.1:{port}/healthz")
                 rows = [("/v1/chat/completions", f"s{i}") for i in range(SESSIONS)]
                 yield Target(f"http://127.0.0.1:{port}", running.pid, targets_file(folder, rows))
+
+
+# ---------------------------------------------------------------- checks that are no throughput
+
+
+def cpu_ms(pid: int) -> float:
+    """CPU time of a process so far, to the nanosecond where the kernel tells it."""
+    total = 0
+    for each in Path(f"/proc/{pid}/task").iterdir():
+        total += int((each / "schedstat").read_text().split()[0])
+    return total / 1e6
+
+
+class Agent:
+    """One keep-alive connection of a session, with nothing in between."""
+
+    def __init__(self, url: str, path: str, key: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        self.connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        self.path = path
+        self.headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+
+    def ask(self, body: bytes) -> bytes:
+        self.connection.request("POST", self.path, body, self.headers)
+        return self.connection.getresponse().read()
+
+
+def check_history(url: str, turns: int = 200, tokens: int = 100_000) -> dict[str, float]:
+    """Gateway CPU of a late turn against an early one, in a session that grows to `tokens` of context."""
+    with gateway("ours", url) as target:
+        assert target.pid is not None
+        path, key = target.sessions.read_text().split("\n")[0].split()
+        agent = Agent(target.url, path, key)
+        step = tokens // turns
+        messages: list[dict[str, str]] = []
+        spent = []
+        for turn in range(turns):
+            messages.append({"role": "user", "content": "word " * (step - 64)})
+            asked = {"model": f"history-{(turn + 1) * step}", "messages": messages, "max_tokens": 64}
+            body = json.dumps(asked, separators=(",", ":")).encode()
+            before = cpu_ms(target.pid)
+            agent.ask(body)
+            time.sleep(0.003)
+            spent.append(cpu_ms(target.pid) - before)
+            messages.append({"role": "assistant", "content": "".join(f" word{i}" for i in range(64))})
+        early, late = statistics.median(spent[1:8]), statistics.median(spent[-7:])
+        return {"turn_2_cpu_ms": early, f"turn_{turns}_cpu_ms": late, "ratio": late / early}
+
+
+def check_bulk(url: str, sessions: int = 1000, turns: int = 10) -> dict[str, float]:
+    """Serving CPU per fetched turn, and how long a call that runs meanwhile is held up at worst."""
+    with gateway("ours", url) as target:
+        assert target.pid is not None
+        rows = [row.split() for row in target.sessions.read_text().splitlines()]
+        body = json.dumps(
+            {"model": "m", "messages": [{"role": "user", "content": "x" * 1000}], "max_tokens": 1024}
+        ).encode()
+        for path, key in rows[:sessions]:
+            agent = Agent(target.url, path, key)
+            for _ in range(turns):
+                agent.ask(body)
+        probe = Agent(target.url, *rows[-1])
+        small = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 64}).encode()
+        waits: list[float] = []
+        stop = threading.Event()
+
+        def run() -> None:
+            while not stop.is_set():
+                started = time.monotonic()
+                probe.ask(small)
+                waits.append((time.monotonic() - started) * 1000)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        time.sleep(0.5)
+        alone, idle_from = max(waits), len(waits)
+        before_calls, before = len(waits), cpu_ms(target.pid)
+        names = [path.split("/")[2] for path, _ in rows[:sessions]]
+        asked = urllib.request.Request(
+            target.url + "/admin/fetch",
+            json.dumps({"session_ids": names}).encode(),
+            {"content-type": "application/json"},
+        )
+        got = 0
+        with urllib.request.urlopen(asked, timeout=120) as answer:
+            while piece := answer.read(2**20):
+                got += len(piece)
+        spent, calls = cpu_ms(target.pid) - before, len(waits) - before_calls
+        stop.set()
+        thread.join()
+        during = waits[idle_from:] or [0.0]
+        return {
+            "turns": sessions * turns,
+            "mb": got / 1e6,
+            "cpu_ms_per_turn": max(0.0, spent - calls * 0.2) / (sessions * turns),
+            "worst_call_before_ms": alone,
+            "worst_call_during_ms": max(during),
+        }
+
+
+def check_memory(url: str, sessions: int, turns: int) -> dict[str, float]:
+    """Resident memory after many long sessions, and whether every turn comes back."""
+    with gateway("ours", url, sessions=sessions) as target:
+        assert target.pid is not None
+        done = 0
+        while done < sessions * turns:
+            told = load(target.url, target.sessions, tokens=1024, stream=False, connections=64, seconds=10, calls=turns)
+            done += int(told["requests"])
+        rss = usage(target.pid)[1] / 1024
+        told = json.loads(urllib.request.urlopen(target.url + "/admin/stats", timeout=30).read())
+        names = [row.split("/")[2] for row in target.sessions.read_text().splitlines()]
+        client = GatewayClient(target.url, timeout_s=120)
+        found = 0
+        for i in range(0, sessions, 100):
+            found += sum(len(c.turns) for c in client.fetch(names[i : i + 100]).values())
+        return {"turns": told["turns"], "found": found, "rss_mb": rss, "store_mb": told["journal_bytes"] / 1e6}
+
+
+def checks(url: str, *, quick: bool) -> dict[str, dict[str, float]]:
+    results = {
+        "history": check_history(url, *((40, 20_000) if quick else (200, 100_000))),
+        "bulk fetch": check_bulk(url, *((100, 10) if quick else (1000, 10))),
+    }
+    if not quick:
+        results["memory"] = check_memory(url, 2500, 40)
+    for name, values in results.items():
+        print(f"{name}: " + ", ".join(f"{k} {v:.3f}" for k, v in values.items()))
+    return results
 
 
 # ---------------------------------------------------------------- the table
@@ -469,6 +629,7 @@ def main() -> None:
     parser.add_argument("--only", default="direct,ours,rllm,toolkit", help="which gateways")
     parser.add_argument("--seconds", type=float, default=None, help="window per cell")
     parser.add_argument("--tokens", default="64,1024")
+    parser.add_argument("--checks", action="store_true", help="only history, bulk fetch and memory")
     parser.add_argument("--connections", default=None)
     parser.add_argument("--serve-upstream", type=float, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -480,6 +641,10 @@ def main() -> None:
     seconds = args.seconds or (1.0 if args.quick else 5.0)
     connections = [int(c) for c in (args.connections or ("32" if args.quick else "1,32,256,1000")).split(",")]
     rows: list[Row] = []
+    if args.checks:
+        with upstream() as url:
+            checks(url, quick=args.quick)
+        return
     with upstream() as url:
         for name in args.only.split(","):
             for tokens in [int(t) for t in args.tokens.split(",")]:
