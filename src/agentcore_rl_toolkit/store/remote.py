@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import threading
 from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -13,7 +12,6 @@ from typing import Any, TypeVar, cast
 from ..errors import (
     AgentCoreRLError,
     ConfigError,
-    MissingExtraError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
@@ -53,25 +51,26 @@ class RemoteStore(ObjectStore):
         super().__init__(url, retry=retry)
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
         self._endpoint_url, self._region = endpoint_url, region
-        self._lock = threading.Lock()
         self._opened: tuple[int, Any] | None = None
 
     def _store(self) -> Any:
-        with self._lock:
-            if self._opened is None or self._opened[0] != os.getpid():
-                from obstore.exceptions import BaseError
-
-                try:
-                    self._opened = (os.getpid(), self._open())
-                except BaseError as e:
-                    raise ConfigError(f"{self.url} cannot be opened: {_headline(e)}") from e
-            return self._opened[1]
+        # No lock: two threads that come first at once open it twice, which is harmless; a lock held during a fork is not.
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():
+            opened = self._opened = (os.getpid(), self._open())
+        return opened[1]
 
     def _open(self) -> Any:
+        from obstore.exceptions import BaseError
+
         try:
-            import obstore.store
-        except ImportError as e:
-            raise MissingExtraError(f"{self.url} needs obstore: pip install 'obstore>=0.11'") from e
+            return self._build()
+        except BaseError as e:
+            raise ConfigError(f"{self.url} cannot be opened: {_headline(e)}") from e
+
+    def _build(self) -> Any:
+        import obstore.store
+
         # Retries and deadlines live in ObjectStore, in one place; obstore's own would hide them.
         common: dict[str, Any] = {
             "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
