@@ -394,3 +394,9 @@ def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
 def test_dialects_are_found_by_path(path, name) -> None:
     found = dialect_of(path)
     assert (found.name if found else None) == name
+
+
+def test_reasoning_effort_reaches_the_template() -> None:
+    assert parse("chat", reasoning_effort="low").template_options() == {"reasoning_effort": "low"}
+    quiet = parse("responses", reasoning={"effort": "none"}, chat_template_kwargs={"x": 1})
+    assert quiet.template_options() == {"x": 1, "reasoning_effort": "none", "enable_thinking": False}

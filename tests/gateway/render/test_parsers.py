@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.dialects import ReplyBuilder
-from agentcore_rl_toolkit.gateway.render import GRAMMARS, TextDecoder, grammar_named, new_parser
+from agentcore_rl_toolkit.gateway.render import GRAMMARS, TextDecoder, grammar_named, grammar_of, new_parser
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -192,6 +192,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
             status="parsed",
             calls=[("look_up", {"query": "x", "limit": 3, "deep": True, "tags": ["a"]}), ("now", {})],
         ),
+    ),
+    (
+        "llama",
+        "Python with everything in quotes",
+        '[look_up(query="7", limit="7", deep="true")]',
+        expect(status="parsed", calls=[("look_up", {"query": "7", "limit": 7, "deep": True})]),
     ),
     ("llama", "JSON as an answer", '{"answer": 42}', expect('{"answer": 42}')),
     ("llama", "a list as an answer", "[1, 2, 3]", expect("[1, 2, 3]")),
@@ -388,3 +394,20 @@ def test_logprobs_are_shown_token_by_token(renderer_for) -> None:
     assert [t["logprob"] for t in entries[0]["top_logprobs"]] == [-0.1, -0.5]
     with pytest.raises(CaptureError):
         renderer.logprob_entries(ids, [-0.5])
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("... <tool_call> {{ x }}", "hermes"),
+        ("<tool_call>\n<function=", "qwen_coder"),
+        ("<tool_call>{{ n }}<arg_key>", "glm"),
+        ("<|channel|>x<|message|>", "harmony"),
+        ("<｜tool▁call▁begin｜>", "deepseek"),
+        ("<|python_tag|>", "llama"),
+        ("role == 'ipython'", "llama"),
+        ("{{ messages }}", "plain"),
+    ],
+)
+def test_the_parser_is_chosen_by_the_templates_text(template, name) -> None:
+    assert grammar_of(template).name == name

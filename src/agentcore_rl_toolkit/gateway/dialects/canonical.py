@@ -79,6 +79,15 @@ class Request(msgspec.Struct, kw_only=True):
     ignored: list[str] = []
     echo_fields: dict[str, Any] = {}  # what the Responses dialect repeats in its answer
 
+    def template_options(self) -> dict[str, Any]:
+        """Variables for the model's chat template: what the agent passed, and its reasoning effort where templates look."""
+        options = dict(self.template_kwargs)
+        if self.reasoning_effort is not None:
+            options.setdefault("reasoning_effort", self.reasoning_effort)
+            if self.reasoning_effort == "none":
+                options.setdefault("enable_thinking", False)
+        return options
+
     def features(self) -> dict[str, str]:
         """Abilities an engine needs for this request -> the field, in the dialect's own words, that asks for it."""
         anthropic, responses = self.dialect == "anthropic", self.dialect == "responses"

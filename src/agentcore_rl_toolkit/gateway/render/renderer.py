@@ -263,8 +263,9 @@ class Renderer:
         raw = self.tokenizer.bytes_of(token_id)
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text)
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a text; ``add_special_tokens`` for the prompt of a text completion, which no template starts."""
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)

@@ -107,10 +107,10 @@ class Tokenizer:
         special = {**special_token_texts(dict(loaded.special_tokens_map)), **(special_tokens or {})}
         return cls(backend, special_tokens=special, eos_ids=eos_ids)
 
-    def encode(self, text: str) -> list[int]:
-        """Shapes: -> (T,)."""
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Shapes: -> (T,). ``add_special_tokens`` puts in what the tokenizer adds to a bare text (a start token)."""
         # The fast variant leaves out character offsets, which nobody reads here.
-        return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, special tokens shown."""

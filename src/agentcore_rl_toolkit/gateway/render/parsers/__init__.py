@@ -22,7 +22,7 @@ _SIGNS: tuple[tuple[Grammar, tuple[str, ...]], ...] = (
     (GLM, ("<arg_key>",)),
     (HERMES, ("<tool_call>",)),
     (LLAMA, ("<|python_tag|>",)),
-    (LLAMA, ('"parameters"', "ipython")),
+    (LLAMA, ("ipython",)),
 )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from agentcore_rl_toolkit.gateway.dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
 
-from .base import Call, Grammar
-from .families import call_from_json
+from .base import Call, Grammar, Schemas, schemas_of
+from .families import call_from_json, typed_value
 
 _TAG = "<|python_tag|>"
 
@@ -26,7 +26,7 @@ class LlamaParser:
     """See the module."""
 
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
-        self._tools = {str((tool.get("function") or {}).get("name")) for tool in tools or ()}
+        self._tools = schemas_of(tools)
         self._held: str | None = "" if tools else None  # None: it is text
         self._calls = 0
         self._bad = False
@@ -50,7 +50,7 @@ class LlamaParser:
         text = self._held.strip()
         tagged = text.startswith(_TAG)
         body = text.removeprefix(_TAG).strip()
-        calls = _json_calls(body) or _python_calls(body)
+        calls = _json_calls(body) or _python_calls(body, self._tools)
         known = calls and all(call.name in self._tools for call in calls)
         if not calls or (not tagged and not known):
             # JSON or a list may well be the answer; it was meant as a call if it is built like one.
@@ -69,7 +69,7 @@ class LlamaParser:
         return [Delta(text=text)] if text else []
 
 
-def _looks_meant(body: str, tools: set[str]) -> bool:
+def _looks_meant(body: str, tools: Schemas) -> bool:
     if body.startswith("{"):
         return '"name"' in body and ('"parameters"' in body or '"arguments"' in body)
     return body.startswith("[") and any(f"{name}(" in body for name in tools)
@@ -99,7 +99,7 @@ def _json_calls(body: str) -> list[Call] | None:
     return calls or None
 
 
-def _python_calls(body: str) -> list[Call] | None:
+def _python_calls(body: str, tools: Schemas) -> list[Call] | None:
     if not body.startswith("["):
         return None
     try:
@@ -113,7 +113,10 @@ def _python_calls(body: str) -> list[Call] | None:
         if not isinstance(node, ast.Call) or node.args:
             return None
         try:
-            arguments = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
+            types = tools.get(ast.unparse(node.func), {})
+            arguments = {
+                k.arg: _value(ast.literal_eval(k.value), types.get(k.arg)) for k in node.keywords if k.arg is not None
+            }
             text = json.dumps(arguments, ensure_ascii=False)
         except (ValueError, TypeError, RecursionError):
             return None
@@ -121,3 +124,8 @@ def _python_calls(body: str) -> list[Call] | None:
             return None
         calls.append(Call(ast.unparse(node.func), text))
     return calls
+
+
+def _value(value: Any, schema: Any) -> Any:
+    """Llama 4's template shows the model every value in quotes; the schema knows better."""
+    return typed_value(value, schema) if isinstance(value, str) and schema is not None else value
