@@ -1,29 +1,83 @@
 """Finding out, cheaply, that a text starts with one seen before.
 
-A session's prompts grow: turn k+1's is turn k's with something appended. Keeping the earlier text to compare with
-would cost memory in proportion to all contexts of all sessions, so only its length, its hash and its last bytes are
-kept. The last bytes rule out almost every text that does not match; the hash (Python's keyed 64-bit SipHash, 4 GB/s)
-decides. Work per lookup is one hash over the shared part and no work at all for texts that differ.
+A session's prompts grow: turn k+1's is turn k's with something appended. The texts of the sessions that were active
+last are kept and compared as they are (memory speed, no hashing), up to a budget for the whole process. Of older ones
+only length, last bytes and a hash remain: the last bytes rule out almost every text that does not match, the hash
+(Python's keyed 64-bit SipHash) decides.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 _TAIL = 24
 _KEEP = 8  # branches of a session that are followed at the same time; an older one costs disk space, not correctness
+_LONG = 32 * 2**10  # hashing a longer text every turn would make turns dearer as the session grows
+BUDGET_BYTES = 48 * 2**20
 
 
 class Seen:
-    """A text seen earlier: which record it belongs to (``ordinal``) and what it means there (``units``)."""
+    """A text seen earlier: which record it belongs to (``ordinal``) and what it means there (``units``).
 
-    __slots__ = ("choices", "digest", "length", "ordinal", "tail", "units")
+    ``choices`` holds, per choice of that record, the bytes of its ids and their hash.
+    """
+
+    __slots__ = ("choices", "digest", "length", "ordinal", "tail", "text", "units")
 
     def __init__(self, text: bytes, ordinal: int, units: int, choices: tuple[tuple[int, int], ...] = ()) -> None:
         self.length = len(text)
-        self.tail = text[-_TAIL:]
-        self.digest = hash(text)
+        self.text: bytes | None = text
+        self.tail = b""
+        self.digest = 0
         self.ordinal = ordinal
         self.units = units
-        self.choices = choices  # per choice of that record: (bytes of its ids, their hash)
+        self.choices = choices
+
+    def begins(self, text: bytes) -> bool:
+        if self.text is not None:
+            return text.startswith(self.text)
+        length = self.length
+        return text[max(0, length - _TAIL) : length] == self.tail and hash(text[:length]) == self.digest
+
+    def fold(self) -> None:
+        """Keep only what is needed to recognise the text."""
+        if self.text is not None:
+            self.tail, self.digest = self.text[-_TAIL:], hash(self.text)
+            self.text = None
+
+
+class Budget:
+    """The texts kept whole, least recently added first."""
+
+    def __init__(self, limit: int = BUDGET_BYTES) -> None:
+        self.limit = limit
+        self.held = 0
+        self._kept: OrderedDict[int, Seen] = OrderedDict()
+
+    def keep(self, seen: Seen) -> None:
+        if seen.length > self.limit // 8:
+            seen.fold()
+            return
+        self._kept[id(seen)] = seen
+        self.held += seen.length
+        while self.held > self.limit:
+            _, oldest = self._kept.popitem(last=False)
+            self.held -= oldest.length
+            oldest.fold()
+
+    def release(self, seen: Seen) -> None:
+        """The text is no longer needed at all."""
+        if self._kept.pop(id(seen), None) is not None:
+            self.held -= seen.length
+
+    def drop(self, seen: Seen) -> None:
+        """Keep the text no longer whole."""
+        if self._kept.pop(id(seen), None) is not None:
+            self.held -= seen.length
+            seen.fold()
+
+
+_budget = Budget()
 
 
 class Prefixes:
@@ -38,22 +92,30 @@ class Prefixes:
         """The longest remembered text that `text` starts with, or None."""
         best: Seen | None = None
         size = len(text)
-        for seen in self._seen:
+        for seen in reversed(self._seen):
             length = seen.length
-            if (
-                length <= size
-                and (best is None or length >= best.length)
-                and text[max(0, length - _TAIL) : length] == seen.tail
-                and hash(text[:length]) == seen.digest
-            ):
+            if length <= size and (best is None or length > best.length) and seen.begins(text):
                 best = seen
         return best
 
     def add(self, seen: Seen, *, instead_of: Seen | None = None) -> None:
-        """Remember a text; the one it grew from need not be kept."""
+        """Remember a text. The one it grew from is only needed by branches:
+
+        it is kept, but not as a whole, if it is short.
+        """
         kept = self._seen
-        if instead_of is not None and len(kept) >= _KEEP and instead_of in kept:
-            kept.remove(instead_of)
+        if instead_of is not None:
+            if instead_of.length > _LONG or len(kept) >= _KEEP:
+                kept.remove(instead_of)
+                _budget.release(instead_of)
+            else:
+                _budget.drop(instead_of)
         kept.append(seen)
+        _budget.keep(seen)
         if len(kept) > _KEEP:
-            del kept[0]
+            _budget.release(kept.pop(0))
+
+    def clear(self) -> None:
+        for seen in self._seen:
+            _budget.release(seen)
+        self._seen = []

@@ -130,7 +130,13 @@ class Session:
         self.lengths[at] = 0
         self.turns -= 1
         self.errors += 1
-        self.prompts, self.messages, self.request = Prefixes(), Prefixes(), None
+        self.forget_texts()
+
+    def forget_texts(self) -> None:
+        """Let nothing later refer to what was recorded so far."""
+        self.prompts.clear()
+        self.messages.clear()
+        self.request = None
 
     @property
     def records(self) -> int:
@@ -217,7 +223,8 @@ class Sessions:
         running = list(session.inflight)
         position, _ = self.journal.append(journals.CLOSED, session.id_bytes, b"")
         self._frames.setdefault(session.id_bytes, array("Q")).append(position)
-        session.prompts, session.messages, session.recent = Prefixes(), Prefixes(), None
+        session.forget_texts()
+        session.recent = None
         session.worker = session.conversation = None
         return running
 
@@ -230,6 +237,7 @@ class Sessions:
             if session is None:
                 continue
             session.closed = True
+            session.forget_texts()
             self.journal.append(journals.DELETED, name, b"")
             dead.extend(session.positions)
             dead.extend(self._frames.pop(name, ()))
