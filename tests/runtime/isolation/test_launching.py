@@ -38,10 +38,9 @@ def test_sigterm_reaches_the_sessions_handler(launcher: Launcher, plain_fork: bo
         "import signal, time\n"
         "def stop(*_):\n    open('stopped', 'w').close(); raise SystemExit(3)\n"
         "signal.signal(signal.SIGTERM, stop); open('armed', 'w').close(); say(1)\nfor _ in range(400): time.sleep(0.05)",
-        stays=True,
         plain_fork=plain_fork,
     )
-    process = launcher.start(target, Session("import time; time.sleep(1.5); say(1)"))
+    process = launcher.start(target)
     folder = launcher.folder / "s0"
     try:
         _until((folder / "armed").exists)

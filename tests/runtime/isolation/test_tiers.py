@@ -244,9 +244,14 @@ def test_gvisor_runs_a_command(tmp_path: Path) -> None:
     if why:
         pytest.skip(why)
     spec = IsolationSpec(session_dir=tmp_path, network="none")
-    argv = TIERS["gvisor"].wrap_argv(["/bin/sh", "-c", "dmesg | head -1; echo from $(pwd)"], spec)
+    argv = TIERS["gvisor"].wrap_argv(
+        ["/bin/sh", "-c", "dmesg | head -1; echo from $(pwd); touch /etc/planted here"], spec
+    )
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert "gVisor" in done.stdout, done.stderr
+    assert f"from {tmp_path}" in done.stdout
+    assert not Path("/etc/planted").exists()
+    assert not (tmp_path / "here").exists()  # as its report says
 
 
 def test_docker_runs_a_command(tmp_path: Path) -> None:

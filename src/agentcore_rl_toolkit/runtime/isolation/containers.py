@@ -91,13 +91,13 @@ def docker_argv(argv: Sequence[str], spec: IsolationSpec, *, program: str | None
 
 
 def gvisor_argv(argv: Sequence[str], spec: IsolationSpec, *, program: str = "runsc") -> list[str]:
-    """``runsc do``: the host's files read-only behind gVisor's kernel. Raises: ConfigError for network 'loopback'."""
-    if spec.network == "loopback":
-        raise ConfigError("isolation tier 'gvisor' holds network 'host' or 'none'")
+    """``runsc do``: the host's files read-only behind gVisor's kernel. Raises: ConfigError for a network other than 'none'."""
+    if spec.network != "none":
+        raise ConfigError("isolation tier 'gvisor' holds network 'none' only")
     out = [program]
     if os.geteuid() != 0:
         out.append("--rootless")
-    out += [f"--network={spec.network}", "do", f"--cwd={spec.cwd or spec.session_dir}"]
+    out += ["--network=none", "do", f"--cwd={spec.cwd or spec.session_dir}"]
     return [*out, "--", *argv]
 
 

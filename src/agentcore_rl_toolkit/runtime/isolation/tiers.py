@@ -34,13 +34,13 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...errors import ConfigError, LocalRuntimeError
 from . import cgroups, containers, landlock, namespaces, rlimits, rootfs
 from ._linux import drop_capabilities
-from .spec import NETWORKS, IsolationSpec, Limits, Network
+from .spec import NETWORKS, IsolationSpec, Limits, Network, system_paths
 
 TierName = Literal["namespaces", "landlock", "process", "docker", "gvisor"]
 log = logging.getLogger(__name__)
@@ -114,7 +114,9 @@ class Tier(ABC):
 
 
 def _helper(name: TierName, spec: IsolationSpec, argv: Sequence[str]) -> list[str]:
-    return [sys.executable, _SCRIPT, "exec", name, spec.to_json(), "--", *argv]
+    # The helper starts without site packages, for speed; what this interpreter can see is told to it.
+    told = spec if spec.system is not None else replace(spec, system=system_paths())
+    return [sys.executable, "-I", "-S", _SCRIPT, "exec", name, told.to_json(), "--", *argv]
 
 
 def _wants_groups(spec: IsolationSpec) -> bool:
@@ -346,7 +348,7 @@ class DockerTier(Tier):
 
 
 class GvisorTier(DockerTier):
-    """gVisor's ``runsc do`` over the host's files, read-only: an own kernel in user space per session."""
+    """gVisor's ``runsc do``: one command behind a kernel of its own in user space, over the host's files, writes discarded."""
 
     name: TierName = "gvisor"
 
@@ -354,11 +356,19 @@ class GvisorTier(DockerTier):
         return TierReport(
             name=self.name,
             unavailable=containers.gvisor_unavailable(),
-            stops=("direct system calls to the host's kernel", "writing outside the session's directory"),
-            leaves_open=("the host's files can be read", "limits are the rlimits of the whole sandbox"),
+            stops=("direct system calls to the host's kernel", "writing any file of the host"),
+            leaves_open=(
+                "the host's files can be read",
+                "(not open, but missing: files written inside, also in the session's folder, end with the sandbox)",
+                "limits are the rlimits of the sandbox",
+            ),
             networks=self.networks,
             limits=_limits_report(),
         )
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        return ("none",)
 
     def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
         return containers.gvisor_argv(argv, spec)
