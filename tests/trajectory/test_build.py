@@ -64,6 +64,20 @@ def test_order_of_arrival_does_not_matter() -> None:
     assert build_trajectory("s", turns[::-1]) == build_trajectory("s", turns)
 
 
+def test_arrays_serve_as_well_as_lists() -> None:
+    lists = [turn(0, PROMPT, [20, 21]), turn(1, [*PROMPT, 20, 21, 30], [22])]
+    arrays = [
+        turn(
+            t.index,
+            array("I", t.prompt_ids),  # type: ignore[arg-type]  # any sequence of integers
+            array("I", t.completion_ids),  # type: ignore[arg-type]
+            logprobs=array("d", t.logprobs),
+        )
+        for t in lists
+    ]
+    assert build_trajectory("s", arrays) == build_trajectory("s", lists)
+
+
 def test_a_shared_turn_is_trained_in_one_branch_only() -> None:
     root = turn(0, PROMPT, [20, 21])
     left = turn(1, [*PROMPT, 20, 21, 30], [22, 23])

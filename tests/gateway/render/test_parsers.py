@@ -127,6 +127,18 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("hermes", "JSON that is no call", '{"name": "Bob"}', expect('{"name": "Bob"}')),
     ("hermes", "a closing mark alone", "x</tool_call>", expect("x</tool_call>", status="unparsed")),
     ("hermes", "reasoning that never ends", "<think>on and on", expect(reasoning="on and on")),
+    (
+        "hermes",
+        "a call inside reasoning that never ends",
+        '<think>so <tool_call>{"name": "now"}</tool_call>',
+        expect(reasoning='so <tool_call>{"name": "now"}</tool_call>', status="unparsed"),
+    ),
+    (
+        "hermes",
+        "a call mentioned in reasoning that ends",
+        "<think>a <tool_call> would do</think>No.",
+        expect("No.", "a <tool_call> would do"),
+    ),
     ("hermes", "the reasoning mark inside text", "a <think> b", expect("a <think> b")),
     ("hermes", "empty reasoning", "<think>\n\n</think>\n\nSo.", expect("So.")),
     (

@@ -109,6 +109,7 @@ class MarkerParser:
         self._calls = 0
         self._bad = False
         self._plain: list[str] = []
+        self._thoughts: list[str] = []
 
     @property
     def status(self) -> ParseStatus:
@@ -131,6 +132,10 @@ class MarkerParser:
                 self._plain.append(self._blank)
                 deltas.append(Delta(text=self._blank))
             self._blank = ""
+        if self._state == "reasoning":
+            # A model that forgot to close its reasoning may have called in it; a call there is none to the agent.
+            thought = "".join(self._thoughts)
+            self._bad = any(opening in thought for opening in self._blocks)
         if self._tools and not self._bad:
             said = "".join(self._plain)
             grammar = self._grammar
@@ -218,6 +223,7 @@ class MarkerParser:
         self._blank = text[len(solid) :]
         self._fresh = False
         if self._state == "reasoning":
+            self._thoughts.append(shown)
             return [Delta(reasoning=shown)]
         self._plain.append(shown)
         return [Delta(text=shown)]
