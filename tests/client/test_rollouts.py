@@ -168,7 +168,7 @@ def test_sync_wait_on_the_clients_own_thread_is_refused(client: RolloutClient) -
         except BaseException as e:
             problems.append(e)
 
-    client.invoke(script()).add_done_callback(wait)
+    client.invoke(script(run_s=0.5)).add_done_callback(wait)
     until(lambda: bool(problems))
     assert isinstance(problems[0], ConfigError)
     other.cancel()
@@ -670,3 +670,10 @@ batch = client.{name}([{{"script": {{"hang": True}}}}] * 8, 8)
     _, errors = process.communicate(timeout=60)
     assert b"KeyboardInterrupt" in errors
     assert runtime.live == []
+
+
+def test_example_of_the_documentation_for_own_tests() -> None:
+    with ScriptedRuntime(faults=["429", "drop_after"]) as runtime:
+        client = RolloutClient(runtime.arn, "memory://test", "exp", endpoint_url=runtime.url)
+        assert client.invoke({"script": {"run_s": 0.1, "result": {"rewards": 1.0}}}).result()["rewards"] == 1.0
+        client.close()
