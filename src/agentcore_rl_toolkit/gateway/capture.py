@@ -268,7 +268,7 @@ def _read_events(events: list[bytes], *, framed: bool) -> Captured:
             if choice.routed_experts is not _ABSENT:
                 into.routed_experts = choice.routed_experts
     if carry.strip():
-        captured.complete = False
+        raise _NotOneEventEachError
     captured.prompt = prompt
     for index in sorted(parts):
         part = parts[index]
