@@ -88,7 +88,7 @@ def make_batch(loop: ModuleType, sampled: list[float], advantage: float):  # typ
 
 def test_loss_is_minus_the_advantage_at_the_weights_that_sampled(loop: ModuleType) -> None:
     batch = make_batch(loop, [-1.0, -2.0], advantage=0.7)
-    loss, facts = loop.grpo_loss(torch.tensor([[-1.0, -2.0]]), batch, loop.Config())
+    loss, facts = loop.grpo_loss(torch.tensor([[-1.0, -2.0]]), batch, 2.0, loop.Config())
     assert loss.item() == pytest.approx(-0.7)
     assert facts == {"logprob_gap": 0.0, "clip_fraction": 0.0, "kl": 0.0}
 
@@ -107,7 +107,7 @@ def test_clipping_is_one_sided(
 ) -> None:
     batch = make_batch(loop, [-1.0], advantage)
     logprobs = torch.tensor([[-1.0 + math.log(ratio)]], requires_grad=True)
-    loss, facts = loop.grpo_loss(logprobs, batch, loop.Config(clip_low=0.2, clip_high=0.28))
+    loss, facts = loop.grpo_loss(logprobs, batch, 1.0, loop.Config(clip_low=0.2, clip_high=0.28))
     loss.backward()
     assert loss.item() == pytest.approx(-expected_ratio * advantage, rel=1e-5)
     assert logprobs.grad is not None
@@ -161,7 +161,7 @@ def test_training_refuses_tokens_that_another_model_sampled(loop: ModuleType) ->
         model.table[1, 2] = 0.01  # the weights are no longer those that gave log(1/8)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = model.table.clone()
-    with pytest.raises(CaptureError, match="not the same model"):
+    with pytest.raises(CaptureError, match="another model"):
         loop.train_on(
             [group(rollout(1.0, [2]), rollout(0.0, [3]))], model, optimizer, 0, loop.Config(), random.Random(0)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console, Group
@@ -11,11 +12,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from ...contract import Outcome
+
 SHOWN_STEPS = 16
+COLUMNS = ("reward", "tool use", "tokens", "lost", "agent errors", "logprob gap", "rollout + train s")
 
 
 def share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def failures(outcomes: Mapping[str, int]) -> tuple[str, str]:
+    """(lost to the infrastructure, failed by the agent's own code); both are masked, neither is reward 0."""
+    errors = outcomes.get(Outcome.AGENT_ERROR, 0)
+    return str(sum(outcomes.values()) - outcomes.get(Outcome.OK, 0) - errors), str(errors)
 
 
 class Display:
@@ -60,9 +70,9 @@ class Display:
         self._done += 1
         self._in_flight -= 1
         self._tokens += tokens
-        if outcome == "ok" and reward is not None:
+        if outcome == Outcome.OK and reward is not None:
             self._rewards.append(reward)
-        else:
+        elif outcome != Outcome.AGENT_ERROR:
             self._lost += 1
         self._bar.advance(self._task)
 
@@ -73,19 +83,21 @@ class Display:
             share(facts["reward"]),
             share(facts["tool_use"]),
             str(facts["sampled_tokens"]),
-            str(facts["rollouts"] - facts["usable"]),
+            *failures(facts["outcomes"]),
             "-" if gap is None else f"{gap:.0e}",
             f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
         )
 
     def evaluated(self, facts: dict[str, Any]) -> None:
-        lost = str(facts["rollouts"] - facts["usable"])
-        self._row(f"held out, {facts['when']}", share(facts["reward"]), share(facts["tool_use"]), "-", lost, "-", "-")
+        failed = failures(facts["outcomes"])
+        self._row(
+            f"held out, {facts['when']}", share(facts["reward"]), share(facts["tool_use"]), "-", *failed, "-", "-"
+        )
 
     def _row(self, *cells: str) -> None:
         self._rows.append(cells)
         if not self._console.is_terminal:
-            names = ("", "reward", "tool use", "tokens", "lost", "logprob gap", "seconds")
+            names = ("", *COLUMNS)
             line = "  ".join(f"{n} {c}".strip() for n, c in zip(names, cells, strict=True))
             self._console.print(f"{line}  eta {self._eta()}", highlight=False, soft_wrap=True)
 
@@ -99,7 +111,7 @@ class Display:
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("")
-        for name in ("reward", "tool use", "tokens", "lost", "logprob gap", "rollout + train s"):
+        for name in COLUMNS:
             table.add_column(name, justify="right")
         for row in self._rows[-SHOWN_STEPS:]:
             table.add_row(*row)
