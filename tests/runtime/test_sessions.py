@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import time
 from collections.abc import Callable
@@ -150,6 +151,27 @@ def slow():
     server = start_server("--init-timeout", "1", agent=agent)
     with pytest.raises(ClientError, match=r"Runtime initialization time exceeded.*completes in 1s"):
         server.invoke({}, session_id)
+
+
+@pytest.mark.serial
+def test_a_burst_of_new_sessions_loses_none_and_leaves_nothing(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    """More at once than could start within the init timeout if all did: they queue, and the timeout counts from their turn."""
+    server = start_server("--init-timeout", "5", "--state-dir", str(tmp_path / "state"))
+    client = server.client(max_pool_connections=100)
+    ids = [new_session_id() for _ in range(80)]
+
+    def rollout(session_id: str) -> int:
+        calls: int = server.invoke({}, session_id, client=client)["calls"]
+        client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)
+        return calls
+
+    with concurrent.futures.ThreadPoolExecutor(80) as pool:
+        assert list(pool.map(rollout, ids)) == [1] * 80
+    wait_for(lambda: len(marked_processes(server)) == 1)
+    wait_for(lambda: not list((tmp_path / "state" / "sessions").iterdir()))
+    assert server.view.get("/_local/status")["ended"] == {"stopped": 80}
 
 
 def test_quota_of_sessions_is_402_and_ends_with_a_stop(start_server: Callable[..., Server]) -> None:

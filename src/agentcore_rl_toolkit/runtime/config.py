@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class RuntimeConfig:
     time between SIGTERM and SIGKILL of a stopped session; ``shutdown_grace_s`` the same when the whole runtime ends.
     ``ping_semantics``: docs or observed, see `clock`. ``credentials``: access key -> secret; when given, requests must
     be signed with one.
+    ``parallel_starts``: more sessions than this wait before they start; their init timeout counts from then.
     ``s3_dir``: serve an S3 endpoint over this folder in the same process. ``s3_endpoint``: another one that sessions
     are to use.
     """
@@ -68,11 +70,14 @@ class RuntimeConfig:
     s3_port: int = 0
     s3_endpoint: str | None = None
     kept_logs: int = 2_000
+    parallel_starts: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 1)))
 
     def __post_init__(self) -> None:
         for name in ("init_timeout_s", "idle_timeout_s", "max_lifetime_s", "invoke_timeout_s", "stream_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)!r}")
+        if self.parallel_starts < 1:
+            raise ConfigError(f"parallel_starts must be at least 1, got {self.parallel_starts!r}")
         for name in ("stop_grace_s", "shutdown_grace_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)!r}")

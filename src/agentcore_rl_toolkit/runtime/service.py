@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ from .core import Runtime
 from .server import RuntimeApp
 
 PARENT_CHECK_S = 1.0
+MAX_OPEN_FILES = 65_536
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -47,6 +50,7 @@ def write_ready_file(path: Path, content: dict[str, Any]) -> None:
 
 def run(config: RuntimeConfig, agents: Sequence[tuple[str, Path]], **options: Any) -> None:
     """Blocking form of `serve` on uvloop; the options are its keywords."""
+    _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, agents, **options))
 
@@ -120,6 +124,16 @@ async def serve(
         _forget(ready_file)
         if s3 is not None:
             s3.close()
+
+
+def _raise_file_limit() -> None:
+    """Every session holds a socket or more here; the usual soft limit of 1,024 would end at a few hundred."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with contextlib.suppress(OSError, ValueError):  # macOS may refuse what it reports as its own hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _forget(ready_file: Path | None) -> None:

@@ -138,6 +138,8 @@ class SessionTable:
         self._stopping: set[Session] = set()
         self._checks: list[tuple[float, int, Session]] = []
         self._new_check = asyncio.Event()
+        # A machine has fewer cores than AWS: were all sessions of a burst to start at once, each would miss its init timeout.
+        self._starting = asyncio.Semaphore(config.parallel_starts)
 
     # -- use
     async def acquire(self, agent: Agent, endpoint: str, session_id: str, *, start_delay_s: float = 0.0) -> Session:
@@ -227,10 +229,16 @@ class SessionTable:
         return session
 
     async def _start(self, session: Session, delay_s: float) -> None:
+        limit_s = self.config.init_timeout_s
+        if delay_s:
+            await asyncio.sleep(min(delay_s, limit_s))
+        async with self._starting:
+            if not session.over:
+                await self._start_within(session, max(0.0, limit_s - delay_s))
+
+    async def _start_within(self, session: Session, limit_s: float) -> None:
         try:
-            async with asyncio.timeout(self.config.init_timeout_s):
-                if delay_s:
-                    await asyncio.sleep(delay_s)
+            async with asyncio.timeout(limit_s):
                 await self._start_process(session)
         except TimeoutError:
             limit = f"{self.config.init_timeout_s:g}"
