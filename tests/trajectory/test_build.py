@@ -284,6 +284,18 @@ def test_thousands_of_turns_are_no_deeper_than_one() -> None:
     assert result.report.trained_tokens == 4_000
 
 
+def test_branches_that_grow_side_by_side_stay_apart() -> None:
+    histories = [[100 + b] for b in range(5)]
+    turns = []
+    for index in range(400):
+        history = histories[index % 5]
+        turns.append(turn(index, [*history], [index % 7, index % 11]))
+        history += [index % 7, index % 11, index % 13]
+    result = build_trajectory("s", turns)
+    assert [len(s.turn_ids) for s in result.sequences] == [80] * 5
+    assert result.report.branches == 4
+
+
 def test_thousands_of_unrelated_prompts_do_not_compare_with_each_other() -> None:
     shared = list(range(500))
     turns = [turn(i, [*shared, 10_000 + i], [20]) for i in range(3_000)]

@@ -3,8 +3,9 @@
 Theory of operation. Every trainable turn is inserted as the token string ``prompt + completion``; its end is marked.
 A prompt continues the turn whose end is the deepest mark that lies on the prompt's own path. Tokens are packed to
 four bytes each, so that comparing a run of them is one memcmp. Walking costs O(prompt length), inserting O(new
-tokens); a prompt that continues the latest leaf, the common case, needs one comparison and no walk. Nothing here
-recurses: sessions of thousands of turns are as deep as they are long."""
+tokens); a prompt that continues one of the latest leaves, the common case, needs one comparison and no walk. Nothing
+here recurses: sessions of thousands of turns are as deep as they are long.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +27,9 @@ def pack(ids: Sequence[int]) -> bytes:
         return array(_CODE, ids).tobytes()
     except (OverflowError, TypeError) as e:
         raise CaptureError(f"token ids must be integers in [0, 2**32): {e}") from e
+
+
+_TIPS = 8  # branches that may grow side by side (parallel sub-agents) without a walk for each turn
 
 
 class Node:
@@ -62,18 +66,24 @@ class TokenTree:
 
     def __init__(self) -> None:
         self._root = Node(b"", 0, 0, None)
-        self._tip: Node | None = None
+        self._tips: list[Node] = []  # where the latest turns end, newest last
 
     def add(self, position: int, turn: Turn) -> Match:
         """Look up the prompt of ``turn``, then insert the whole turn under ``position``."""
         prompt = pack(turn.prompt_ids)
         full = prompt + pack(turn.completion_ids)
-        tip = self._tip
-        if tip is not None and not tip.children and prompt.startswith(tip.data[: tip.end]):
-            match = Match(tuple(tip.turns), tip.end // TOKEN_BYTES, None)
-            self._tip = self._grow(tip, full, turn, position)
-            return match
+        for tip in reversed(self._tips):
+            # Nothing lies below a leaf, so a leaf on the prompt's path is the deepest end on it.
+            if not tip.children and prompt.startswith(tip.data[: tip.end]):
+                match = Match(tuple(tip.turns), tip.end // TOKEN_BYTES, None)
+                self._tips.remove(tip)
+                self._remember(self._grow(tip, full, turn, position))
+                return match
         return self._walk(prompt, full, turn, position)
+
+    def _remember(self, tip: Node) -> None:
+        self._tips.append(tip)
+        del self._tips[:-_TIPS]
 
     def _grow(self, node: Node, full: bytes, turn: Turn, position: int) -> Node:
         """Hang the part of ``full`` behind ``node`` under it as one new edge; mark its end."""
@@ -102,14 +112,14 @@ class TokenTree:
                 rival = self._rival(node)
             if depth == len(full):
                 node.turns.append(position)
-                self._tip = node
+                self._remember(node)
                 break
             child = node.children.get(full[depth : depth + TOKEN_BYTES])
             if child is None:
                 if shared is None:
                     shared = depth
                     rival = self._rival(node)
-                self._tip = self._grow(node, full, turn, position)
+                self._remember(self._grow(node, full, turn, position))
                 break
             if full.startswith(child.data[depth : child.end], depth):
                 if child.end > limit and shared is None:
