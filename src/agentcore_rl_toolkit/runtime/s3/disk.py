@@ -149,7 +149,9 @@ class Disk:
         """Remove an object, if it is there."""
         if bucket.objects.pop(key, None) is not None:
             bucket.keys.remove(key)
-            os.unlink(self.path_of(bucket.name, key))
+            path = self.path_of(bucket.name, key)
+            os.unlink(path)
+            self.sync_directory(os.path.dirname(path))
 
     def open_body(self, bucket: Bucket, stored: StoredObject) -> int:
         """A descriptor of the object's file, to be read from ``body_offset`` on."""

@@ -18,7 +18,7 @@ from .conditions import byte_range, check_write
 from .disk import Bucket, Disk, StoredObject, discard_file, read_stored
 from .errors import S3Error
 from .incoming import Incoming
-from .objects import checksum_headers, commit, copy_source, iso, write_file
+from .objects import checksum_headers, commit, copy_source, iso, settle, write_file
 from .request import Answer, Request, xml_answer
 
 MIN_PART_BYTES = 5 * 2**20
@@ -202,6 +202,7 @@ class Uploads:
             self._check_whole(upload, request, stored)
             commit(self._disk, bucket, request, stored, file)
             done = True
+            await settle(self._disk, bucket, stored)
         finally:
             if done:
                 shutil.rmtree(self._root / upload.id, ignore_errors=True)

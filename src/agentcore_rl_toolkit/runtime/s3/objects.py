@@ -51,8 +51,7 @@ async def put(disk: Disk, bucket: Bucket, request: Request) -> Answer:
         file = await incoming.store(stored)
         commit(disk, bucket, request, stored, file)
         incoming.placed()
-        if disk.fsync:
-            await asyncio.to_thread(disk.sync_directory, os.path.dirname(disk.path_of(bucket.name, stored.key)))
+        await settle(disk, bucket, stored)
     finally:
         incoming.discard()
     return Answer(headers={"etag": f'"{stored.etag}"', **checksum_headers(stored), **encryption(stored)})
@@ -64,6 +63,12 @@ def commit(disk: Disk, bucket: Bucket, request: Request, stored: StoredObject, f
         raise S3Error("NoSuchBucket", BucketName=bucket.name)
     check_write(request.headers, bucket.objects.get(stored.key))
     disk.place(bucket, stored, file)
+
+
+async def settle(disk: Disk, bucket: Bucket, stored: StoredObject) -> None:
+    """Where asked for, wait until the object's name is on the medium too; its bytes are already."""
+    if disk.fsync:
+        await asyncio.to_thread(disk.sync_directory, os.path.dirname(disk.path_of(bucket.name, stored.key)))
 
 
 def encryption(stored: StoredObject) -> dict[str, str]:
@@ -189,6 +194,7 @@ async def copy(disk: Disk, bucket: Bucket, request: Request) -> Answer:
         else:
             await asyncio.to_thread(write_file, file, line, ranges, fsync=disk.fsync)
         commit(disk, bucket, request, stored, file)
+        await settle(disk, bucket, stored)
     finally:
         os.close(fd)
         discard_file(file)

@@ -41,7 +41,7 @@ class Request:
             text = value.decode("latin-1")
             key = name.decode("latin-1")
             self.headers[key] = f"{self.headers[key]},{text}" if key in self.headers else text
-        self.signed = Signed(method=self.method, raw_path=self.raw_path, query=pairs, headers=self.headers)
+        self.signed = Signed(method=self.method, raw_path=self.raw_path, query=pairs, headers=self.headers, mount=mount)
         path = self.raw_path.removeprefix(mount) if mount else self.raw_path
         bucket, _, raw_key = path.removeprefix("/").partition("/")
         try:

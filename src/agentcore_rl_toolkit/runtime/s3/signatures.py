@@ -63,6 +63,7 @@ class Signed:
     raw_path: str
     query: list[tuple[str, str]]
     headers: Mapping[str, str]
+    mount: str = ""
 
     def parameter(self, name: str) -> str | None:
         return next((v for k, v in self.query if k == name), None)
@@ -202,15 +203,16 @@ def _query_v2(request: Signed, credentials: Mapping[str, str], now_s: float) -> 
 
 def _check_v2(request: Signed, secret: str, date: str, signature: str) -> None:
     amz = sorted((n, _SPACES.sub(" ", v).strip()) for n, v in request.headers.items() if n.startswith("x-amz-"))
-    resource = request.raw_path
     parts = sorted((k, v) for k, v in request.query if k in _SUBRESOURCES)
-    if parts:
-        resource += "?" + "&".join(f"{k}={v}" if v else k for k, v in parts)
+    suffix = "?" + "&".join(f"{k}={v}" if v else k for k, v in parts) if parts else ""
     lines = [request.method, request.headers.get("content-md5", ""), request.headers.get("content-type", ""), date]
-    text = "\n".join([*lines, *(f"{n}:{v}" for n, v in amz), resource])
-    expected = base64.b64encode(hmac.new(secret.encode(), text.encode(), hashlib.sha1).digest()).decode()
-    if not hmac.compare_digest(expected, signature):
-        raise S3Error("SignatureDoesNotMatch", StringToSign=text)
+    # Version 2 signs /bucket/key, which is not all of the path where the endpoint's address has a path of its own.
+    for path in dict.fromkeys((request.raw_path, request.raw_path.removeprefix(request.mount))):
+        text = "\n".join([*lines, *(f"{n}:{v}" for n, v in amz), path + suffix])
+        expected = base64.b64encode(hmac.new(secret.encode(), text.encode(), hashlib.sha1).digest()).decode()
+        if hmac.compare_digest(expected, signature):
+            return
+    raise S3Error("SignatureDoesNotMatch", StringToSign=text)
 
 
 def _secret(credentials: Mapping[str, str], access: str) -> str:
