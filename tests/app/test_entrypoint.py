@@ -19,7 +19,7 @@ import pytest
 
 from agentcore_rl_toolkit import AgentCoreRLApp
 from agentcore_rl_toolkit.app import AgentSettings, RolloutConfig
-from agentcore_rl_toolkit.errors import ConfigError, ContractError, ObjectNotFoundError
+from agentcore_rl_toolkit.errors import AgentCoreRLError, ConfigError, ContractError, ObjectNotFoundError
 from agentcore_rl_toolkit.store import open_store
 
 
@@ -222,6 +222,24 @@ async def test_settings_in_code_win_over_the_environment(monkeypatch: pytest.Mon
         await handler(
             {"_rollout": {"exp_id": "e", "input_id": "i", "s3_bucket": "memory://x"}}, SimpleNamespace(session_id=None)
         )
+
+
+async def test_an_app_can_be_started_again_after_its_shutdown() -> None:
+    app = AgentCoreRLApp()
+    handler = app.rollout_entrypoint(lambda payload: {"slept": threading.Event().wait(payload.get("s", 0))})
+    url = f"memory://{uuid.uuid4()}"
+
+    async def begin(input_id: str, s: float) -> Any:
+        block = {"exp_id": "e", "input_id": input_id, "s3_bucket": url}
+        return await handler({"s": s, "_rollout": block}, SimpleNamespace(session_id=None))
+
+    async with app.router.lifespan_context(app):
+        interrupted = await begin("1", 600)
+    assert (await record_of(interrupted))["error_type"] == "Interrupted"
+    with pytest.raises(AgentCoreRLError, match="no new rollout: the server shut down"):
+        await begin("2", 0)
+    async with app.router.lifespan_context(app):
+        assert (await record_of(await begin("3", 0)))["status_code"] == 200
 
 
 class PutOnlyClient:

@@ -28,6 +28,17 @@ async def run(payload):
 """
 
 
+@pytest.fixture(scope="module")
+def agent(start_shared_agent: Any) -> Any:
+    """One agent for the tests that neither kill it nor set it up differently."""
+    return start_shared_agent(AGENT)
+
+
+@pytest.fixture(scope="module")
+def blocking_async_agent(start_shared_agent: Any) -> Any:
+    return start_shared_agent(ASYNC_AGENT.replace("await asyncio.sleep", "time.sleep"))
+
+
 def alive(path: Path) -> Path:
     return path.with_suffix(".alive")
 
@@ -114,11 +125,11 @@ def test_sigkill_leaves_a_heartbeat_that_goes_stale(start_agent: Any) -> None:
     assert sign["started_s"] <= sign["beat_s"] <= time.time()
 
 
-@pytest.mark.parametrize("source", [AGENT, ASYNC_AGENT.replace("await asyncio.sleep", "time.sleep")])
+@pytest.mark.parametrize("which", ["agent", "blocking_async_agent"])
 def test_the_heartbeat_is_renewed_while_the_agent_blocks_and_goes_with_the_record(
-    start_agent: Any, source: str
+    request: pytest.FixtureRequest, which: str
 ) -> None:
-    agent = start_agent(source)
+    agent = request.getfixturevalue(which)
     path, _ = agent.rollout({"s": 2.5}, heartbeat_s=0.2)
     until(alive(path).exists)
     beats = set()
@@ -133,9 +144,8 @@ def test_the_heartbeat_is_renewed_while_the_agent_blocks_and_goes_with_the_recor
     until(lambda: not alive(path).exists())
 
 
-def test_a_heartbeat_of_zero_means_none_and_no_promise(start_agent: Any) -> None:
-    agent = start_agent(AGENT)
-    path, reply = agent.rollout({"s": 0.3}, heartbeat_s=0)
+def test_a_heartbeat_of_zero_means_none_and_no_promise(agent: Any) -> None:
+    path, reply = agent.rollout({"s": 0.3}, heartbeat_s=0, input_id="still")
     assert "heartbeat_s" not in reply
     assert not alive(path).exists()
     agent.record(path)
@@ -143,9 +153,9 @@ def test_a_heartbeat_of_zero_means_none_and_no_promise(start_agent: Any) -> None
 
 
 def test_an_outage_of_the_store_delays_the_record_and_the_heart_beats_on(start_agent: Any, faulty_s3: Any) -> None:
+    agent = start_agent(AGENT, env=faulty_s3.env)
     over = time.monotonic() + 4
     faulty_s3.fault = lambda _method, key: 503 if key.endswith(".json") and time.monotonic() < over else None
-    agent = start_agent(AGENT, env=faulty_s3.env)
     agent.rollout(s3_bucket="the-bucket", heartbeat_s=0.3, session="o" * 40)
     (record,) = until(faulty_s3.records).values()
     assert record["rewards"] == 1.0
@@ -250,8 +260,7 @@ def test_a_result_beyond_the_limit_is_a_clear_error_record(start_agent: Any) -> 
     assert "larger than 100000 bytes" in record["stop_reason"]
 
 
-def test_the_push_comes_after_the_record(start_agent: Any, push_listener: Any) -> None:
-    agent = start_agent(AGENT)
+def test_the_push_comes_after_the_record(agent: Any, push_listener: Any) -> None:
     push_listener.results = agent.results
     session = "p" * 40
     agent.rollout(
@@ -275,8 +284,7 @@ def test_the_push_comes_after_the_record(start_agent: Any, push_listener: Any) -
     }
 
 
-def test_the_key_is_for_the_gateway_only(start_agent: Any, push_listener: Any) -> None:
-    agent = start_agent(AGENT)
+def test_the_key_is_for_the_gateway_only(agent: Any, push_listener: Any) -> None:
     agent.run(notify_url=f"{push_listener.url}/done", base_url="http://127.0.0.1:9/v1", api_key="per-session-key")
     (push,) = until(lambda: push_listener.received)
     assert "authorization" not in push.headers
@@ -284,23 +292,18 @@ def test_the_key_is_for_the_gateway_only(start_agent: Any, push_listener: Any) -
 
 
 @pytest.mark.parametrize("answer", [500, 302, 404])
-def test_a_push_that_is_refused_fails_nothing_and_follows_nowhere(
-    start_agent: Any, push_listener: Any, answer: int
-) -> None:
+def test_a_push_that_is_refused_fails_nothing_and_follows_nowhere(agent: Any, push_listener: Any, answer: int) -> None:
     push_listener.answer = answer
-    agent = start_agent(AGENT)
     assert agent.run(notify_url=f"{push_listener.url}/done")["rewards"] == 1.0
     until(lambda: agent.ping() == "Healthy")
     assert [r.path for r in push_listener.received] == ["/done"]
-    assert f"HTTP {answer}" in agent.log
+    until(lambda: f"HTTP {answer}" in agent.log)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/done", "gopher://127.0.0.1/x", "not a url", "file:///etc/passwd"])
-def test_a_push_to_nowhere_fails_nothing(start_agent: Any, url: str) -> None:
-    agent = start_agent(AGENT)
+def test_a_push_to_nowhere_fails_nothing(agent: Any, url: str) -> None:
     assert agent.run(notify_url=url)["rewards"] == 1.0
-    until(lambda: agent.ping() == "Healthy")
-    assert "push to" in agent.log
+    until(lambda: f"push to {url} failed" in agent.log)
 
 
 def test_a_push_that_hangs_holds_the_session_for_its_limit_only(start_agent: Any, push_listener: Any) -> None:

@@ -50,7 +50,7 @@ def test_the_agent_behaves_the_same(python: str, start_agent: Any, faulty_s3: An
     failed = agent.run({"fail": True})
     assert (failed["status_code"], failed["stop_reason"], failed["error_type"]) == (500, "no luck", "ValueError")
 
-    blocked, _ = agent.rollout({"block": 2})
+    blocked, _ = agent.rollout({"block": 1})
     assert agent.ping() == "HealthyBusy"
     assert not blocked.exists()
     agent.record(blocked)

@@ -154,6 +154,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     def _with_shutdown(self, lifespan: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
         @contextlib.asynccontextmanager
         async def with_shutdown(app: Any) -> AsyncIterator[Any]:
+            self._engine.open()
             restore = self._on_sigterm()
             try:
                 if lifespan is None:

@@ -119,6 +119,10 @@ class Engine:
         self._begin(rollout, identity)
         return reply
 
+    def open(self) -> None:
+        """Take rollouts again after `close`: a test may start the same app twice."""
+        self._closing = ""
+
     def interrupt(self, reason: str) -> None:
         """End every running rollout with an `interrupted` record and take no new ones.
 
