@@ -58,7 +58,7 @@ class Place:
         return {
             "prompt": problem.prompt,
             "answer": problem.answer,
-            "fail_marker": str(self.folder / "records" / marker),
+            "fail_marker": str(self.folder / "records" / f"{marker}.failed"),
         }
 
 

@@ -82,6 +82,7 @@ class RolloutService:
     def __init__(self, settings: ServiceSettings, client: Client, gateway: Gateway, process: Any = None) -> None:
         self.settings, self.client, self.gateway, self.process = settings, client, gateway, process
         self._count = 0
+        self._opened: list[Any] = []  # what `open` made, and `close` therefore closes
 
     @classmethod
     def open(cls, settings: ServiceSettings, upstreams: Callable[[], Sequence[str]], engine: str) -> RolloutService:
@@ -104,11 +105,14 @@ class RolloutService:
         if settings.gateway_url is not None:
             public = settings.gateway_public_url or settings.gateway_url
             gateway = GatewayClient(settings.gateway_url, admin_key=settings.gateway_admin_key, public_url=public)
-            return cls(settings, client, gateway)
+            made = cls(settings, client, gateway)
+            made._opened = [client, gateway]
+            return made
         admin_key = settings.gateway_admin_key or secrets.token_urlsafe(24)
         process, url = _start_gateway(settings, upstreams(), engine, admin_key)
         gateway = GatewayClient(url, admin_key=admin_key, public_url=settings.public_url(url))
         made = cls(settings, client, gateway, process)
+        made._opened = [client, gateway]
         atexit.register(made.close)
         return made
 
@@ -131,7 +135,9 @@ class RolloutService:
         return group
 
     def close(self) -> None:
-        """Stop the gateway this object started; a gateway that was already there is left alone."""
+        """Close the clients and stop the gateway that `open` made; what was already there is left alone."""
+        while self._opened:
+            self._opened.pop(0).close()
         if self.process is None or self.process.poll() is not None:
             return
         self.process.send_signal(signal.SIGTERM)
