@@ -152,24 +152,30 @@ class ScriptedRuntime:
     def _run(self, ready: threading.Event) -> None:
         loop = self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
-        server = loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096))
+        server = loop.run_until_complete(asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=4096))
         self._port = server.sockets[0].getsockname()[1]
         ready.set()
         try:
             loop.run_forever()
         finally:
             server.close()
-            for writer in list(self._connections):
-                writer.transport.abort()
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            for writer in list(self._connections):
+                writer.transport.abort()
+            loop.run_until_complete(asyncio.sleep(0))  # a turn of the loop, in which aborted connections are closed
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(writer)  # at once: a task cancelled before its first step closes nothing
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.add(writer)
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
