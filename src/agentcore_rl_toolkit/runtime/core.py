@@ -118,6 +118,13 @@ class Runtime:
         agent = self._agents[record.id, version.number] = _agent_of(record, version)
         await self.node.prepare(agent)
         self.registry.settle(record, version, None)
+        for (identity, number), older in list(self._agents.items()):
+            if identity == record.id and not self._is_served(older):
+                self._keep(self.node.forget_if_unused(older), name=f"retire {identity}:{number}")
+
+    def _is_served(self, agent: Agent) -> bool:
+        record = self.registry.records.get(agent.runtime_id)
+        return record is not None and any(e.version == agent.version for e in record.endpoints.values())
 
     def _resolve(self, version: Version) -> tuple[str, str]:
         """Script and interpreter of an artifact; builds the environment. Blocks."""
@@ -199,6 +206,8 @@ class Runtime:
 
     def _on_gone(self, session: Session) -> None:
         self.metrics.session_cpu_s += session.process.cpu_s or 0.0
+        if not self._is_served(session.agent):
+            self._keep(self.node.forget_if_unused(session.agent), name="retire")
         self._logs.append(session.log_path)
         while len(self._logs) > self.config.kept_logs:
             self._logs.popleft().unlink(missing_ok=True)
@@ -207,8 +216,8 @@ class Runtime:
         logs = sorted((self.state_dir / "logs").glob("*/*.log"), key=lambda p: p.stat().st_mtime)
         self._logs.extend(logs)
 
-    def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+    def _keep(self, work: Any, *, name: str | None = None) -> None:
+        task = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 

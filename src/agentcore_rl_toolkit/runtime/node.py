@@ -121,6 +121,12 @@ class LocalNode:
         if template is not None:
             await template.close()
 
+    async def forget_if_unused(self, agent: Agent) -> None:
+        """End the template of a version that has no sessions; should one be asked for again, it is loaded again."""
+        template = self._templates.get((agent.runtime_id, agent.version))
+        if template is not None and not template.sessions:
+            await self.forget(agent)
+
     async def close(self) -> None:
         """End every template."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))

@@ -1,0 +1,49 @@
+"""The runtime as an object."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import boto3
+import pytest
+
+from agentcore_rl_toolkit.errors import LocalRuntimeError
+from agentcore_rl_toolkit.runtime import LocalRuntime
+
+from .conftest import AGENTS, Server, alive, wait_for
+
+
+def test_it_serves_within_its_block_and_is_gone_after_it() -> None:
+    with LocalRuntime({"probe": AGENTS / "probe.py"}, ["--quotas", "aws-2026"]) as runtime:
+        client = boto3.client(
+            "bedrock-agentcore",
+            endpoint_url=runtime.url,
+            region_name="us-west-2",
+            aws_access_key_id="x",
+            aws_secret_access_key="x",
+        )
+        reply = client.invoke_agent_runtime(agentRuntimeArn=runtime.arns["probe"], payload=b"{}")
+        assert reply["response"].read()
+        assert runtime.view.get("/_local/status")["quotas"] == "aws-2026"
+        assert runtime.s3_url is None
+    assert not alive(runtime.pid)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(runtime.url, timeout=2)
+    runtime.stop()
+
+
+def test_an_agent_that_does_not_load_is_an_error_with_its_traceback() -> None:
+    with pytest.raises(LocalRuntimeError, match="nothing_of_this_name"):
+        LocalRuntime({"broken": AGENTS / "broken.py"}).start()
+
+
+def test_old_versions_do_not_keep_their_processes(server: Server) -> None:
+    for _ in range(3):
+        server.view.deploy(AGENTS / "probe.py", "often", {})
+
+    def versions() -> list[int]:
+        templates = server.view.get("/_local/status")["templates"]
+        return [t["version"] for t in templates if t["runtime_id"].startswith("often-")]
+
+    wait_for(lambda: versions() == [3])
