@@ -162,6 +162,26 @@ def test_hidden_places_inside_readable_ones(launcher: Launcher) -> None:
     assert [g[0] for g in gone] == ["refused", "refused"]
 
 
+def test_covers_and_read_only_mounts_cannot_be_lifted_from_a_user_namespace(launcher: Launcher) -> None:
+    """Anybody may make a user namespace and be privileged in it; what was mounted before must stay as it is."""
+    if launcher.tier == "process":
+        pytest.skip("covers nothing")
+    project = launcher.folder.parent / "project"
+    (project / "keys").mkdir(parents=True)
+    (project / "keys" / "private").write_text("s3cret")
+    (project / "code.py").write_text("x")
+    project.chmod(0o755)
+    inside = f"umount {project}/keys; mount -o remount,rw,bind {project}; mount -o remount,rw,bind /usr; "
+    inside += f"cat {project}/keys/private; touch {project}/planted /usr/planted && echo planted; true"
+    command = ["unshare", "-Urm", "sh", "-c", f"echo privileged; {inside}"]
+    code = f"import subprocess; say(subprocess.run({command!r}, capture_output=True, text=True).stdout)"
+    said = launcher.one(code, read_only=(project,), hidden=(project / "keys",))
+    # Landlock refuses mounts of any kind, so that unshare itself fails; in namespaces the shell does run with privileges.
+    assert said == ("privileged\n" if launcher.tier == "namespaces" else "")
+    assert not (project / "planted").exists()
+    assert not Path("/usr/planted").exists()
+
+
 def test_session_folders_inside_a_readable_project_stay_private(launcher: Launcher) -> None:
     """A state folder inside the agent's own project, which is readable: the other sessions must not be."""
     if launcher.tier == "process":

@@ -40,7 +40,7 @@ class Limits:
     """Upper bounds for one session; None means no bound.
 
     Units: bytes; ``cpus`` in cores (0.5 = half of one core), ``processes`` counts threads as well.
-    ``file_bytes`` bounds one file, ``tmp_bytes`` the whole private ``/tmp`` (namespaces tier).
+    ``file_bytes`` bounds one file, ``tmp_bytes`` the whole private ``/tmp``, and ``/dev/shm`` likewise (namespaces tier).
     """
 
     memory_bytes: int | None = None
@@ -48,7 +48,9 @@ class Limits:
     processes: int | None = None
     file_bytes: int | None = None
     open_files: int | None = None
-    tmp_bytes: int | None = None
+    tmp_bytes: int | None = (
+        2**30
+    )  # a session's storage on AgentCore; the kernel's own default would be half of all memory
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
