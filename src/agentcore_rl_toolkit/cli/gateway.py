@@ -52,6 +52,7 @@ def group() -> None:
     help="Directory with tokenizer and chat template: the gateway renders prompts and speaks token ids to the engine.",
 )
 @click.option("--context-tokens", type=int, default=None, help="The model's window, with --model.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes behind the port.")
 @click.option("--weight-version", type=int, default=None, help="Version of the weights the upstreams start with.")
 def serve(
     upstreams: tuple[str, ...],
@@ -73,6 +74,7 @@ def serve(
     max_body_mb: float,
     model_dir: str | None,
     context_tokens: int | None,
+    workers: int,
     weight_version: int | None,
 ) -> None:
     """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them."""
@@ -106,6 +108,11 @@ def serve(
         context_tokens=context_tokens,
         limits=Limits(call_s=call_timeout or None, body_bytes=int(max_body_mb * 2**20)),
     )
+    if workers > 1:
+        from ..gateway.processes import serve_sharded
+
+        serve_sharded(config, workers, ready_file=ready_file, parent_pid=parent_pid)
+        return
     try:
         import uvloop
 

@@ -131,6 +131,10 @@ class Admin:
         if not self._gateway.is_admin(request):
             self._refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
             return
+        shard = self._gateway.shard
+        if shard is not None and not conn.private and shard.administers(path):
+            self.start(self._run(shard.administer, conn, request), conn)
+            return
         if path == b"/metrics":
             text = exposition(self._gateway)
             conn.write(reply(200, text, content_type=b"text/plain; version=0.0.4", keep_alive=request.keep_alive))

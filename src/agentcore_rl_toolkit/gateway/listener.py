@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from .dialects.errors import RequestError
+from .sharding import wanted
 from .wire import CONTINUE, Request, error_reply
 
 if TYPE_CHECKING:
@@ -26,8 +27,11 @@ class AgentConnection(asyncio.Protocol):
     """One client connection. ``call`` is the model call it is waiting for, ``task`` the administrative request."""
 
     __slots__ = (
+        "_begun",
+        "_between",
         "_body",
         "_closing",
+        "_early",
         "_gateway",
         "_head_bytes",
         "_headers",
@@ -35,19 +39,26 @@ class AgentConnection(asyncio.Protocol):
         "_queue",
         "_reading",
         "_refused",
+        "_shard",
         "_size",
         "_url",
         "busy",
         "call",
         "last_s",
         "paused_since",
+        "private",
         "task",
         "transport",
         "writable",
     )
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, *, private: bool = False, begun: bytes = b"") -> None:
         self._gateway = gateway
+        self.private = private
+        self._shard = None if private else gateway.shard
+        self._between = True  # no request has begun: the connection may still go to another process
+        self._early = b""
+        self._begun = begun  # what another process had read before it handed the connection on
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[Request] = deque()
         self._url = b""
@@ -72,10 +83,27 @@ class AgentConnection(asyncio.Protocol):
         self.transport = transport
         self.transport.set_write_buffer_limits(high=WRITE_HIGH)
         self._gateway.connections.add(self)
+        if self._begun:
+            begun, self._begun = self._begun, b""
+            self.take(begun)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        shard = self._shard
+        if shard is not None and self._between and not self.busy:
+            data, self._early = self._early + data, b""
+            if b"\r\n" not in data and len(data) < 8192:
+                self._early = data
+                return
+            target = wanted(data, shard.count)
+            if target is not None and target != shard.index:
+                shard.hand_on(self, data, target)
+                return
+        self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """Read bytes that are for this process."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -113,6 +141,7 @@ class AgentConnection(asyncio.Protocol):
     # -- from the parser
 
     def on_message_begin(self) -> None:
+        self._between = False
         self._url = b""
         self._headers = {}
         self._head_bytes = 0
@@ -149,6 +178,7 @@ class AgentConnection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        self._between = True
         if self._refused:
             return
         body = self._body

@@ -31,6 +31,7 @@ from .journal import Journal
 from .listener import AgentConnection
 from .routing import Router, Worker
 from .sessions import Session, Sessions, store_secret
+from .sharding import Shard
 from .translated import TranslatedCall
 from .wire import Request, error_reply
 
@@ -57,8 +58,9 @@ class Gateway:
 
     token_call: Callable[[AgentConnection, Session, str], Call]
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, shard: Shard | None = None, secret: bytes | None = None) -> None:
         self.config = config
+        self.shard = shard
         self.limits = config.limits
         self.counters: Counter[str] = Counter()
         self.connections: set[AgentConnection] = set()
@@ -77,7 +79,7 @@ class Gateway:
             directory = self._temporary = tempfile.mkdtemp(prefix="agentcore-rl-gateway-")
         path = Path(directory)
         self.journal = Journal(path, fsync=config.fsync)
-        self.secret = store_secret(path)
+        self.secret = secret or store_secret(path)
         self.sessions = Sessions(
             self.journal, secret=self.secret, limit=self.limits.sessions, defaults=dict(config.sampling_params)
         )
@@ -92,6 +94,7 @@ class Gateway:
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
         self._heads: dict[tuple[str, bytes], bytes] = {}
         self._server: asyncio.Server | None = None
+        self._private: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     def _load_model(self, directory: str) -> None:
@@ -131,7 +134,17 @@ class Gateway:
         host, port = self._server.sockets[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{port}"
+        if self.shard is not None:
+            self.shard.start(self)
         self._ticker = loop.create_task(self._tick())
+
+    async def start_private(self) -> str:
+        """Listen on a loopback port for the other processes of a sharded gateway. Returns its URL."""
+        loop = asyncio.get_running_loop()
+        self._private = await loop.create_server(
+            lambda: AgentConnection(self, private=True), "127.0.0.1", 0, backlog=BACKLOG
+        )
+        return f"http://127.0.0.1:{self._private.sockets[0].getsockname()[1]}"
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
@@ -139,6 +152,10 @@ class Gateway:
             return
         self._server.close()
         self._server = None
+        if self._private is not None:
+            self._private.close()
+        if self.shard is not None:
+            self.shard.stop()
         for conn in list(self.connections):
             conn.finish()
         await self._until(lambda: not self.running, grace_s)
@@ -269,6 +286,8 @@ class Gateway:
         )
 
     def is_admin(self, request: Request) -> bool:
+        if self.shard is not None and hmac.compare_digest(request.key(), self.shard.key.encode()):
+            return True
         if self._admin_key is None:
             return is_loopback(self.config.host)
         given = request.headers.get(b"x-admin-key") or request.key()
@@ -346,6 +365,13 @@ class Gateway:
         return {"paused": False, "started": started}
 
 
+def settle_memory() -> None:
+    """Keep the collector from looking at the import-time heap again, and from looking often at all."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1000)
+
+
 async def serve(
     config: GatewayConfig,
     *,
@@ -356,9 +382,7 @@ async def serve(
     """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone). Raises: ConfigError."""
     gateway = Gateway(config)
     await gateway.start()
-    gc.collect()
-    gc.freeze()  # what lives from here on is sessions and connections; the import-time heap need not be looked at again
-    gc.set_threshold(50_000, 50, 1000)
+    settle_memory()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

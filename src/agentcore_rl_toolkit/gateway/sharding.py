@@ -1,0 +1,302 @@
+"""Several gateway processes behind one port.
+
+Every process accepts on the one listening socket. A session belongs to the process that its id hashes to; a
+connection whose next request is for another process's session is handed to that process as a file descriptor,
+together with the bytes already read. So a request is parsed once and relayed once whichever process accepted it, and
+an agent's connection moves at most once.
+
+Administrative requests go to process 0, which asks the others over loopback and puts the answers together.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .dialects.errors import RequestError
+from .http_client import request as ask
+from .http_client import stream
+from .wire import LAST_CHUNK, Request, reply, stream_head
+
+if TYPE_CHECKING:
+    from .listener import AgentConnection
+    from .server import Gateway
+
+log = logging.getLogger(__name__)
+
+_to_json = msgspec.json.Encoder().encode
+_NEXT_TRY_S = 0.002  # the other process's queue is full: it is busy, not gone
+_SPLIT = {b"/admin/sessions", b"/admin/close", b"/admin/delete", b"/sessions/batch_delete", b"/traces/query"}
+_LOCAL = (b"/healthz", b"/health")
+
+
+def shard_of(session_id: bytes, count: int) -> int:
+    """Which of `count` processes a session belongs to."""
+    return zlib.crc32(session_id) % count
+
+
+def wanted(head: bytes, count: int) -> int | None:
+    """The process a request is for, by the first bytes of it; None when any will do, or they do not say yet."""
+    line = head[: head.find(b"\r\n")] if b"\r\n" in head else head
+    _, _, target = line.partition(b" ")
+    path = target.partition(b" ")[0].partition(b"?")[0]
+    if path in _LOCAL:
+        return None
+    if path.startswith(b"/sessions/") and path not in _SPLIT:
+        return shard_of(path[10:].partition(b"/")[0], count)
+    return 0
+
+
+class Shard:
+    """One process's place among the others. ``urls`` are the private loopback addresses of all, by number."""
+
+    def __init__(self, index: int, count: int, folder: Path, key: str) -> None:
+        self.index = index
+        self.count = count
+        self.key = key
+        self.urls: list[str] = []
+        self.handed_on = 0
+        self._folder = folder
+        self._socket: socket.socket | None = None
+        self._gateway: Gateway | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._finished: list[str] = []
+        self._cursors = [0] * count
+
+    def start(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, 4 * 2**20)
+        self._socket.bind(str(self._folder / f"{self.index}.sock"))
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
+
+    def stop(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    # -- moving connections
+
+    def hand_on(self, conn: AgentConnection, data: bytes, target: int) -> None:
+        """Give a connection and the bytes read from it to another process."""
+        transport = conn.transport
+        transport.pause_reading()
+        descriptor = os.dup(transport.get_extra_info("socket").fileno())
+        self._send(conn, descriptor, data, target)
+
+    def _send(self, conn: AgentConnection, descriptor: int, data: bytes, target: int) -> None:
+        if self._socket is None or conn.transport.is_closing():
+            os.close(descriptor)
+            return
+        try:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+            self._socket.sendmsg([data], rights, 0, str(self._folder / f"{target}.sock"))
+        except (BlockingIOError, OSError) as e:
+            if e.errno in (errno.EAGAIN, errno.ENOBUFS):
+                asyncio.get_running_loop().call_later(_NEXT_TRY_S, self._send, conn, descriptor, data, target)
+                return
+            log.error("handing a connection to gateway process %d failed: %s", target, e)
+            os.close(descriptor)
+            conn.transport.abort()
+            return
+        os.close(descriptor)
+        self.handed_on += 1
+        # Closes our descriptor only; the connection lives on in the other process.
+        conn.transport.abort()
+
+    def _receive(self) -> None:
+        if self._socket is None or self._gateway is None:
+            return
+        for _ in range(64):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 2**20, 1)
+            except BlockingIOError:
+                return
+            for descriptor in descriptors:
+                task = asyncio.get_running_loop().create_task(self._adopt(descriptor, data))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _adopt(self, descriptor: int, data: bytes) -> None:
+        from .listener import AgentConnection
+
+        gateway = self._gateway
+        if gateway is None:
+            os.close(descriptor)
+            return
+        sock = socket.socket(fileno=descriptor)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: AgentConnection(gateway, begun=data), sock)
+        except OSError:  # the client hung up on the way
+            sock.close()
+
+    # -- administration: process 0 only
+
+    def administers(self, path: bytes) -> bool:
+        """Whether a request is for all processes, and this is the one that asks them."""
+        return self.index == 0 and (path in _SPLIT or not path.startswith(b"/sessions/"))
+
+    async def _all(self, request: Request, bodies: dict[int, bytes] | None = None) -> list[tuple[int, int, bytes]]:
+        """Number, status and answer of every process asked."""
+        path = request.path.decode("ascii", "replace") + (f"?{request.query.decode()}" if request.query else "")
+        method = request.method.decode()
+        targets = range(self.count) if bodies is None else sorted(bodies)
+
+        async def one(i: int) -> tuple[int, int, bytes]:
+            body = request.body if bodies is None else bodies[i]
+            raw = msgspec.Raw(body) if body else None
+            status, told = await ask(method, self.urls[i] + path, body=raw, key=self.key, timeout_s=3700.0)
+            return i, status, told
+
+        return list(await asyncio.gather(*map(one, targets)))
+
+    def _split(self, body: bytes) -> dict[int, bytes]:
+        try:
+            asked = msgspec.json.decode(body or b"{}", type=dict[str, Any])
+            names = [str(n) for n in asked.get("session_ids", [])]
+        except (msgspec.DecodeError, TypeError) as e:
+            raise RequestError(f"the request body does not fit: {e}") from e
+        parts: dict[int, list[str]] = {}
+        for name in names:
+            parts.setdefault(shard_of(name.encode(), self.count), []).append(name)
+        return {i: _to_json({**asked, "session_ids": part}) for i, part in (parts or {0: []}).items()}
+
+    async def administer(self, conn: AgentConnection, request: Request) -> None:
+        """Answer an administrative request for all processes."""
+        path = request.path
+        if path == b"/admin/fetch":
+            await self._fetch(conn, request)
+            return
+        if path == b"/admin/finished":
+            body = _to_json(await self._finished_everywhere(request))
+        elif path == b"/sessions" and request.method == b"POST":
+            body = await self._create_one(request)
+        else:
+            told = await self._all(request, self._split(request.body) if path in _SPLIT else None)
+            for _, status, answer in told:
+                if status >= 400:
+                    conn.task = None
+                    conn.write(reply(status, answer, keep_alive=request.keep_alive))
+                    conn.done(keep_alive=request.keep_alive)
+                    return
+            if path == b"/metrics":
+                conn.task = None
+                text = _add_metrics([answer for _, _, answer in told])
+                conn.write(reply(200, text, content_type=b"text/plain; version=0.0.4", keep_alive=request.keep_alive))
+                conn.done(keep_alive=request.keep_alive)
+                return
+            body = _to_json(_merge([msgspec.json.decode(answer) for _, _, answer in told], path))
+        conn.task = None
+        conn.write(reply(200, body, keep_alive=request.keep_alive))
+        conn.done(keep_alive=request.keep_alive)
+
+    async def _create_one(self, request: Request) -> bytes:
+        from ..contract import new_session_id
+
+        asked = msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
+        asked["session_id"] = asked.get("session_id") or new_session_id()
+        target = shard_of(str(asked["session_id"]).encode(), self.count)
+        [(_, status, told)] = await self._all(request, {target: _to_json(asked)})
+        if status >= 400:
+            raise RequestError(told.decode("utf-8", "replace"), status=status)
+        return told
+
+    async def _fetch(self, conn: AgentConnection, request: Request) -> None:
+        conn.write(stream_head(200, ((b"content-type", b"application/vnd.agentcore-rl.calls"),)))
+        for i, body in sorted(self._split(request.body).items()):
+            pieces = stream(
+                "POST", self.urls[i] + "/admin/fetch", body=msgspec.Raw(body), key=self.key, timeout_s=120.0
+            )
+            async for piece in pieces:
+                conn.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
+                await conn.drain()
+        conn.task = None
+        conn.write(LAST_CHUNK)
+        conn.done(keep_alive=request.keep_alive)
+
+    async def _finished_everywhere(self, request: Request) -> dict[str, Any]:
+        asked = msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
+        after, deadline = (
+            int(asked.get("after", 0)),
+            asyncio.get_running_loop().time() + float(asked.get("wait_s", 0.0)),
+        )
+        while True:
+            bodies = {i: _to_json({"after": at}) for i, at in enumerate(self._cursors)}
+            for i, _, told in await self._all(request, bodies):
+                answer = msgspec.json.decode(told)
+                if answer["next"] > self._cursors[i]:
+                    self._finished += answer["session_ids"][self._cursors[i] - answer["next"] :]
+                    self._cursors[i] = answer["next"]
+            if len(self._finished) > after or asyncio.get_running_loop().time() >= deadline:
+                names = self._finished[after : after + int(asked.get("limit", 1000))]
+                return {"session_ids": names, "next": after + len(names)}
+            await asyncio.sleep(0.1)
+
+
+def _merge(answers: list[Any], path: bytes) -> Any:
+    """One answer out of several: lists are joined, numbers added, the rest is the first one's."""
+    first = answers[0]
+    if path == b"/admin/workers" and isinstance(first, list):
+        return first  # every process has the same servers
+    if isinstance(first, list):
+        return [each for answer in answers for each in answer]
+    if not isinstance(first, dict):
+        return first
+    merged: dict[str, Any] = {}
+    for key, value in first.items():
+        values = [answer.get(key) for answer in answers]
+        if key in ("weight_version", "pid", "workers") or isinstance(value, (str, bool)) or value is None:
+            merged[key] = value
+        elif isinstance(value, list):
+            merged[key] = [each for v in values for each in v or ()]
+        elif isinstance(value, (int, float)):
+            numbers = [v for v in values if isinstance(v, (int, float))]
+            merged[key] = max(numbers) if key.endswith("_s") else sum(numbers)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _add_metrics(texts: list[bytes]) -> bytes:
+    """Prometheus texts of the same series, added up; gauges of seconds show the worst."""
+    values: dict[bytes, float] = {}
+    order: list[bytes] = []
+    for text in texts:
+        for line in text.splitlines():
+            if line.startswith(b"#"):
+                if line not in order:
+                    order.append(line)
+                continue
+            name, _, number = line.rpartition(b" ")
+            if name not in values:
+                order.append(name)
+                values[name] = float(number)
+            elif name.endswith(b"_seconds"):
+                values[name] = max(values[name], float(number))
+            else:
+                values[name] += float(number)
+    lines = [line if line.startswith(b"#") else b"%b %b" % (line, b"%g" % values[line]) for line in order]
+    return b"\n".join(lines) + b"\n"
+
+
+def remove_folder(folder: Path) -> None:
+    for path in folder.glob("*.sock"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,115 @@
+"""Several gateway processes behind one port."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway.http_client import request
+from agentcore_rl_toolkit.gateway.sharding import shard_of, wanted
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+
+def command(engine: str, store: Path, ready: Path, workers: int) -> list[str]:
+    base = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+    base += ["--upstream", engine, "--store", str(store), "--ready-file", str(ready)]
+    return [*base, "--workers", str(workers), "--parent-pid", str(os.getpid())]
+
+
+@pytest.fixture
+async def served(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
+    ready = tmp_path / "ready.json"
+    line = command(engine.url, tmp_path / "store", ready, 3)
+    process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.PIPE)
+    try:
+        async with asyncio.timeout(40):
+            while not ready.exists():
+                assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
+                await asyncio.sleep(0.02)
+        yield json.loads(ready.read_text())["url"], process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, told = await asyncio.to_thread(process.communicate, timeout=20)
+        assert process.returncode == 0, told.decode()
+
+
+@pytest.mark.serial
+async def test_one_connection_may_serve_sessions_of_every_process(
+    engine: ScriptedEngine, served: tuple[str, int]
+) -> None:
+    url, _ = served
+    client = GatewayClient(url)
+    sessions = await client.create_sessions_async([new_session_id() for _ in range(12)])
+    assert len({shard_of(s.session_id.encode(), 3) for s in sessions}) == 3
+    parts = urlsplit(url)
+
+    def work() -> None:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        for k in range(4):
+            for session in sessions:
+                path = f"/sessions/{session.session_id}/v1/chat/completions"
+                body = json.dumps({"messages": [{"role": "user", "content": "x" * (10 if k else 200_000)}]})
+                connection.request("POST", path, body, {"authorization": f"Bearer {session.api_key}"})
+                answer = connection.getresponse()
+                assert answer.status == 200, answer.read()
+                answer.read()
+        connection.close()
+
+    await asyncio.gather(*(asyncio.to_thread(work) for _ in range(2)))
+    stats = await client.stats_async()
+    assert stats["turns"] == 96
+    status, metrics = await request("GET", url + "/metrics")
+    assert status == 200
+    assert b"agentcore_rl_gateway_turns_total 96\n" in metrics
+    await client.pause_async()
+    await client.resume_async()
+    await client.set_weight_version_async(4)
+    names = [s.session_id for s in sessions]
+    found = await client.fetch_async(names)
+    assert Counter(len(c.turns) for c in found.values()) == {8: 12}
+    finished, place = await client.finished_async(wait_s=5)
+    assert (sorted(finished), place) == (sorted(names), 12)
+    assert await client.delete_async(names) == 12
+    status, told = await request("POST", url + "/sessions", body={"session_id": "task-1"})
+    assert json.loads(told)["session_id"] == "task-1"
+    status, told = await request("DELETE", url + "/sessions/task-1")
+    assert (status, json.loads(told)) == (200, {"deleted": 0})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_store_of_another_number_of_processes_is_refused(
+    engine: ScriptedEngine, tmp_path: Path, workers: int
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    if workers == 1:
+        (store / "calls-00000001.log").write_bytes(b"")
+    else:
+        (store / "processes").write_text("5")
+    done = await asyncio.to_thread(
+        subprocess.run, command(engine.url, store, tmp_path / "r", 3), capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 2
+    assert "--workers" in done.stderr
+
+
+def test_the_process_of_a_request_is_in_its_first_line() -> None:
+    head = b"POST /sessions/abc/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+    assert wanted(head, 7) == shard_of(b"abc", 7)
+    assert wanted(b"GET /sessions/abc HTTP/1.1\r\n", 7) == shard_of(b"abc", 7)
+    assert wanted(b"POST /admin/fetch HTTP/1.1\r\n", 7) == 0
+    assert wanted(b"POST /sessions/batch_delete HTTP/1.1\r\n", 7) == 0
+    assert wanted(b"GET /healthz HTTP/1.1\r\n", 7) is None
