@@ -16,7 +16,8 @@ from typing import Any
 
 from ..contract import Outcome
 from ..errors import AgentError, RolloutTimeoutError
-from .engine import Adoption, Engine
+from .engine import Engine
+from .flight import Adoption
 from .future import RolloutFuture
 from .ledger import Ledger
 from .portal import Portal

@@ -22,41 +22,31 @@ import asyncio
 import inspect
 import json
 import logging
-import random
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ..contract import ROLLOUT_FIELD, Outcome, Stage, check_session_id, new_session_id, result_key
 from ..errors import (
     AgentCoreRLError,
-    AgentError,
     ConfigError,
-    InvalidResultError,
     RolloutCancelledError,
-    RolloutError,
     RolloutLostError,
-    RolloutThrottledError,
     RolloutTimeoutError,
 )
 from ..store import ObjectStore
 from .events import Events
+from .flight import Adoption, AttemptEnded, Flight, timed_out
 from .future import Progress, RolloutFuture, Verdict
-from .pacing import Pacer, backoff_s
+from .invoking import Invoker
+from .pacing import Pacer
 from .portal import Portal
 from .push import PushListener
 from .results import ResultReader
 from .settings import RolloutRequest, WatchSettings
-from .stops import StopQueue, take_turn
+from .stops import StopQueue
 from .transport import (
     AgentTransport,
-    DaemonPool,
-    InvokeFailedError,
-    InvokeRefusedError,
-    InvokeUncertainError,
-    parse_reply,
 )
 from .watcher import Waiter, Watcher
 
@@ -65,50 +55,6 @@ logger = logging.getLogger(__name__)
 LINGER_S = 0.5
 LOCAL_INTERVALS_S = (0.02, 0.25)
 REMOTE_INTERVALS_S = (0.5, 1.0)  # two LISTs a second at most: about one request per rollout with a hundred in flight
-
-
-class AttemptEnded(Exception):  # noqa: N818  (a way out, not an error)
-    """The attempt is over, with this verdict."""
-
-    def __init__(self, outcome: Outcome, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.verdict = Verdict(outcome=outcome, error=error)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adoption:
-    """A session that an earlier process started. ``accepted``: its invoke is known to have been accepted."""
-
-    accepted: bool
-    bucket: str
-    key: str
-
-
-@dataclass(eq=False)
-class Flight:
-    """A rollout inside the engine."""
-
-    request: RolloutRequest
-    future: RolloutFuture
-    progress: Progress
-    task: asyncio.Task[None] | None = None
-    forced: Verdict | None = None  # the verdict that the owner of the future asked for
-    invoke: asyncio.Future[bytes] | None = None  # the invoke on the wire or answered; None while no session can exist
-    adopted: Adoption | None = None
-    waiting: tuple[Watcher, Waiter] | None = None
-    notified: bool = False
-    last_stop: asyncio.Task[None] | None = None
-
-    def take_invoke(self) -> asyncio.Future[bytes] | None:
-        """The invoke whose session has to be stopped, if there is one."""
-        call, self.invoke = self.invoke, None
-        return call
-
-    def verdict_asked_for(self) -> Verdict:
-        """The verdict of a rollout whose task was cancelled."""
-        if self.forced is not None:
-            return self.forced
-        return Verdict(outcome=Outcome.CANCELLED, error=RolloutCancelledError("the client's loop ended"))
 
 
 class Engine:
@@ -135,8 +81,9 @@ class Engine:
         self._store_for = store_for
         self._watch = watch
         self.events = events
-        self._max_attempts = max_attempts
-        self._pool = DaemonPool(pool_size, "agentcore-rl-invoke")
+        self._invoker = Invoker(
+            transport, pacer, events, max_attempts=max_attempts, pool_size=pool_size, room=lambda: self.stops().room()
+        )
         self._stop_s = stop_s
         self._notify_url = notify_url
         self._listener = PushListener(self._notified) if listen and notify_url is None else None
@@ -145,9 +92,7 @@ class Engine:
         self._sessions: dict[str, Flight] = {}
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, ResultReader] = {}
-        self._admission = asyncio.Lock()
         self._stops: StopQueue | None = None
-        self._lock = threading.Lock()
         self._closing = False
 
     # ---- from any thread
@@ -191,6 +136,10 @@ class Engine:
     def refuse_own_thread(self) -> None:
         """Raises: ConfigError on the engine's own thread, where waiting would never end."""
         self._portal.refuse_own_thread()
+
+    def refuse_more(self) -> None:
+        """From now on, `submit` raises."""
+        self._closing = True
 
     def notify(self, session_id: str) -> None:
         """Someone says that a session has finished: look at its record now."""
@@ -246,6 +195,9 @@ class Engine:
         await self.close_async(cancel=True)
 
     def _launch(self, flight: Flight) -> None:
+        if self._closing:
+            self._resolve(flight, flight.verdict_asked_for())
+            return
         self._flights[flight.future] = flight
         flight.task = asyncio.create_task(self._drive(flight))
         flight.task.add_done_callback(lambda _: self._landed(flight))
@@ -253,6 +205,9 @@ class Engine:
     def _landed(self, flight: Flight) -> None:
         self._flights.pop(flight.future, None)
         if not flight.future.done():  # cancelled before its first step: the coroutine never ran
+            if flight.adopted is not None:
+                self.events.adopt(flight.progress.session_id, flight.request.ledger)
+                flight.last_stop = self.stops().put(flight.progress.session_id)
             self._resolve(flight, flight.verdict_asked_for())
 
     def _force(self, future: RolloutFuture, verdict: Verdict) -> None:
@@ -347,7 +302,7 @@ class Engine:
             self.events.adopt(progress.session_id, request.ledger)
         else:
             await self.events.intent(request, progress)
-            reply = await self._start(flight, body)
+            reply = await self._invoker.start(flight, body)
         if reply is not None:
             progress.bucket, progress.key = str(reply.get("s3_bucket") or bucket), str(reply["result_key"])
             progress.agent_reply = reply
@@ -359,7 +314,7 @@ class Engine:
             async with asyncio.timeout_at(self._limit(flight)):
                 return await self._collect(flight, reply)
         except TimeoutError as e:
-            raise self._timed_out(flight, flight.progress.stage) from e
+            raise timed_out(flight, flight.progress.stage) from e
 
     def _limit(self, flight: Flight) -> float | None:
         """Loop time at which the attempt must be over, from the deadline of the run and the caller's timeout."""
@@ -383,89 +338,6 @@ class Engine:
         except (TypeError, ValueError) as e:
             raise AttemptEnded(Outcome.INVALID, ConfigError(f"the payload cannot be sent: {e}")) from e
         return body, str(config["s3_bucket"]), key
-
-    # ---- start
-
-    async def _start(self, flight: Flight, body: bytes) -> dict[str, Any] | None:
-        """Get the invoke accepted. None: it went out, and whether it was accepted is unknown."""
-        request, progress = flight.request, flight.progress
-        deadlines, session_id = request.deadlines, progress.session_id
-        failures = 0
-        refused_since_s: float | None = None
-        while True:
-            progress.enter(Stage.QUEUE)
-            await self._admit(flight)
-            progress.enter(Stage.START)
-            call = asyncio.ensure_future(self._pool.run(self._transport.invoke, session_id, body))
-            flight.invoke = call
-            call.add_done_callback(_consume)
-            patience_s = deadlines.start_s if request.timeout_s is None else min(deadlines.start_s, request.timeout_s)
-            try:
-                async with asyncio.timeout(patience_s):
-                    raw = await asyncio.shield(call)
-                return parse_reply(raw, session_id)
-            except InvokeRefusedError as e:
-                flight.invoke = None
-                now = time.monotonic()
-                failures += 1
-                if e.kind == "throttled":
-                    self._pacer.start_refused(now)
-                    self.events.refused(progress)
-                    refused_since_s = refused_since_s if refused_since_s is not None else now
-                    if deadlines.throttle_s is not None and now - refused_since_s >= deadlines.throttle_s:
-                        error: RolloutError = RolloutThrottledError(
-                            f"the runtime refused for {now - refused_since_s:.0f} s ({e}); lower tps_limit or "
-                            "sessions_per_minute, or ask for a higher quota"
-                        )
-                        raise AttemptEnded(Outcome.THROTTLED, error) from e
-                elif failures >= self._max_attempts:
-                    if e.kind == "busy":
-                        raise AttemptEnded(
-                            Outcome.THROTTLED, RolloutThrottledError(f"refused {failures} times: {e}")
-                        ) from e
-                    lost = RolloutLostError(f"the runtime could not be reached in {failures} tries: {e}")
-                    raise AttemptEnded(Outcome.LOST, lost) from e
-                await asyncio.sleep(backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random()))
-            except InvokeUncertainError as e:
-                logger.info(
-                    "no answer to the invoke (%s); looking for signs of the session",
-                    e,
-                    extra={"session_id": session_id},
-                )
-                return None
-            except InvokeFailedError as e:
-                raise self._failed(flight, e) from e
-            except TimeoutError as e:
-                if request.timeout_s is not None and request.timeout_s <= deadlines.start_s:
-                    raise self._timed_out(flight, Stage.START) from e
-                return None
-
-    async def _admit(self, flight: Flight) -> None:
-        """Wait for this rollout's turn: first come, first served, at the pace of the agent."""
-        try:
-            async with asyncio.timeout(flight.request.deadlines.queue_s):
-                async with self._admission:
-                    await self.stops().room()
-                    await take_turn(self._pacer.try_start)
-        except TimeoutError as e:
-            raise self._timed_out(flight, Stage.QUEUE) from e
-
-    def _failed(self, flight: Flight, e: InvokeFailedError) -> AttemptEnded:
-        """The verdict for an invoke that was refused for good or answered with an error."""
-        if e.code == "RuntimeClientError":
-            if "initialization" in str(e).lower():
-                return AttemptEnded(
-                    Outcome.TIMEOUT, RolloutTimeoutError(f"the session did not come up: {e}", stage=Stage.START.value)
-                )
-            return AttemptEnded(
-                Outcome.AGENT_ERROR, AgentError(f"the agent answered the invoke with an error: {e}", error_type=e.code)
-            )
-        if e.code == "AgentRefused":
-            return AttemptEnded(Outcome.AGENT_ERROR, AgentError(str(e), error_type=e.code))
-        if e.code == "BadReply":
-            return AttemptEnded(Outcome.INVALID, InvalidResultError(str(e)))
-        flight.invoke = None  # refused before any session existed
-        return AttemptEnded(Outcome.INVALID, ConfigError(f"the runtime does not accept this request: {e}"))
 
     # ---- run and result
 
@@ -540,18 +412,3 @@ class Engine:
         if reader is None:
             reader = self._readers[bucket] = ResultReader(self._store_for(bucket), self._watch.read_concurrency)
         return reader
-
-    def _timed_out(self, flight: Flight, stage: Stage) -> AttemptEnded:
-        spent_s = flight.progress.stages().get(stage.value, 0.0)
-        timeout_s = flight.request.timeout_s
-        text = (
-            f"Timeout after {timeout_s:g}s" if timeout_s is not None and stage is not Stage.QUEUE else "deadline passed"
-        )
-        error = RolloutTimeoutError(f"{text} (stage: {stage.value}, {spent_s:.1f} s in it)", stage=stage.value)
-        return AttemptEnded(Outcome.TIMEOUT, error)
-
-
-def _consume(call: asyncio.Future[bytes]) -> None:
-    # An invoke that outlives its rollout must not complain that nobody read its error.
-    if not call.cancelled():
-        call.exception()

@@ -21,7 +21,8 @@ from ..errors import (
     RolloutTimeoutError,
 )
 from .batch import BatchItem, BatchPlan, error_text
-from .engine import Adoption, Engine
+from .engine import Engine
+from .flight import Adoption
 from .ledger import Attempt, Ledger, attempts_of, fingerprint, last_attempts
 from .settings import RolloutRequest
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import os
 import threading
 import uuid
@@ -12,16 +10,17 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from ..contract import Outcome, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import ObjectStore, open_store
 from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
-from .engine import Adoption, Engine
+from .engine import Engine
 from .events import Events, Subscriber
+from .flight import Adoption
 from .future import RolloutFuture
 from .ledger import FileLedger, Ledger, StoreLedger
+from .lifetime import Stores, dropped, is_loopback, open_engines
 from .pacing import PaceLimits, shared_pacer
 from .portal import Portal
 from .replay import Replayed, Reward, replay_async
@@ -150,17 +149,17 @@ class RolloutClient:
             portal=self._portal,
             transport=transport or self._boto3,
             pacer=self._pacer,
-            store_for=_Stores(s3_bucket, self.store),
+            store_for=Stores(s3_bucket, self.store),
             watch=self.watch,
             events=Events(exp_id),
             max_attempts=max_retry_attempts,
             pool_size=pool,
             stop_s=self.deadlines.stop_s,
-            listen=push is True or (push == "auto" and _is_loopback(self.endpoint_url)),
+            listen=push is True or (push == "auto" and is_loopback(self.endpoint_url)),
             notify_url=notify_url,
         )
-        _open_engines.add((self._portal, self._engine))
-        self._finalizer = weakref.finalize(self, _dropped, self._portal, self._engine)
+        open_engines.add((self._portal, self._engine))
+        self._finalizer = weakref.finalize(self, dropped, self._portal, self._engine)
         self._finalizer.atexit = False
 
     # ---- single rollouts
@@ -542,11 +541,12 @@ class RolloutClient:
     def _begin_close(self) -> bool:
         with self._close_lock:
             first, self._closed = not self._closed, True
+            self._engine.refuse_more()
             return first
 
     def _end_close(self) -> None:
         self._finalizer.detach()
-        _open_engines.discard((self._portal, self._engine))
+        open_engines.discard((self._portal, self._engine))
         self._pacer.leave(self._limits)
         self._portal.close()
         self._boto3.close()
@@ -621,46 +621,3 @@ class RolloutClient:
             deadlines=self.deadlines,
             timeout_s=timeout,
         )
-
-
-class _Stores:
-    """The stores of a client by bucket, each opened once."""
-
-    def __init__(self, bucket: str, store: ObjectStore) -> None:
-        self._opened = {bucket: store}
-
-    def __call__(self, bucket: str) -> ObjectStore:
-        if bucket not in self._opened:
-            self._opened[bucket] = open_store(bucket)
-        return self._opened[bucket]
-
-
-def _is_loopback(url: str | None) -> bool:
-    host = (urlsplit(url).hostname or "") if url else ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-# Engines that may still have sessions to stop. Strong on purpose: a dropped client must not take its stops with it.
-_open_engines: set[tuple[Portal, Engine]] = set()
-
-
-def _dropped(portal: Portal, engine: Engine) -> None:
-    """The client was garbage-collected without `close`: its engine ends when nothing is left to do."""
-    if not portal.started:
-        _open_engines.discard((portal, engine))
-        return
-
-    def ended(_: object) -> None:
-        _open_engines.discard((portal, engine))
-        portal.close()
-
-    with contextlib.suppress(ConfigError, RuntimeError):
-        portal.submit(engine.linger_async()).add_done_callback(ended)
-
-
-@atexit.register
-def _flush_at_exit() -> None:
-    """Send the stops that are still open. Rollouts in flight are left running: their results will be in the store."""
-    for portal, engine in list(_open_engines):
-        if portal.started:
-            portal.call(engine.close_async(cancel=False))

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 from .pacing import Pacer, backoff_s
 from .transport import AgentTransport, DaemonPool, InvokeFailedError, InvokeRefusedError, InvokeUncertainError
@@ -45,6 +46,7 @@ class StopQueue:
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
         self._room.set()
+        self._hurry = asyncio.Event()
         self.stopped = 0
         self.failed = 0
 
@@ -69,7 +71,11 @@ class StopQueue:
     async def drain(self, timeout_s: float) -> bool:
         """Wait for all stops; False if some were still open after `timeout_s`."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+            await asyncio.wait(set(self._tasks), timeout=timeout_s / 2)
+        if self._tasks:
+            # Invokes that are still on the wire will not be waited for: their sessions are stopped on suspicion.
+            self._hurry.set()
+            await asyncio.wait(set(self._tasks), timeout=timeout_s / 2)
         return not self._tasks
 
     def _finished(self, task: asyncio.Task[None]) -> None:
@@ -79,7 +85,10 @@ class StopQueue:
 
     async def _stop(self, session_id: str, after: asyncio.Future[bytes] | None) -> None:
         if after is not None and not after.done():
-            await asyncio.wait([after])
+            hurry = asyncio.ensure_future(self._hurry.wait())
+            either: set[asyncio.Future[Any]] = {after, hurry}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
         deadline_s = time.monotonic() + self._stop_s
         failures = 0
         async with self._gate:
