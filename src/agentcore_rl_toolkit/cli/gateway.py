@@ -121,3 +121,15 @@ def serve(
         runner = asyncio.Runner()
     with runner:
         runner.run(run(config, ready_file=ready_file, parent_pid=parent_pid))
+
+
+@group.command()
+@click.argument("store", type=click.Path(exists=True, file_okay=False))
+@click.argument("target", type=click.Path(dir_okay=False))
+@click.option("--session", "sessions", multiple=True, help="Only these sessions; repeat for several.")
+def export(store: str, target: str, sessions: tuple[str, ...]) -> None:
+    """Write the turns of a STORE to TARGET, a .jsonl or .parquet file, one row per turn. The gateway must not be running."""
+    from ..gateway.exporting import export as run
+
+    turns, count = run(store, target, sessions=sessions or None)
+    click.echo(f"{turns} turns of {count} sessions written to {target}")
