@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -384,6 +386,25 @@ async def test_the_sync_face_works_inside_a_running_loop() -> None:
     replay = Replay([good(0.25)])
     (group,) = collect([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=replay.gateway)
     assert group.rewards == [0.25]
+
+
+INTERRUPTED = """
+import math, os, signal, threading
+from agentcore_rl_toolkit.backends.collect import GroupRequest, collect
+from agentcore_rl_toolkit.backends.replay import Episode, Replay
+
+replay = Replay([Episode(input_id="a", delay_s=math.inf) for _ in range(3)])
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    collect([GroupRequest(input_id="a", payload={}, n=3)], client=replay.client, gateway=replay.gateway)
+except KeyboardInterrupt:
+    print("stopped", len(replay.stopped), "open", len(replay.open_sessions))
+"""
+
+
+def test_ctrl_c_stops_the_sessions_before_it_reaches_the_caller() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "stopped 3 open 0", done.stderr
 
 
 async def test_no_requests_give_no_groups() -> None:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+CLEAN_UP_S = 60.0  # stopping live sessions and deleting them at the gateway, each with a limit of its own
+
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
@@ -32,20 +34,25 @@ def start() -> asyncio.AbstractEventLoop:
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return its result; works inside a running loop and in notebooks.
 
-    Ctrl-C cancels the coroutine and waits for its clean-up. Raises: RuntimeError when called on the portal's own
-    thread.
+    Ctrl-C cancels the coroutine and waits for its clean-up, at most `CLEAN_UP_S`.
+    Raises: RuntimeError when called on the portal's own thread.
     """
     loop = start()
     if threading.current_thread() is _thread:
         work.close()
         raise RuntimeError("called from the background loop itself; use the async twin there")
-    future = asyncio.run_coroutine_threadsafe(_task(work), loop)
+    ended = threading.Event()
+    future = asyncio.run_coroutine_threadsafe(_watched(work, ended), loop)
     try:
         return future.result()
     except KeyboardInterrupt:
         future.cancel()
+        ended.wait(CLEAN_UP_S)
         raise
 
 
-async def _task(work: Coroutine[Any, Any, T]) -> T:
-    return await work
+async def _watched(work: Coroutine[Any, Any, T], ended: threading.Event) -> T:
+    try:
+        return await work
+    finally:
+        ended.set()
