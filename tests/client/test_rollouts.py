@@ -677,3 +677,38 @@ def test_example_of_the_documentation_for_own_tests() -> None:
         client = RolloutClient(runtime.arn, "memory://test", "exp", endpoint_url=runtime.url)
         assert client.invoke({"script": {"run_s": 0.1, "result": {"rewards": 1.0}}}).result()["rewards"] == 1.0
         client.close()
+
+
+def test_close_does_not_wait_for_an_invoke_that_hangs(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(deadlines=Deadlines(stop_s=1.0))
+    runtime.faults.append("hang")
+    future = client.submit(script(hang=True))
+    until(lambda: runtime.runs == 1)
+    began_s = time.monotonic()
+    client.close()
+    assert time.monotonic() - began_s < 5
+    assert future.outcome is Outcome.CANCELLED
+    assert runtime.live == []
+
+
+def test_submit_while_closing_is_refused_or_resolved(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client()
+    client.invoke(script()).result(10)
+    futures: list[RolloutFuture] = []
+    refused = threading.Event()
+
+    def submit() -> None:
+        try:
+            while True:
+                futures.append(client.submit(script(hang=True)))
+        except ConfigError:
+            refused.set()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    until(lambda: len(futures) > 20)
+    client.close()
+    thread.join(10)
+    assert refused.is_set()
+    assert all(future.exception(timeout=10) is not None for future in futures)
+    assert runtime.live == []

@@ -5,33 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
-from ..contract import Outcome, check_id, new_session_id
+from ..contract import check_id
 from ..errors import ConfigError
 from ..store import ObjectStore, open_store
-from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
+from .batches import BatchMethods
 from .engine import Engine
 from .events import Events, Subscriber
 from .flight import Adoption
 from .future import RolloutFuture
-from .ledger import FileLedger, Ledger, StoreLedger
+from .ledger import Ledger
 from .lifetime import Stores, dropped, is_loopback, open_engines
 from .pacing import PaceLimits, shared_pacer
 from .portal import Portal
 from .replay import Replayed, Reward, replay_async
-from .resume import plan_resume
 from .settings import (
     PUBLISHED_POOL_CONNECTIONS,
-    RETRYABLE,
     Deadlines,
     OnFailure,
     Prepare,
-    RolloutRequest,
     WatchSettings,
 )
 from .transport import AgentTransport, Boto3Transport
@@ -41,7 +36,7 @@ COLD_START_S = 15.0  # a slow cold start; invokes of that length, at the full pa
 POOL_LIMIT = 512
 
 
-class RolloutClient:
+class RolloutClient(BatchMethods):
     """Starts rollouts of one agent and collects their results. Thread-safe; sync and async calls may be mixed.
 
     Args:
@@ -282,180 +277,6 @@ class RolloutClient:
             if error is not None:
                 raise error
 
-    # ---- batches
-
-    def run_batch(
-        self,
-        payloads: Iterable[Mapping[str, Any]],
-        max_concurrent_sessions: int | None = None,
-        timeout: float | None = 900.0,
-        initial_interval: float = 0.5,
-        max_interval: float = 30.0,
-        backoff_factor: float = 1.5,
-        log_interval: float = 30.0,
-        *,
-        input_ids: Sequence[str] | None = None,
-        session_ids: Sequence[str] | None = None,
-        overrides: Sequence[Mapping[str, Any] | None] | None = None,
-        progress: bool | ProgressHook = False,
-        retries: int | None = None,
-        on_failure: OnFailure | None = None,
-        prepare: Prepare | None = None,
-        resume: bool | Literal["retry_failed"] = False,
-        ledger: str | os.PathLike[str] | Ledger | None = None,
-    ) -> BatchResult:
-        """Run many rollouts; iterate the result for `BatchItem`s in the order they finish.
-
-        Args:
-            max_concurrent_sessions: rollouts in flight at a time; None: all.
-            timeout: seconds each rollout may take from its invoke to its record.
-            initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout; here one
-                watcher sees all results, and these have no effect.
-            log_interval: seconds between two log lines; 0: none.
-            input_ids, session_ids: one per payload; default: made up.
-            overrides: `_rollout` entries per payload.
-            progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's
-                thread).
-            retries: further attempts of rollouts that were lost, timed out or throttled.
-            resume: go on with a run that a crash or Ctrl-C ended: outcomes on record are collected, sessions still
-                running are waited for, only the rest is sent. "retry_failed" also runs again what did not end `ok`.
-                Without a ledger on disk yet it starts the run, so a script may always say ``resume=True``.
-            ledger: a file, "store" for segments in the store, or a `Ledger`; default with `resume`:
-                ``runs/{exp_id}/ledger.jsonl``.
-        """
-        start, size = self._batch(
-            payloads,
-            max_concurrent_sessions,
-            timeout,
-            log_interval,
-            input_ids,
-            session_ids,
-            overrides,
-            progress,
-            retries,
-            on_failure,
-            prepare,
-            resume,
-            ledger,
-        )
-        return BatchResult(start, size)
-
-    def run_batch_async(
-        self,
-        payloads: Iterable[Mapping[str, Any]],
-        max_concurrent_sessions: int | None = None,
-        timeout: float | None = 900.0,
-        initial_interval: float = 0.5,
-        max_interval: float = 30.0,
-        backoff_factor: float = 1.5,
-        log_interval: float = 30.0,
-        *,
-        input_ids: Sequence[str] | None = None,
-        session_ids: Sequence[str] | None = None,
-        overrides: Sequence[Mapping[str, Any] | None] | None = None,
-        progress: bool | ProgressHook = False,
-        retries: int | None = None,
-        on_failure: OnFailure | None = None,
-        prepare: Prepare | None = None,
-        resume: bool | Literal["retry_failed"] = False,
-        ledger: str | os.PathLike[str] | Ledger | None = None,
-    ) -> AsyncBatchResult:
-        """`run_batch` for `async for`."""
-        start, size = self._batch(
-            payloads,
-            max_concurrent_sessions,
-            timeout,
-            log_interval,
-            input_ids,
-            session_ids,
-            overrides,
-            progress,
-            retries,
-            on_failure,
-            prepare,
-            resume,
-            ledger,
-        )
-        return AsyncBatchResult(start, size)
-
-    def map(
-        self, payloads: Iterable[Mapping[str, Any]], max_concurrent_sessions: int | None = None, **options: Any
-    ) -> list[BatchItem]:
-        """`run_batch` to the end; items in the order of the payloads."""
-        return sorted(self.run_batch(payloads, max_concurrent_sessions, **options), key=lambda item: item.index or 0)
-
-    async def map_async(
-        self, payloads: Iterable[Mapping[str, Any]], max_concurrent_sessions: int | None = None, **options: Any
-    ) -> list[BatchItem]:
-        """Async `map`."""
-        items = [item async for item in self.run_batch_async(payloads, max_concurrent_sessions, **options)]
-        return sorted(items, key=lambda item: item.index or 0)
-
-    def _batch(
-        self,
-        payloads: Iterable[Mapping[str, Any]],
-        max_concurrent: int | None,
-        timeout: float | None,
-        log_interval: float,
-        input_ids: Sequence[str] | None,
-        session_ids: Sequence[str] | None,
-        overrides: Sequence[Mapping[str, Any] | None] | None,
-        progress: bool | ProgressHook,
-        retries: int | None,
-        on_failure: OnFailure | None,
-        prepare: Prepare | None,
-        resume: bool | Literal["retry_failed"],
-        ledger: str | os.PathLike[str] | Ledger | None,
-    ) -> tuple[Callable[[], BatchRun], int]:
-        rows = list(payloads)
-        for name, values in (("input_ids", input_ids), ("session_ids", session_ids), ("overrides", overrides)):
-            if values is not None and len(values) != len(rows):
-                raise ConfigError(f"{name} has {len(values)} entries for {len(rows)} payloads")
-        if max_concurrent is not None and max_concurrent < 1:
-            raise ConfigError(f"max_concurrent_sessions must be >= 1, got {max_concurrent}")
-        if resume and ledger is None:
-            ledger = Path("runs") / self.exp_id / "ledger.jsonl"
-        hook: ProgressHook | None = print_progress if progress is True else (progress or None)
-
-        def start() -> BatchRun:
-            requests = [
-                self._request(
-                    row,
-                    session_id=session_ids[i] if session_ids is not None else None,
-                    input_id=input_ids[i] if input_ids is not None else None,
-                    overrides=(overrides[i] if overrides is not None else None) or {},
-                    timeout=timeout,
-                    on_failure=on_failure,
-                    retries=retries,
-                    prepare=prepare,
-                    index=i,
-                )
-                for i, row in enumerate(rows)
-            ]
-
-            async def plan() -> BatchPlan:
-                if ledger is None:
-                    return BatchPlan(run=[(request, None) for request in requests])
-                return await plan_resume(
-                    requests,
-                    self._open_ledger(ledger),
-                    engine=self._engine,
-                    mode=resume,
-                    fixed_inputs=input_ids is not None,
-                )
-
-            return BatchRun(
-                self._portal,
-                self._engine,
-                len(requests),
-                plan,
-                max_concurrent=max_concurrent or max(1, len(rows)),
-                progress=hook,
-                log_interval=log_interval,
-            )
-
-        return start, len(rows)
-
     # ---- stored records
 
     def replay_async(self, reward: Reward | None = None, *, input_id: str | None = None) -> AsyncIterator[Replayed]:
@@ -571,53 +392,3 @@ class RolloutClient:
         if len(parts) < 6 or parts[0] != "arn" or not parts[3]:
             raise ConfigError(f"Invalid ARN format, cannot extract region: {arn}")
         return parts[3]
-
-    def _open_ledger(self, ledger: str | os.PathLike[str] | Ledger) -> Ledger:
-        if not isinstance(ledger, (str, os.PathLike)):
-            return ledger
-        name = os.fspath(ledger)
-        if name not in self._ledgers:
-            self._ledgers[name] = StoreLedger(self.store, self.exp_id) if name == "store" else FileLedger(name)
-        return self._ledgers[name]
-
-    def _config(self, input_id: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """The `_rollout` block; later entries win: ids, `extra_config`, base_url and model_id, overrides."""
-        config = {"exp_id": self.exp_id, "input_id": input_id, "s3_bucket": self.s3_bucket, **self.extra_config}
-        if self.base_url:
-            config["base_url"] = self.base_url
-        if self.model_id:
-            config["model_id"] = self.model_id
-        config.update(overrides)
-        return config
-
-    def _request(
-        self,
-        payload: Mapping[str, Any],
-        *,
-        session_id: str | None,
-        input_id: str | None,
-        overrides: Mapping[str, Any],
-        timeout: float | None,
-        on_failure: OnFailure | None,
-        retries: int | None,
-        prepare: Prepare | None,
-        index: int | None = None,
-        retry_on: frozenset[Outcome] = RETRYABLE,
-    ) -> RolloutRequest:
-        policy = on_failure or self.on_failure
-        if retries is None:
-            retries = self.retries if on_failure is None else int(policy == "retry")
-        input_id = check_id(input_id, "input_id") if input_id is not None else str(uuid.uuid4())
-        return RolloutRequest(
-            payload=payload,
-            input_id=input_id,
-            session_id=session_id if session_id is not None else new_session_id(),
-            config=self._config(input_id, overrides),
-            index=index,
-            on_failure=policy,
-            retries=retries,
-            retry_on=retry_on,
-            prepare=prepare,
-            deadlines=self.deadlines,
-            timeout_s=timeout,
-        )

@@ -98,7 +98,8 @@ class StopQueue:
                 try:
                     await self._pool.run(self._transport.stop, session_id)
                     self.stopped += 1
-                    self._on_stopped(session_id, True)
+                    # With its invoke still on the wire the session may yet come up; a later process has to stop it again.
+                    self._on_stopped(session_id, after is None or after.done())
                     return
                 except (InvokeRefusedError, InvokeUncertainError) as e:
                     # Stopping twice does no harm, so an unclear answer is simply asked again.
