@@ -24,7 +24,7 @@ from .confine import Confinement
 from .warm import Learning
 
 Report = Callable[..., None]
-END_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 20.0
 
 
 class Keeper:
@@ -205,10 +205,11 @@ class Keeper:
             for stray in linux.children():
                 _signal(stray, signal.SIGKILL)
             try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    time.sleep(0.002)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    continue
             except ChildProcessError:
                 break
+            time.sleep(0.01)
         for session in self._sessions.values():
             self._confinement.release(session.directory)
             shutil.rmtree(session.directory, ignore_errors=True)
