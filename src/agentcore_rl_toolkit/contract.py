@@ -38,6 +38,7 @@ SECRET_KEYS = frozenset(
     {"api_key", "apikey", "authorization", "password", "secret", "token", "access_token", "aws_secret_access_key"}
 )
 REDACTED = "[redacted]"
+_LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 class Outcome(StrEnum):
@@ -210,6 +211,8 @@ def redact(value: Any) -> Any:
 
 
 def _redact(value: Any, path: tuple[int, ...]) -> Any:
+    if type(value) in _LEAVES:  # most of a payload; the checks below cost more than they look
+        return value
     if isinstance(value, Mapping):
         if id(value) in path:
             return "[cycle]"

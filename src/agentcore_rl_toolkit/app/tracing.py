@@ -11,11 +11,13 @@ from typing import Any
 def start_span(name: str, attributes: Mapping[str, Any], context: contextvars.Context) -> Any:
     """Start a span and make it the current one in `context`, so that the agent's own spans hang below it.
 
-    Returns the span, or None when OpenTelemetry is not loaded. Attributes that are None are left out.
+    Returns the span, or None when OpenTelemetry is not in use. Attributes that are None are left out.
     """
     trace, otel_context = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
     if trace is None or otel_context is None:
         return None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None  # loaded (the SDK does that), but nobody has set it up
     known = {k: v for k, v in attributes.items() if v is not None}
     span = context.run(trace.get_tracer("agentcore_rl_toolkit").start_span, name, attributes=known)
     context.run(lambda: otel_context.attach(trace.set_span_in_context(span)))

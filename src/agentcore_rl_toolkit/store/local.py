@@ -20,7 +20,6 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 from ..errors import ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
@@ -73,10 +72,9 @@ os.register_at_fork(after_in_child=_after_fork)
 class LocalStore(ObjectStore):
     """``file:///directory``. The directory is made on the first put."""
 
-    def __init__(self, url: str, root: Path, *, retry: RetryPolicy | None = None) -> None:
+    def __init__(self, url: str, root: str, *, retry: RetryPolicy | None = None) -> None:
         super().__init__(url, retry=retry)
-        self.root = root
-        self._root = str(root)
+        self._root = root.rstrip("/")
         self._synced: set[str] = set()  # folders whose own entries are known to be on disk
 
     async def _in_thread(self, key: str, work: Callable[[], T]) -> T:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 from ..errors import ConfigError
@@ -83,7 +82,7 @@ def open_store(
     """
     url = parse_url(url_or_bucket)
     if url.scheme == "file":
-        return LocalStore(str(url), Path(url.prefix), retry=retry)
+        return LocalStore(str(url), url.prefix, retry=retry)
     if url.scheme == "memory":
         from .memory import MemoryStore
 
