@@ -125,7 +125,7 @@ def serve(**options: Any) -> None:
     )
 
 
-for _option in reversed(_SERVE_OPTIONS):
+for _option in _SERVE_OPTIONS:
     serve = _option(serve)
 
 _url_option = click.option("--url", help="The runtime's address [default: the newest one of yours that is running].")

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from . import eventstream
-from .sessions import Session
+from .session import Session
 from .wire import SESSION_HEADER, invalid
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]

@@ -20,7 +20,8 @@ from .metrics import Metrics
 from .node import LocalNode
 from .quotas import Quotas
 from .registry import Record, Registry, Version
-from .sessions import Session, SessionTable
+from .session import Session
+from .sessions import SessionTable
 from .wire import Route, WireError, runtime_id
 
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from .sessions import Session, SessionTable
+from .session import Session
+from .sessions import SessionTable
 from .upstream import Connection, UpstreamLostError, header
 from .wire import REQUEST_ID_HEADER, SESSION_HEADER, Headers, WireError, forwarded_headers, returned_headers
 

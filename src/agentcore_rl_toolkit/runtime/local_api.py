@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from . import metrics
 from .core import Runtime
 from .faults import FaultPlan
-from .sessions import Session
+from .session import Session
 from .wire import invalid, not_found
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]

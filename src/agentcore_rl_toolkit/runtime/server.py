@@ -19,7 +19,7 @@ from .connection import break_off
 from .core import Runtime
 from .faults import Fault, as_error
 from .invoke import relay
-from .sessions import Session
+from .session import Session
 from .upstream import UpstreamLostError
 from .websocket import bridge
 from .wire import (

@@ -12,11 +12,9 @@ import heapq
 import itertools
 import json
 import math
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,92 +23,12 @@ from .agents import Agent
 from .clock import ActivityClock
 from .config import RuntimeConfig
 from .node import Node, SessionOrder
-from .upstream import Connection, UpstreamLostError, connect
+from .session import Key, Session, is_over, log_tail, remove_files
+from .upstream import UpstreamLostError
 from .wire import WireError
 
 PING_TIMEOUT_S = 5.0
-KEPT_CONNECTIONS = 4
 REMEMBERED_ENDINGS = 1_000
-
-Key = tuple[str, str, str]  # runtime id, endpoint, session id
-
-
-@dataclass(eq=False)
-class Session:
-    """One environment. ``state`` is starting, ready or the reason it ended."""
-
-    key: Key
-    agent: Agent
-    number: int
-    clock: ActivityClock
-    directory: Path
-    log_path: Path
-    socket_path: str
-    created_unix_s: float
-    ready: asyncio.Future[None]
-    state: str = "starting"
-    process: Any = None
-    start_s: float | None = None
-    invocations: int = 0
-    error: str | None = None
-    exit_status: int | None = None
-    idle_connections: list[Connection] = field(default_factory=list)
-    check_at_s: float = math.inf
-    ending: dict[str, Any] | None = None
-
-    @property
-    def id(self) -> str:
-        return self.key[2]
-
-    @property
-    def over(self) -> bool:
-        return self.state not in ("starting", "ready")
-
-    async def connection(self) -> Connection:
-        """A connection to the session's server; a kept one when there is one."""
-        while self.idle_connections:
-            kept = self.idle_connections.pop()
-            if kept.usable:
-                return kept
-        return await connect(self.socket_path)
-
-    def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose reply was read to its end; close any other."""
-        if (
-            connection.complete
-            and connection.reusable
-            and not self.over
-            and len(self.idle_connections) < KEPT_CONNECTIONS
-        ):
-            self.idle_connections.append(connection)
-        else:
-            connection.close()
-
-    def describe(self, now: float) -> dict[str, Any]:
-        """The session as `/_local/sessions` shows it."""
-        return {
-            "session_id": self.id,
-            "agent": self.agent.name,
-            "runtime_id": self.key[0],
-            "version": self.agent.version,
-            "endpoint": self.key[1],
-            "state": self.state if self.over or self.state == "starting" else ("active" if self.active else "idle"),
-            "pid": getattr(self.process, "pid", None),
-            "created_unix_s": round(self.created_unix_s, 3),
-            "age_s": round(now - self.clock.born_s, 3),
-            "idle_s": 0.0 if self.active else round(now - self.clock.last_active_s, 3),
-            "inflight": self.clock.inflight,
-            "busy": self.clock.busy,
-            "invocations": self.invocations,
-            "start_s": self.start_s,
-            "exit_status": self.exit_status,
-            "error": self.error,
-            "log": str(self.log_path),
-        }
-
-    @property
-    def active(self) -> bool:
-        return self.clock.inflight > 0 or self.clock.busy
 
 
 class SessionTable:
@@ -257,7 +175,7 @@ class SessionTable:
             self._fail_start(session, failure, str(e))
 
     def _fail_start(self, session: Session, message: str, why: str) -> None:
-        cause = _log_tail(session.log_path)
+        cause = log_tail(session.log_path)
         session.error = f"{why}{': ' + cause if cause else ''}"
         error = WireError("RuntimeClientError", message, localDetail=session.error)
         if not session.ready.done():
@@ -275,7 +193,7 @@ class SessionTable:
         )
         session.process = await self.node.start_session(order)
         self._spawn_task(self._wait_end(session))
-        if _is_over(session):  # stopped while it was being started
+        if is_over(session):  # stopped while it was being started
             session.process.stop(0.0)
             return
         await session.process.started
@@ -301,7 +219,7 @@ class SessionTable:
                 "cpu_s": session.process.cpu_s,
                 "max_rss_bytes": session.process.max_rss_bytes,
             }
-        await asyncio.get_running_loop().run_in_executor(None, _remove, session)
+        await asyncio.get_running_loop().run_in_executor(None, remove_files, session)
         self.on_gone(session)
 
     # -- watching
@@ -382,25 +300,3 @@ class SessionTable:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _is_over(session: Session) -> bool:
-    """For use after an await, where a type checker still believes what it saw before."""
-    return session.over
-
-
-def _remove(session: Session) -> None:
-    shutil.rmtree(session.directory, ignore_errors=True)
-    Path(session.socket_path).unlink(missing_ok=True)
-    try:
-        if session.log_path.stat().st_size == 0:
-            session.log_path.unlink()
-    except FileNotFoundError:
-        return
-
-
-def _log_tail(path: Path, size: int = 2_000) -> str:
-    try:
-        return path.read_bytes()[-size:].decode(errors="replace").strip()
-    except FileNotFoundError:
-        return ""

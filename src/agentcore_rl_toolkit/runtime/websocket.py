@@ -9,7 +9,7 @@ from typing import Any
 import websockets
 from websockets.asyncio.client import ClientConnection, unix_connect
 
-from .sessions import Session
+from .session import Session
 from .wire import REQUEST_ID_HEADER, SESSION_HEADER, Headers, forwarded_headers
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]

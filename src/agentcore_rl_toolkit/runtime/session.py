@@ -1,0 +1,120 @@
+"""One session: its state, its connections and what it leaves on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .agents import Agent
+from .clock import ActivityClock
+from .upstream import Connection, connect
+
+KEPT_CONNECTIONS = 4
+
+Key = tuple[str, str, str]  # runtime id, endpoint, session id
+
+
+@dataclass(eq=False)
+class Session:
+    """One environment. ``state`` is starting, ready or the reason it ended."""
+
+    key: Key
+    agent: Agent
+    number: int
+    clock: ActivityClock
+    directory: Path
+    log_path: Path
+    socket_path: str
+    created_unix_s: float
+    ready: asyncio.Future[None]
+    state: str = "starting"
+    process: Any = None
+    start_s: float | None = None
+    invocations: int = 0
+    error: str | None = None
+    exit_status: int | None = None
+    idle_connections: list[Connection] = field(default_factory=list)
+    check_at_s: float = math.inf
+    ending: dict[str, Any] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.key[2]
+
+    @property
+    def over(self) -> bool:
+        return self.state not in ("starting", "ready")
+
+    async def connection(self) -> Connection:
+        """A connection to the session's server; a kept one when there is one."""
+        while self.idle_connections:
+            kept = self.idle_connections.pop()
+            if kept.usable:
+                return kept
+        return await connect(self.socket_path)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose reply was read to its end; close any other."""
+        if (
+            connection.complete
+            and connection.reusable
+            and not self.over
+            and len(self.idle_connections) < KEPT_CONNECTIONS
+        ):
+            self.idle_connections.append(connection)
+        else:
+            connection.close()
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """The session as `/_local/sessions` shows it."""
+        return {
+            "session_id": self.id,
+            "agent": self.agent.name,
+            "runtime_id": self.key[0],
+            "version": self.agent.version,
+            "endpoint": self.key[1],
+            "state": self.state if self.over or self.state == "starting" else ("active" if self.active else "idle"),
+            "pid": getattr(self.process, "pid", None),
+            "created_unix_s": round(self.created_unix_s, 3),
+            "age_s": round(now - self.clock.born_s, 3),
+            "idle_s": 0.0 if self.active else round(now - self.clock.last_active_s, 3),
+            "inflight": self.clock.inflight,
+            "busy": self.clock.busy,
+            "invocations": self.invocations,
+            "start_s": self.start_s,
+            "exit_status": self.exit_status,
+            "error": self.error,
+            "log": str(self.log_path),
+        }
+
+    @property
+    def active(self) -> bool:
+        return self.clock.inflight > 0 or self.clock.busy
+
+
+def is_over(session: Session) -> bool:
+    """For use after an await, where a type checker still believes what it saw before."""
+    return session.over
+
+
+def remove_files(session: Session) -> None:
+    """Remove an ended session's folder and socket, and its log when it is empty. Blocks."""
+    shutil.rmtree(session.directory, ignore_errors=True)
+    Path(session.socket_path).unlink(missing_ok=True)
+    try:
+        if session.log_path.stat().st_size == 0:
+            session.log_path.unlink()
+    except FileNotFoundError:
+        return
+
+
+def log_tail(path: Path, size: int = 2_000) -> str:
+    """The end of a log file; empty when there is none."""
+    try:
+        return path.read_bytes()[-size:].decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
