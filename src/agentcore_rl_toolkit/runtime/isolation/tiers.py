@@ -32,129 +32,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
 
 from ...errors import ConfigError, LocalRuntimeError
-from . import cgroups, containers, landlock, namespaces, rlimits, rootfs
+from . import cgroups, containers, landlock, namespaces, rootfs
 from ._linux import drop_capabilities
-from .spec import NETWORKS, IsolationSpec, Limits, Network, system_paths
+from .base import SCRIPT, Tier, TierName, TierReport, helper_argv, limits_report, set_limits, settle, wants_groups
+from .spec import NETWORKS, IsolationSpec, Limits, Network
 
-TierName = Literal["namespaces", "landlock", "process", "docker", "gvisor"]
+__all__ = ["TIERS", "Tier", "TierReport", "available_tiers", "choose_tier"]
 log = logging.getLogger(__name__)
-_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run.py")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TierReport:
-    """What a tier does on this machine. ``unavailable`` says why it cannot be used, None when it can.
-
-    ``limits`` maps each bound of `Limits` that is enforced to what enforces it: "cgroup v1" and "cgroup v2" hold for the session
-    as a whole, "rlimit" per process, "tmpfs" for the private /tmp.
-    """
-
-    name: TierName
-    unavailable: str | None
-    stops: tuple[str, ...]
-    leaves_open: tuple[str, ...]
-    networks: tuple[Network, ...]
-    limits: dict[str, str]
-
-    @property
-    def available(self) -> bool:
-        return self.unavailable is None
-
-
-class Tier(ABC):
-    """One isolation mechanism. Instances hold no state and may be shared."""
-
-    name: TierName
-    forks = True  # False: sessions can only be started by exec
-
-    @abstractmethod
-    def describe(self) -> TierReport:
-        """What it stops here and what it does not."""
-
-    @abstractmethod
-    def confine_child(self, spec: IsolationSpec) -> None:
-        """Confine this process for good. Raises: LocalRuntimeError; the process must then end."""
-
-    def fork(self, spec: IsolationSpec) -> int:
-        """Like ``os.fork()``, with whatever has to happen before the child exists. The child is not confined yet."""
-        return os.fork()
-
-    def fork_into(self, pid: int, spec: IsolationSpec) -> int:
-        """Like ``os.fork()``, the child being confined beside the running session ``pid`` (a command run in a session)."""
-        child = self.fork(spec)
-        if child == 0:
-            self.confine_child(spec)
-        return child
-
-    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
-        """The argument list that runs ``argv`` confined. Start it with ``env=spec.env``: secrets never go on a command line."""
-        return _helper(self.name, spec, argv)
-
-    def release(self, spec: IsolationSpec) -> None:
-        """Give back what the ended session held outside itself (its control group)."""
-        if _wants_groups(spec):
-            cgroups.remove(spec.name)
-
-    @property
-    def networks(self) -> tuple[Network, ...]:
-        """The network modes it can hold here."""
-        return ("host",)
-
-    def refuse(self, network: Network) -> None:
-        """Raises: ConfigError when it cannot hold the mode. A tier never silently does less than was asked."""
-        if network not in self.networks:
-            held = ", ".join(self.networks)
-            raise ConfigError(f"isolation tier {self.name!r} cannot hold network={network!r} here, only {held}")
-
-
-def _helper(name: TierName, spec: IsolationSpec, argv: Sequence[str]) -> list[str]:
-    # The helper starts without site packages, for speed; what this interpreter can see is told to it.
-    told = spec if spec.system is not None else replace(spec, system=system_paths())
-    return [sys.executable, "-I", "-S", _SCRIPT, "exec", name, told.to_json(), "--", *argv]
-
-
-def _wants_groups(spec: IsolationSpec) -> bool:
-    limits = spec.limits
-    return limits.memory_bytes is not None or limits.processes is not None or limits.cpus is not None
-
-
-def _limit(spec: IsolationSpec) -> None:
-    """Join the session's control group and remember what it does not hold, to be set as rlimits at the very end."""
-    held = cgroups.attach(spec.name, spec.limits) if _wants_groups(spec) else frozenset()
-    if spec.limits.cpus is not None and "cpu" not in held:
-        log.warning(
-            "no control group for CPU is usable here: session %s is not held to %s cores", spec.name, spec.limits.cpus
-        )
-    if spec.limits.processes is not None and "pids" not in held and os.geteuid() == 0 and sys.platform == "linux":
-        log.warning(
-            "root is exempt from RLIMIT_NPROC and no control group is usable: processes of %s are not bounded",
-            spec.name,
-        )
-    rlimits.apply(spec.limits, held)
-
-
-def _settle(spec: IsolationSpec) -> None:
-    if spec.env is not None:
-        os.environ.clear()
-        os.environ.update(spec.env)
-    os.chdir(spec.cwd or spec.session_dir)
-
-
-def _limits_report(extra: dict[str, str] | None = None) -> dict[str, str]:
-    out = dict.fromkeys(sorted(rlimits.enforceable()), "rlimit")
-    where = cgroups.detect()
-    for controller, name in (("memory", "memory_bytes"), ("pids", "processes"), ("cpu", "cpus")):
-        if where is not None and controller in where.controllers:
-            out[name] = f"cgroup v{where.version}"
-    if out.get("processes") == "rlimit" and os.geteuid() == 0 and sys.platform == "linux":
-        del out["processes"]  # root is exempt
-    return {**out, **(extra or {})}
 
 
 class NamespaceTier(Tier):
@@ -181,7 +68,7 @@ class NamespaceTier(Tier):
                 "with network 'host': every service that this machine can reach",
             ),
             networks=self.networks,
-            limits=_limits_report({"tmp_bytes": "tmpfs"}),
+            limits=limits_report({"tmp_bytes": "tmpfs"}),
         )
 
     @property
@@ -190,7 +77,7 @@ class NamespaceTier(Tier):
 
     def fork(self, spec: IsolationSpec) -> int:
         # Found once here rather than once per child.
-        if _wants_groups(spec):
+        if wants_groups(spec):
             cgroups.detect()
         rootfs.prepare(spec)
         return namespaces.fork(spec)
@@ -198,16 +85,16 @@ class NamespaceTier(Tier):
     def fork_into(self, pid: int, spec: IsolationSpec) -> int:
         """The child joins the namespaces of ``pid``; ``spec`` gives limits, environment and folder."""
         # The control group is joined from outside: once inside, it is out of sight.
-        child = namespaces.fork_into(pid, lambda: _limit(spec))
+        child = namespaces.fork_into(pid, lambda: set_limits(spec))
         if child == 0:
             drop_capabilities()
-            _settle(spec)
+            settle(spec)
         return child
 
     def confine_child(self, spec: IsolationSpec) -> None:
         self.refuse(spec.network)
         try:
-            _limit(spec)
+            set_limits(spec)
             namespaces.enter(spec)
             if spec.network == "loopback" and spec.endpoints:
                 from .relay import hand_over  # asyncio is not for processes that never need it
@@ -217,7 +104,7 @@ class NamespaceTier(Tier):
             if spec.network == "host":
                 landlock.restrict_abstract_sockets()
             drop_capabilities()
-            _settle(spec)
+            settle(spec)
         except OSError as e:
             raise LocalRuntimeError(f"could not confine the session in namespaces: {e}") from e
 
@@ -227,7 +114,7 @@ class NamespaceTier(Tier):
         if bwrap is None or (spec.network == "loopback" and spec.endpoints):
             return super().wrap_argv(argv, spec)
         wrapped = containers.bubblewrap_argv(argv, spec, program=bwrap)
-        return _helper("process", spec, wrapped) if spec.limits != Limits() else wrapped
+        return helper_argv("process", spec, wrapped) if spec.limits != Limits() else wrapped
 
 
 class LandlockTier(Tier):
@@ -259,7 +146,7 @@ class LandlockTier(Tier):
             stops=tuple(stops),
             leaves_open=tuple(leaves),
             networks=self.networks,
-            limits=_limits_report(),
+            limits=limits_report(),
         )
 
     @property
@@ -267,7 +154,7 @@ class LandlockTier(Tier):
         return ("host", "loopback") if landlock.abi() >= landlock.ABI_TCP else ("host",)
 
     def fork(self, spec: IsolationSpec) -> int:
-        if _wants_groups(spec):
+        if wants_groups(spec):
             cgroups.detect()
         landlock.prepare(spec)
         return os.fork()
@@ -275,8 +162,8 @@ class LandlockTier(Tier):
     def confine_child(self, spec: IsolationSpec) -> None:
         self.refuse(spec.network)
         try:
-            _limit(spec)
-            _settle(spec)
+            set_limits(spec)
+            settle(spec)
             landlock.restrict(spec)
             drop_capabilities()
         except OSError as e:
@@ -299,7 +186,7 @@ class ProcessTier(Tier):
                 "the network",
             ),
             networks=self.networks,
-            limits=_limits_report(),
+            limits=limits_report(),
         )
 
     def confine_child(self, spec: IsolationSpec) -> None:
@@ -309,8 +196,8 @@ class ProcessTier(Tier):
             spec.name,
         )
         try:
-            _limit(spec)
-            _settle(spec)
+            set_limits(spec)
+            settle(spec)
         except OSError as e:
             raise LocalRuntimeError(f"could not set the limits of the session: {e}") from e
 
@@ -363,7 +250,7 @@ class GvisorTier(DockerTier):
                 "limits are the rlimits of the sandbox",
             ),
             networks=self.networks,
-            limits=_limits_report(),
+            limits=limits_report(),
         )
 
     @property
@@ -386,7 +273,7 @@ def _namespaces_unavailable() -> str | None:
     if sys.platform != "linux":
         return "namespaces exist on Linux only"
     with tempfile.TemporaryDirectory(prefix="agentcore-rl-probe-") as directory:
-        command = [sys.executable, "-I", _SCRIPT, "probe", directory]
+        command = [sys.executable, "-I", SCRIPT, "probe", directory]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         except (OSError, subprocess.TimeoutExpired) as e:

@@ -1,0 +1,129 @@
+"""What every tier is made of: the interface, the report, and the limits that all of them set. The contract is in `tiers`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ...errors import ConfigError
+from . import cgroups, rlimits
+from .spec import IsolationSpec, Network, system_paths
+
+TierName = Literal["namespaces", "landlock", "process", "docker", "gvisor"]
+log = logging.getLogger(__name__)
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierReport:
+    """What a tier does on this machine. ``unavailable`` says why it cannot be used, None when it can.
+
+    ``limits`` maps each bound of `Limits` that is enforced to what enforces it: "cgroup v1" and "cgroup v2" hold for the session
+    as a whole, "rlimit" per process, "tmpfs" for the private /tmp.
+    """
+
+    name: TierName
+    unavailable: str | None
+    stops: tuple[str, ...]
+    leaves_open: tuple[str, ...]
+    networks: tuple[Network, ...]
+    limits: dict[str, str]
+
+    @property
+    def available(self) -> bool:
+        return self.unavailable is None
+
+
+class Tier(ABC):
+    """One isolation mechanism. Instances hold no state and may be shared."""
+
+    name: TierName
+    forks = True  # False: sessions can only be started by exec
+
+    @abstractmethod
+    def describe(self) -> TierReport:
+        """What it stops here and what it does not."""
+
+    @abstractmethod
+    def confine_child(self, spec: IsolationSpec) -> None:
+        """Confine this process for good. Raises: LocalRuntimeError; the process must then end."""
+
+    def fork(self, spec: IsolationSpec) -> int:
+        """Like ``os.fork()``, with whatever has to happen before the child exists. The child is not confined yet."""
+        return os.fork()
+
+    def fork_into(self, pid: int, spec: IsolationSpec) -> int:
+        """Like ``os.fork()``, the child being confined beside the running session ``pid`` (a command run in a session)."""
+        child = self.fork(spec)
+        if child == 0:
+            self.confine_child(spec)
+        return child
+
+    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
+        """The argument list that runs ``argv`` confined. Start it with ``env=spec.env``: secrets never go on a command line."""
+        return helper_argv(self.name, spec, argv)
+
+    def release(self, spec: IsolationSpec) -> None:
+        """Give back what the ended session held outside itself (its control group)."""
+        if wants_groups(spec):
+            cgroups.remove(spec.name)
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """The network modes it can hold here."""
+        return ("host",)
+
+    def refuse(self, network: Network) -> None:
+        """Raises: ConfigError when it cannot hold the mode. A tier never silently does less than was asked."""
+        if network not in self.networks:
+            held = ", ".join(self.networks)
+            raise ConfigError(f"isolation tier {self.name!r} cannot hold network={network!r} here, only {held}")
+
+
+def helper_argv(name: TierName, spec: IsolationSpec, argv: Sequence[str]) -> list[str]:
+    # The helper starts without site packages, for speed; what this interpreter can see is told to it.
+    told = spec if spec.system is not None else replace(spec, system=system_paths())
+    return [sys.executable, "-I", "-S", SCRIPT, "exec", name, told.to_json(), "--", *argv]
+
+
+def wants_groups(spec: IsolationSpec) -> bool:
+    limits = spec.limits
+    return limits.memory_bytes is not None or limits.processes is not None or limits.cpus is not None
+
+
+def set_limits(spec: IsolationSpec) -> None:
+    """Join the session's control group and remember what it does not hold, to be set as rlimits at the very end."""
+    held = cgroups.attach(spec.name, spec.limits) if wants_groups(spec) else frozenset()
+    if spec.limits.cpus is not None and "cpu" not in held:
+        log.warning(
+            "no control group for CPU is usable here: session %s is not held to %s cores", spec.name, spec.limits.cpus
+        )
+    if spec.limits.processes is not None and "pids" not in held and os.geteuid() == 0 and sys.platform == "linux":
+        log.warning(
+            "root is exempt from RLIMIT_NPROC and no control group is usable: processes of %s are not bounded",
+            spec.name,
+        )
+    rlimits.apply(spec.limits, held)
+
+
+def settle(spec: IsolationSpec) -> None:
+    if spec.env is not None:
+        os.environ.clear()
+        os.environ.update(spec.env)
+    os.chdir(spec.cwd or spec.session_dir)
+
+
+def limits_report(extra: dict[str, str] | None = None) -> dict[str, str]:
+    out = dict.fromkeys(sorted(rlimits.enforceable()), "rlimit")
+    where = cgroups.detect()
+    for controller, name in (("memory", "memory_bytes"), ("pids", "processes"), ("cpu", "cpus")):
+        if where is not None and controller in where.controllers:
+            out[name] = f"cgroup v{where.version}"
+    if out.get("processes") == "rlimit" and os.geteuid() == 0 and sys.platform == "linux":
+        del out["processes"]  # root is exempt
+    return {**out, **(extra or {})}
