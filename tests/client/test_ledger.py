@@ -6,10 +6,13 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.ledger import (
     FileLedger,
     Ledger,
@@ -19,6 +22,7 @@ from agentcore_rl_toolkit.client.ledger import (
     last_attempts,
     parse_lines,
 )
+from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, StoreError
 from agentcore_rl_toolkit.store import open_store
@@ -111,3 +115,32 @@ def test_last_attempt_of_each_row_counts() -> None:
 def test_fingerprint_does_not_depend_on_key_order() -> None:
     assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})
+
+
+class FullDisk(FileLedger):
+    """A ledger that takes the intents and then has no space left."""
+
+    def append_soon(self, line: Mapping[str, Any]) -> None:
+        if line["event"] != "intent":
+            raise OSError(28, "No space left on device")
+        super().append_soon(line)
+
+
+def test_ledger_that_cannot_be_written_harms_no_rollout(client: RolloutClient, tmp_path: Path) -> None:
+    items = client.map([{"script": {}}] * 3, ledger=FullDisk(tmp_path / "l.jsonl"))
+    assert all(item.success for item in items)
+    client.flush()
+    assert client.stats["stopped"] == 3
+
+
+def test_rollout_whose_intent_cannot_be_noted_is_not_sent(
+    client: RolloutClient, runtime: ScriptedRuntime, tmp_path: Path
+) -> None:
+    class Refusing(FileLedger):
+        async def append_async(self, line: Mapping[str, Any]) -> None:
+            raise OSError(28, "No space left on device")
+
+    item = client.map([{"script": {}}], ledger=Refusing(tmp_path / "l.jsonl"))[0]
+    assert not item.success
+    assert isinstance(item.exception, OSError)
+    assert runtime.requests["invoke"] == 0

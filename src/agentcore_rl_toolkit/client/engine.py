@@ -22,7 +22,6 @@ import asyncio
 import inspect
 import json
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +35,7 @@ from ..errors import (
 )
 from ..store import ObjectStore
 from .events import Events
-from .flight import Adoption, AttemptEnded, Flight, timed_out
+from .flight import Adoption, AttemptEnded, Flight, attempt_limit, timed_out
 from .future import Progress, RolloutFuture, Verdict
 from .invoking import Invoker
 from .pacing import Pacer
@@ -281,8 +280,6 @@ class Engine:
             call = flight.take_invoke()
             if call is not None or stop:
                 flight.last_stop = self.stops().put(session_id, after=call)
-            else:
-                flight.last_stop = None
 
     async def _run_session(self, flight: Flight) -> Verdict:
         request, progress = flight.request, flight.progress
@@ -311,19 +308,10 @@ class Engine:
         if not flight.future._accepted.done():
             flight.future._accepted.set_result(None)
         try:
-            async with asyncio.timeout_at(self._limit(flight)):
+            async with asyncio.timeout_at(attempt_limit(flight)):
                 return await self._collect(flight, reply)
         except TimeoutError as e:
             raise timed_out(flight, flight.progress.stage) from e
-
-    def _limit(self, flight: Flight) -> float | None:
-        """Loop time at which the attempt must be over, from the deadline of the run and the caller's timeout."""
-        request = flight.request
-        began_s = flight.progress.entered_s.get(Stage.START, time.monotonic())
-        limits = [] if request.timeout_s is None else [began_s + request.timeout_s]
-        if request.deadlines.run_s is not None:
-            limits.append(time.monotonic() + request.deadlines.run_s + request.deadlines.result_s)
-        return min(limits) if limits else None
 
     def _encode(self, flight: Flight, config: dict[str, Any]) -> tuple[bytes, str, str]:
         request, progress = flight.request, flight.progress

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..contract import Outcome
+from ..errors import AgentCoreRLError
 from .future import Progress, Verdict
 from .ledger import Ledger, fingerprint
 from .settings import RolloutRequest
@@ -163,8 +164,13 @@ class Events:
 
     def _note(self, session_id: str, line: Mapping[str, Any]) -> None:
         ledger = self._ledgers.get(session_id)
-        if ledger is not None:
+        if ledger is None:
+            return
+        try:
             ledger.append_soon({"t": time.time(), "session_id": session_id, **line})
+        except (OSError, AgentCoreRLError) as e:
+            # The rollout itself is fine, and a resumed run finds out from the store what this line would have told.
+            logger.error("the ledger could not be written: %s", e, extra={"session_id": session_id})
 
     def _note_done(self, session_id: str, verdict: Verdict) -> None:
         error = None if verdict.error is None else str(verdict.error)

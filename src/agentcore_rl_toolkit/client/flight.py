@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from ..contract import Outcome, Stage
@@ -63,3 +64,13 @@ def timed_out(flight: Flight, stage: Stage) -> AttemptEnded:
     text = f"Timeout after {timeout_s:g}s" if timeout_s is not None and stage is not Stage.QUEUE else "deadline passed"
     error = RolloutTimeoutError(f"{text} (stage: {stage.value}, {spent_s:.1f} s in it)", stage=stage.value)
     return AttemptEnded(Outcome.TIMEOUT, error)
+
+
+def attempt_limit(flight: Flight) -> float | None:
+    """Loop time at which the attempt must be over, from the deadline of the run and the caller's timeout."""
+    request = flight.request
+    began_s = flight.progress.entered_s.get(Stage.START, time.monotonic())
+    limits = [] if request.timeout_s is None else [began_s + request.timeout_s]
+    if request.deadlines.run_s is not None:
+        limits.append(time.monotonic() + request.deadlines.run_s + request.deadlines.result_s)
+    return min(limits) if limits else None
