@@ -184,6 +184,8 @@ def serve_upstream(port: int, think_s: float) -> None:
             start = loop.time()
             for i, chunk in enumerate(chunks):
                 await asyncio.sleep(start + think_s * i / len(chunks) - loop.time())
+                if self.transport.is_closing():
+                    return
                 self.transport.write(chunk)
 
     async def main() -> None:
@@ -297,8 +299,10 @@ def load(
 # ---------------------------------------------------------------- processes
 
 
-def pinned(core: int, command: list[str]) -> list[str]:
+def pinned(core: int | None, command: list[str]) -> list[str]:
     """The command on one core: on a machine with two, load and gateway must not fight for the same one."""
+    if core is None:
+        return command
     if sys.platform == "linux" and shutil.which("taskset") and (os.cpu_count() or 1) > 1:
         return ["taskset", "-c", str(core), *command]
     return command
@@ -323,7 +327,7 @@ def usage(pid: int) -> tuple[float, float]:
 
 
 @contextmanager
-def process(command: list[str], *, core: int, **options: object) -> Iterator[subprocess.Popen[str]]:
+def process(command: list[str], *, core: int | None, **options: object) -> Iterator[subprocess.Popen[str]]:
     running = subprocess.Popen(pinned(core, command), text=True, start_new_session=True, **options)  # type: ignore[call-overload]
     try:
         yield running
@@ -408,7 +412,7 @@ def gateway(name: str, upstream_url: str, *, workers: int = 1, sessions: int = S
             command += ["--upstream", upstream_url, "--store", str(folder / "store"), "--ready-file", str(ready)]
             if workers > 1:
                 command += ["--workers", str(workers)]
-            with process(command, core=1, stderr=subprocess.DEVNULL) as running:
+            with process(command, core=1 if workers == 1 else None, stderr=subprocess.DEVNULL) as running:
                 deadline = time.monotonic() + 30
                 while not ready.exists():
                     if running.poll() is not None or time.monotonic() > deadline:
@@ -559,6 +563,27 @@ def check_memory(url: str, sessions: int, turns: int) -> dict[str, float]:
         return {"turns": told["turns"], "found": found, "rss_mb": rss, "store_mb": told["journal_bytes"] / 1e6}
 
 
+def check_realistic(agents: int) -> dict[str, float]:
+    """Answers of 256 tokens streamed over 2 s: what the gateway adds to the median."""
+    with upstream(think_s=2.0) as url:
+        p50 = {}
+        for name in ("direct", "ours"):
+            with gateway(name, url) as target:
+                told = load(target.url, target.sessions, tokens=256, stream=True, connections=agents, seconds=12)
+                p50[name] = told["p50"]
+    return {"agents": agents, "direct_p50_ms": p50["direct"], "added_p50_ms": p50["ours"] - p50["direct"]}
+
+
+def check_workers(url: str) -> dict[str, float]:
+    """Calls per second of one process and of two, without pinning, and the CPU they need per call."""
+    rps, cpu = {}, {}
+    for count in (1, 2):
+        with gateway("ours", url, workers=count) as target:
+            row = measure("ours", target, 64, False, 64, 5)
+            rps[count], cpu[count] = row.rps, row.cpu_ms or 0.0
+    return {"one_rps": rps[1], "two_rps": rps[2], "one_cpu_ms": cpu[1], "two_cpu_ms": cpu[2], "ratio": rps[2] / rps[1]}
+
+
 def checks(url: str, *, quick: bool) -> dict[str, dict[str, float]]:
     results = {
         "history": check_history(url, *((40, 20_000) if quick else (200, 100_000))),
@@ -566,6 +591,9 @@ def checks(url: str, *, quick: bool) -> dict[str, dict[str, float]]:
     }
     if not quick:
         results["memory"] = check_memory(url, 2500, 40)
+        results["realistic load, 256 agents"] = check_realistic(256)
+        results["realistic load, 1000 agents"] = check_realistic(1000)
+        results["two processes"] = check_workers(url)
     for name, values in results.items():
         print(f"{name}: " + ", ".join(f"{k} {v:.3f}" for k, v in values.items()))
     return results

@@ -88,7 +88,7 @@ async def test_errors_are_worded_as_the_provider_words_them(
             await llm.messages.create(**ask)
         assert told.value.response.json()["error"]["type"] == "overloaded_error"
         with pytest.raises(anthropic.BadRequestError, match="temperature"):
-            await llm.messages.create(**ask, temperature="hot")
+            await llm.messages.create(**ask, extra_body={"temperature": "hot"})
     async with anthropic.AsyncAnthropic(base_url=session.base_url[:-3], api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(anthropic.AuthenticationError):
             await stranger.messages.create(**ask)

@@ -419,6 +419,9 @@ class Call:
             else:
                 conn.write(b"%x\r\n%b\r\n" % (size, data))
 
+    def may_read(self) -> bool:
+        return self.conn is None or self.conn.paused_since is None
+
     def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None:
         worker = self._leave()
         if worker is None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from ..errors import ConfigError
 from .config import UpstreamConfig
+from .pacing import Pacer
 from .upstream import Pool
 
 FIRST_REST_S = 0.25
@@ -68,7 +69,8 @@ class Worker:
 class Router:
     """The set of servers. Raises: ConfigError on a URL that is already there."""
 
-    def __init__(self, upstreams: Iterable[UpstreamConfig], *, connect_s: float) -> None:
+    def __init__(self, upstreams: Iterable[UpstreamConfig], *, connect_s: float, pacer: Pacer | None = None) -> None:
+        self._pacer = pacer
         self.workers: dict[str, Worker] = {}
         self._connect_s = connect_s
         self._count = 0
@@ -86,7 +88,9 @@ class Router:
         if worker_id in self.workers:
             raise ConfigError(f"there is another upstream with id {worker_id}")
         self._count += 1
-        worker = self.workers[worker_id] = Worker(worker_id, upstream, Pool(upstream, connect_s=self._connect_s))
+        worker = self.workers[worker_id] = Worker(
+            worker_id, upstream, Pool(upstream, connect_s=self._connect_s, pacer=self._pacer)
+        )
         return worker
 
     def drain(self, worker_id: str) -> Worker | None:

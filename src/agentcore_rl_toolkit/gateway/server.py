@@ -29,6 +29,7 @@ from .config import GatewayConfig, is_loopback
 from .dialects.errors import RequestError
 from .journal import Journal
 from .listener import AgentConnection
+from .pacing import Pacer
 from .routing import Router, Worker
 from .sessions import Session, Sessions, store_secret
 from .sharding import Shard
@@ -86,7 +87,8 @@ class Gateway:
         self.recovered = self.journal.recover(self.sessions.replay)
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
-        self.router = Router(config.upstreams, connect_s=self.limits.connect_s)
+        pacer = Pacer(lambda: len(self.running))
+        self.router = Router(config.upstreams, connect_s=self.limits.connect_s, pacer=pacer)
         self.admin = Admin(self)
         self.token_mode: TokenMode | None = None
         if config.model_dir is not None:

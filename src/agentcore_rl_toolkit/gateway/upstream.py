@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import httptools
 
 from .config import UpstreamConfig
+from .pacing import SMALL_BYTES, Pacer
 
 # Inference servers listen with a backlog of 100 to 2048; a burst of connection attempts above it waits a whole second
 # for the kernel's retransmission, which is what p99 at a few hundred agents would consist of.
@@ -30,6 +31,7 @@ class Reader(Protocol):
     def on_data(self, pieces: list[bytes]) -> None: ...
     def on_complete(self) -> None: ...
     def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None: ...
+    def may_read(self) -> bool: ...
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -110,6 +112,8 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 self.transport.close()
             reader.on_complete()
+        elif len(data) < SMALL_BYTES and self.reader is reader and self._pool.pacer is not None:
+            self._pool.pacer.rest(self)
 
     def eof_received(self) -> None:
         if self._until_close and self.reader is not None:
@@ -162,8 +166,9 @@ class UpstreamConnection(asyncio.Protocol):
 class Pool:
     """Connections to one server. ``open`` counts all of them, idle or not."""
 
-    def __init__(self, config: UpstreamConfig, *, connect_s: float) -> None:
+    def __init__(self, config: UpstreamConfig, *, connect_s: float, pacer: Pacer | None = None) -> None:
         self.config = config
+        self.pacer = pacer
         self.connect_s = connect_s
         self.idle: deque[UpstreamConnection] = deque()
         self.open = 0
