@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,19 +141,21 @@ def manager(out: Path, folder: Path) -> dict[str, Any]:
         made = load_class_from_fqn(name, "AgentLoopManager").create(
             config=config, llm_client=None, teacher_client=None, reward_loop_worker_handles=None
         )
-        episodes = recorded_episodes(24)
+        good = recorded_episodes(24)
         bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:8]
-        replay = Replay([*episodes, *bad], by_input=False)
+        # Prompts run side by side, so each gets its episodes by name: row i has id i and uid u{i}.
+        episodes = [replace(e, input_id=f"{i // 8}-u{i // 8}") for i, e in enumerate([*good, *bad])]
+        replay = Replay(episodes)
         made._service = service(replay)
         rows = folder / "rows.jsonl"
-        rows.write_text("".join(json.dumps({"prompt": f"task {i}", "answer": str(i)}) + "\n" for i in range(4)))
+        rows.write_text("".join(json.dumps({"idx": i, "prompt": f"task {i}"}) + "\n" for i in range(4)))
         dataset = PayloadDataset(str(rows))
         batch = tu.get_tensordict(
             {
                 "raw_prompt": _objects([dataset[i]["raw_prompt"] for i in range(4)]),
                 PAYLOAD_KEY: _objects([dataset[i][PAYLOAD_KEY] for i in range(4)]),
                 "index": np.arange(4),
-                "uid": _objects([str(uuid.uuid4()) for _ in range(4)]),
+                "uid": _objects([f"u{i}" for i in range(4)]),
             }
         )
         tu.assign_non_tensor_data(batch, "global_steps", 1)
