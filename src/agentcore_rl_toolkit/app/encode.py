@@ -30,6 +30,7 @@ _CHARS_PER_NODE = 50
 _SLICE = 500_000  # characters of a long string per call
 MAX_NOTES = 50
 _PLAIN = (str, int, float, bool, type(None))
+_SCALARS = frozenset({int, float, bool, type(None)})
 
 
 class Encoder:
@@ -188,26 +189,26 @@ def is_quick(value: Any) -> bool:
 
 def _measure(value: Any) -> tuple[bool, bool]:
     """Whether a value is plain JSON data (exact types only), and whether it is small; looks at SMALL nodes at most."""
-    if type(value) in (bool, int, float, type(None)):
-        return True, True
     nodes = 0
     plain = True
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        nodes += 1
-        kind = type(item)
-        if kind is str:
-            nodes += len(item) // _CHARS_PER_NODE
-        elif kind is dict:
-            for key in item:
-                if type(key) is not str:
-                    plain = False
-            stack.extend(item.values())
-        elif kind is list or kind is tuple:
-            stack.extend(item)
-        elif kind not in (int, float, bool, type(None)):
-            plain = False
-        if nodes + len(stack) > SMALL:
-            return plain, False
-    return plain, True
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            nodes += 1
+            kind = type(item)
+            if kind is str:
+                nodes += len(item) // _CHARS_PER_NODE
+            elif kind is dict:
+                plain = plain and all(type(key) is str for key in item)
+                below.extend(item.values())
+            elif kind is list or kind is tuple:
+                below.extend(item)
+            elif kind not in _SCALARS:
+                plain = False
+            if nodes + len(below) > SMALL:
+                return plain, False
+        if not below:
+            return plain, True
+        level = below
+    return False, False  # deeper than any reader should have to follow, or a cycle: the careful way says which
