@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import asyncio, json, types, uuid
 from opentelemetry import trace
@@ -47,6 +49,9 @@ print(json.dumps([
     for s in exporter.get_finished_spans()
 ]))
 """
+
+
+pytest.importorskip("opentelemetry.sdk.trace")
 
 
 def test_each_rollout_is_a_span_above_the_agents_own() -> None:
