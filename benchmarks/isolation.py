@@ -94,7 +94,7 @@ def main() -> None:
         for name in [
             r.name for r in available_tiers() if r.available and r.name in ("namespaces", "landlock", "gvisor")
         ]:
-            tier = choose_tier(name)
+            tier = TIERS[name]
             alone = IsolationSpec(
                 session_dir=folder, name=plain.name, network="host" if "host" in tier.networks else "none"
             )
