@@ -305,7 +305,7 @@ def main() -> None:
     if peers:
         peer_environment()
     quick = options.quick
-    sizes: list[tuple[int, float, float]] = [(24, 1.0, 4.0)] if quick else [(100, 5.0, 60.0), (1000, 5.0, 60.0)]
+    sizes: list[tuple[int, float, float]] = [(24, 1.0, 3.0)] if quick else [(100, 5.0, 60.0), (1000, 5.0, 60.0)]
     jobs: list[tuple[str, str, dict[str, Any]]] = []
     for n, low_s, high_s in sizes:
         for kind in ("ours polling", "ours push", *peers):
