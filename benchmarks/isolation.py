@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentcore_rl_toolkit.runtime.isolation import IsolationSpec, Limits, Tier, available_tiers, choose_tier
+from agentcore_rl_toolkit.runtime.isolation.tiers import TIERS
 
 PRELOADED = (asyncio, json, ssl)
 
