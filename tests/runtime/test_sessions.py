@@ -288,10 +288,10 @@ def test_network_and_memory_are_held_for_agent_and_commands(
             agentRuntimeArn=server.arn, runtimeSessionId=session_id, body={"command": command, "timeout": 60}
         )
         chunks = [event["chunk"] for event in reply["stream"]]
-        output = "".join(c["contentDelta"].get("stdout", "") for c in chunks if "contentDelta" in c)
+        output = "".join("".join(c["contentDelta"].values()) for c in chunks if "contentDelta" in c)
         return chunks[-1]["contentStop"]["exitCode"], output
 
-    fetch = f"{sys.executable} -c 'import os, urllib.request as u; print(u.urlopen(%s, timeout=10).status)'"
+    fetch = f"{sys.executable} -c 'import os, urllib.request as u; print(u.urlopen(%s, timeout=30).status)'"
     assert run(fetch % 'os.environ["AWS_ENDPOINT_URL_S3"]') == (0, "200\n")
     assert run(fetch % f'"{server.url}/_local/status"')[0] != 0
     assert run(f"{sys.executable} -c 'bytearray(800 << 20)'")[0] != 0
