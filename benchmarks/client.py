@@ -138,7 +138,13 @@ def in_flight(kind: str, exp_id: str, n: int) -> dict[str, Any]:
     os._exit(0)  # thousands of stops are not what is measured
 
 
-MEASUREMENTS = {f.__name__: f for f in (detection, collection, cold_starts, cpu, in_flight)}
+def several(kind: str, exp_id: str, parts: list[list[Any]]) -> dict[str, Any]:
+    """Measurements one after another in one process, which are not about requests to S3."""
+    results = [MEASUREMENTS[what](kind, f"{exp_id}-{what}", **arguments) for what, arguments in parts]
+    return {"parts": results}
+
+
+MEASUREMENTS = {f.__name__: f for f in (detection, collection, cold_starts, cpu, in_flight, several)}
 
 
 # ---------------------------------------------------------------- the world around it
@@ -287,6 +293,16 @@ def fmt(value: Any, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
+def show(row: dict[str, Any], table: list[dict[str, Any]]) -> None:
+    """Print a row and keep it."""
+    table.append(row)
+    columns = (("p50_s", 3), ("p99_s", 3), ("max_s", 2), ("s3_per_rollout", 1), ("seconds", 1), ("ms", 2), ("mb", 0))
+    cells = [fmt(row.get(key), digits) for key, digits in columns]
+    line = " ".join(cell.rjust(w) for cell, w in zip(cells, WIDTHS, strict=True))
+    error = f"  {row['error']}" if "error" in row else ""
+    print(f"{row['what']:12} {row['client']:14} {row.get('n', '-'):>5} {line}{error}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, under a minute")
@@ -311,10 +327,9 @@ def main() -> None:
         for kind in ("ours polling", "ours push", *peers):
             jobs.append((kind, "detection", {"n": n, "low_s": low_s, "high_s": high_s}))
     n_collect, n_cold, cold_s, n_cpu, n_held = (30, 20, 1.0, 40, 300) if quick else (100, 100, 3.0, 300, 5000)
+    parts = [["collection", {"n": n_collect}], ["cold_starts", {"n": n_cold, "cold_s": cold_s}], ["cpu", {"n": n_cpu}]]
     for kind in ("ours polling", *peers):
-        jobs.append((kind, "collection", {"n": n_collect}))
-        jobs.append((kind, "cold_starts", {"n": n_cold, "cold_s": cold_s}))
-        jobs.append((kind, "cpu", {"n": n_cpu}))
+        jobs.append((kind, "several", {"parts": parts}))
     jobs.append(("ours polling", "in_flight", {"n": n_held}))
 
     table: list[dict[str, Any]] = []
@@ -323,25 +338,11 @@ def main() -> None:
         print(f"{'what':12} {'client':14} {'n':>5} " + " ".join(h.rjust(w) for h, w in zip(heads, WIDTHS, strict=True)))
         for kind, what, arguments in jobs:
             result = around.measure(kind, what, **arguments)
-            row = {"what": what, "client": kind, **arguments, **result}
-            table.append(row)
-            cells = [
-                fmt(row.get(k), d)
-                for k, d in (
-                    ("p50_s", 3),
-                    ("p99_s", 3),
-                    ("max_s", 2),
-                    ("s3_per_rollout", 1),
-                    ("seconds", 1),
-                    ("ms", 2),
-                    ("mb", 0),
-                )
-            ]
-            line = " ".join(cell.rjust(w) for cell, w in zip(cells, WIDTHS, strict=True))
-            print(
-                f"{what:12} {kind:14} {row.get('n', '-'):>5} {line}" + (f"  {row['error']}" if "error" in row else ""),
-                flush=True,
-            )
+            if what != "several" or "error" in result:
+                show({"what": what, "client": kind, **arguments, **result}, table)
+                continue
+            for (part, given), found in zip(arguments["parts"], result["parts"], strict=True):
+                show({"what": part, "client": kind, **given, **found}, table)
 
     checks = check(table, n_collect, n_cold, cold_s, n_held)
     print()
