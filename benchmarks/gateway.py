@@ -114,6 +114,9 @@ def serve_upstream(port: int, think_s: float) -> None:
     generate = {}
     for n in (64, 256, 1024):
         reply = json.loads(answers[n][0].partition(b"\r\n\r\n")[2])
+        reply["choices"][0]["token_ids"] = [
+            300 + i % 150 for i in range(n)
+        ]  # the built-in policy's tokenizer has these
         body = json.dumps({"choices": reply["choices"]}, separators=(",", ":")).encode()
         generate[n] = (
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
@@ -401,7 +404,9 @@ def targets_file(folder: Path, rows: list[tuple[str, str]]) -> Path:
 
 
 @contextmanager
-def gateway(name: str, upstream_url: str, *, workers: int = 1, sessions: int = SESSIONS) -> Iterator[Target]:
+def gateway(
+    name: str, upstream_url: str, *, workers: int = 1, sessions: int = SESSIONS, options: tuple[str, ...] = ()
+) -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if name == "direct":
@@ -410,6 +415,7 @@ def gateway(name: str, upstream_url: str, *, workers: int = 1, sessions: int = S
             ready = folder / "ready.json"
             command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
             command += ["--upstream", upstream_url, "--store", str(folder / "store"), "--ready-file", str(ready)]
+            command += options
             if workers > 1:
                 command += ["--workers", str(workers)]
             with process(command, core=1 if workers == 1 else None, stderr=subprocess.DEVNULL) as running:
@@ -492,6 +498,27 @@ def check_history(url: str, turns: int = 200, tokens: int = 100_000) -> dict[str
             messages.append({"role": "assistant", "content": "".join(f" word{i}" for i in range(64))})
         early, late = statistics.median(spent[1:8]), statistics.median(spent[-7:])
         return {"turn_2_cpu_ms": early, f"turn_{turns}_cpu_ms": late, "ratio": late / early}
+
+
+def check_rendering(url: str, turns: int = 60) -> dict[str, float]:
+    """Gateway CPU of a turn when the gateway tokenises (built-in policy's template), early and late in a session."""
+    weights = ROOT / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
+    with gateway("ours", url, options=("--model", str(weights))) as target:
+        assert target.pid is not None
+        path, key = target.sessions.read_text().split("\n")[0].split()
+        agent = Agent(target.url, path, key)
+        messages: list[dict[str, str]] = [{"role": "system", "content": "Solve the problem. Use the calculator."}]
+        spent = []
+        for turn in range(turns):
+            messages.append({"role": "user", "content": f"What is {turn} + {turn * 7}? " * 10})
+            body = json.dumps({"model": "m", "messages": messages, "max_tokens": 64}, separators=(",", ":")).encode()
+            before = cpu_ms(target.pid)
+            told = json.loads(agent.ask(body))
+            time.sleep(0.003)
+            spent.append(cpu_ms(target.pid) - before)
+            messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
+        early, late = statistics.median(spent[2:10]), statistics.median(spent[-8:])
+        return {"early_cpu_ms": early, "late_cpu_ms": late, "ratio": late / early}
 
 
 def check_bulk(url: str, sessions: int = 1000, turns: int = 10) -> dict[str, float]:
@@ -587,6 +614,7 @@ def check_workers(url: str) -> dict[str, float]:
 def checks(url: str, *, quick: bool) -> dict[str, dict[str, float]]:
     results = {
         "history": check_history(url, *((40, 20_000) if quick else (200, 100_000))),
+        "tokens rendered here": check_rendering(url),
         "bulk fetch": check_bulk(url, *((100, 10) if quick else (1000, 10))),
     }
     if not quick:
@@ -616,8 +644,11 @@ class Row:
     errors: int
 
 
-def measure(name: str, target: Target, tokens: int, stream: bool, connections: int, seconds: float) -> Row:
-    load(target.url, target.sessions, tokens=tokens, stream=stream, connections=connections, seconds=0.5)
+def measure(
+    name: str, target: Target, tokens: int, stream: bool, connections: int, seconds: float, *, warm: bool = True
+) -> Row:
+    if warm:
+        load(target.url, target.sessions, tokens=tokens, stream=stream, connections=connections, seconds=0.5)
     before = usage(target.pid) if target.pid else None
     told = load(target.url, target.sessions, tokens=tokens, stream=stream, connections=connections, seconds=seconds)
     after = usage(target.pid) if target.pid else None
@@ -650,6 +681,19 @@ def show(rows: list[Row]) -> None:
         )
 
 
+def compare(rows: list[Row]) -> None:
+    """Ours against each peer, cell by cell: requests per second, and CPU per request."""
+    ours = {(r.tokens, r.stream, r.connections): r for r in rows if r.gateway == "ours"}
+    for r in rows:
+        mine = ours.get((r.tokens, r.stream, r.connections))
+        if mine is None or r.gateway in ("ours", "direct") or not r.rps or not r.cpu_ms or not mine.cpu_ms:
+            continue
+        kind = f"{r.tokens} tokens {'streamed' if r.stream else 'whole'}, {r.connections} connections"
+        print(
+            f"{kind}: {mine.rps / r.rps:.1f}x the requests/s of {r.gateway}, 1/{r.cpu_ms / mine.cpu_ms:.1f} of its CPU"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few cells, short windows: under a minute")
@@ -673,15 +717,17 @@ def main() -> None:
         with upstream() as url:
             checks(url, quick=args.quick)
         return
+    cells = [(tokens, stream) for tokens in (int(t) for t in args.tokens.split(",")) for stream in (False, True)]
     with upstream() as url:
         for name in args.only.split(","):
-            for tokens in [int(t) for t in args.tokens.split(",")]:
-                for stream in (False, True):
-                    with gateway(name, url) as target:
+            # A fresh gateway for every kind of answer, or, to be quick, one for all of them.
+            for group in [cells] if args.quick else [[cell] for cell in cells]:
+                with gateway(name, url) as target:
+                    for tokens, stream in group:
                         for count in connections:
-                            rows.append(measure(name, target, tokens, stream, count, seconds))
-                            show(rows[-1:])
+                            rows.append(measure(name, target, tokens, stream, count, seconds, warm=not args.quick))
     show(rows)
+    compare(rows)
     if args.json:
         Path(args.json).write_text(json.dumps([asdict(r) for r in rows], indent=1))
 

@@ -245,11 +245,6 @@ class Admin:
         asked = decode_body(request.body, Names)
         gateway = self._gateway
         found = [gateway.sessions.by_id.get(session_id.encode()) for session_id in asked.session_ids]
-        if asked.close:
-            for session in found:
-                if session is not None:
-                    self.close_session(session)
-        gateway.journal.settle()
         conn.write(stream_head(200, ((b"content-type", CALLS_TYPE),), keep_alive=request.keep_alive))
         started = time.monotonic()
         out: list[bytes] = []
@@ -257,6 +252,8 @@ class Admin:
             head = FetchedHead(session_id=session_id, known=session is not None)
             payloads: list[bytes] = []
             if session is not None:
+                if asked.close:
+                    self.close_session(session)
                 payloads = gateway.sessions.payloads(session)
                 head = FetchedHead(
                     session_id=session_id,
