@@ -61,6 +61,9 @@ _SERVE_OPTIONS = [
     click.option("--s3-dir", type=_FOLDER, help="Serve S3 over this folder; sessions get its address."),
     click.option("--s3-port", default=0, show_default=True),
     click.option("--s3-endpoint", help="Address of another S3 server for the sessions."),
+    click.option("--cluster", type=click.Choice(["ray"]), help="Run the sessions on the machines of a cluster."),
+    click.option("--ray-address", help="The Ray cluster's address [default: the running one]."),
+    click.option("--sessions-per-node", type=int, help="Of a cluster [default: by cores and memory]."),
     click.option("--ready-file", type=_FILE, help="Written as JSON once listening."),
     click.option("--parent-pid", type=int, help="Stop when this process is gone."),
 ]
@@ -118,11 +121,28 @@ def serve(**options: Any) -> None:
     run(
         config,
         [parse_agent_option(text) for text in options["agents"]],
+        cluster=_cluster(config, options),
         host=options["host"],
         port=options["port"],
         ready_file=options["ready_file"],
         parent_pid=options["parent_pid"],
     )
+
+
+def _cluster(config: Any, options: dict[str, Any]) -> Any:
+    from ..errors import ConfigError
+
+    if options["cluster"] is None:
+        for name in ("ray_address", "sessions_per_node"):
+            if options[name] is not None:
+                raise ConfigError(f"--{name.replace('_', '-')} is for a --cluster")
+        return None
+    from ..runtime.cluster.machines import ClusterConfig
+    from ..runtime.cluster.nodes import Cluster
+    from ..runtime.cluster.ray_nodes import RayMachines
+
+    settings = ClusterConfig(sessions_per_node=options["sessions_per_node"])
+    return Cluster(config, RayMachines(options["ray_address"]), settings)
 
 
 for _option in _SERVE_OPTIONS:

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import AgentLoadError, ConfigError, LocalRuntimeError
 from . import environments, roots
 from .agents import Agent
+from .cluster.nodes import Cluster
 from .config import RuntimeConfig
 from .control import LOCAL_ARTIFACT, ControlPlane
 from .metrics import Metrics
@@ -31,7 +32,7 @@ _PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP an
 class Runtime:
     """Everything behind the HTTP face. Use as: ``start``, then serve, then ``close``. Raises: ConfigError."""
 
-    def __init__(self, config: RuntimeConfig, *, s3_url: str | None = None) -> None:
+    def __init__(self, config: RuntimeConfig, *, s3_url: str | None = None, cluster: Cluster | None = None) -> None:
         self.config = config
         self._root_lock = roots.new_root()
         self.root = self._root_lock.path
@@ -53,17 +54,20 @@ class Runtime:
             path=self.state_dir / "agents.json" if config.state_dir is not None else None,
         )
         s3 = config.s3_endpoint or s3_url
-        self.node = LocalNode(
+        extra_env = {"AWS_ENDPOINT_URL_S3": s3, "AWS_ALLOW_HTTP": "true"} if s3 is not None else {}
+        self.cluster = cluster
+        self.node: LocalNode | Cluster = cluster or LocalNode(
             config,
             state_dir=self.state_dir,
             root=self.root,
-            extra_env={"AWS_ENDPOINT_URL_S3": s3, "AWS_ALLOW_HTTP": "true"} if s3 is not None else {},
+            extra_env=extra_env,
             endpoints=(s3_url.removeprefix("http://"),) if s3_url is not None else (),
         )
         self.table = SessionTable(self.node, config, state_dir=self.state_dir, socket_dir=self.root / "s")
-        self.table.admit = lambda agent, endpoint, live: self.quotas.new_session(
-            agent.runtime_id, endpoint, live, time.monotonic()
-        )
+        if cluster is not None:
+            cluster.extra_env = extra_env
+            cluster.on_room = self.table.allow_starts
+        self.table.admit = self._admit
         self.table.on_start = self._on_start
         self.table.on_gone = self._on_gone
         self.control = ControlPlane(self.registry, self)
@@ -99,6 +103,11 @@ class Runtime:
             record = self.registry.update(record.id, fields)
         record.latest.script, record.latest.python = str(script), sys.executable
         return record
+
+    def _admit(self, agent: Agent, endpoint: str, live: int) -> None:
+        if self.cluster is not None:
+            self.cluster.admit(live)
+        self.quotas.new_session(agent.runtime_id, endpoint, live, time.monotonic())
 
     # -- deploying
     async def deploy(self, record: Record, version: Version) -> None:

@@ -71,7 +71,9 @@ async def relay(
         if started:
             raise
         raise WireError(
-            "RuntimeClientError", f"The runtime ended the connection: {e}", localLog=str(session.log_path)
+            "RuntimeClientError",
+            f"The runtime ended the connection: {await session.cause() or e}",
+            localLog=str(session.log_path),
         ) from e
     except TimeoutError as e:
         if started:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LocalRuntimeError
 from . import metrics
 from .core import Runtime
 from .faults import FaultPlan
@@ -32,11 +32,19 @@ async def answer(
         case ("GET", "metrics"):
             await _send(send, _metrics(runtime), b"text/plain; version=0.0.4")
         case ("GET", "sessions", session_id, "log"):
-            await _send(send, _log(runtime, session_id, int(query.get("offset", "0"))), b"text/plain; charset=utf-8")
+            text = await _log(runtime, session_id, int(query.get("offset", "0")))
+            await _send(send, text, b"text/plain; charset=utf-8")
         case ("DELETE", "sessions", session_id):
             for session in _find(runtime, session_id):
                 runtime.table.stop(session.key, grace_s=float(query["grace_s"]) if "grace_s" in query else None)
             await _json(send, {"stopped": session_id})
+        case ("GET", "nodes") if runtime.cluster is not None:
+            await _json(send, {"nodes": runtime.cluster.nodes()})
+        case ("POST", "nodes", node_id, "drain") if runtime.cluster is not None:
+            node = runtime.cluster.drain(node_id)
+            if node is None:
+                raise not_found(f"Node {node_id}")
+            await _json(send, node)
         case ("GET", "faults"):
             await _json(send, {"injected": runtime.faults.injected, "rules": len(runtime.faults.rules)})
         case ("PUT", "faults"):
@@ -56,13 +64,23 @@ def _find(runtime: Runtime, prefix: str) -> list[Session]:
     return found
 
 
-def _log(runtime: Runtime, prefix: str, offset: int) -> bytes:
+async def _log(runtime: Runtime, prefix: str, offset: int) -> bytes:
     """A session's log from an offset on (negative: from its end), live or ended. Raises: WireError 404."""
+    for session in runtime.table.sessions.values():
+        read = getattr(session.process, "read_log", None)
+        if read is not None and session.id.startswith(prefix):
+            try:
+                return bytes(await read(offset))
+            except LocalRuntimeError as e:  # its node has just gone
+                raise not_found(f"The log of session {prefix}: {e}") from e
     paths = [str(s.log_path) for s in runtime.table.sessions.values() if s.id.startswith(prefix)]
     paths += [e["log"] for e in reversed(runtime.table.ended) if e["session_id"].startswith(prefix)]
     if not paths:
         raise not_found(f"Session {prefix}")
-    path = Path(paths[0])
+    return _read(Path(paths[0]), offset)
+
+
+def _read(path: Path, offset: int) -> bytes:
     if not path.exists():
         return b""
     with path.open("rb") as f:

@@ -42,11 +42,14 @@ class SessionOrder:
 
 
 class Node(Protocol):
-    """Starts sessions. The returned process has ``started`` and ``ended`` futures, ``pid``, ``command`` and ``stop(grace_s)``."""
+    """Starts sessions. The returned process has ``started`` and ``ended`` futures, ``pid``, ``command`` and ``stop(grace_s)``.
+
+    One on another machine has ``dial``, ``cause``, ``lost``, ``read_log`` and ``node_id`` as well.
+    """
 
     async def prepare(self, agent: Agent) -> None: ...
 
-    async def start_session(self, order: SessionOrder) -> SessionProcess: ...
+    async def start_session(self, order: SessionOrder) -> Any: ...
 
     async def forget(self, agent: Agent) -> None: ...
 

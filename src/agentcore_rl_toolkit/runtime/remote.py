@@ -157,7 +157,7 @@ def picture(view: RuntimeView, before: tuple[float, int] | None) -> tuple[tuple[
         f"{'SESSION':<44} {'AGENT':<16} {'STATE':<10} {'MEMORY':>9} {'CPU':>9}",
     ]
     for s in sessions[:40]:
-        memory, cpu = usage(s["pid"]) if s["pid"] else (None, None)
+        memory, cpu = usage(s["pid"]) if s["pid"] and not s.get("node") else (None, None)
         lines.append(
             f"{s['session_id'][:44]:<44} {s['agent'][:16]:<16} {s['state']:<10} "
             f"{'-' if memory is None else f'{memory / 1e6:.1f} MB':>9} {'-' if cpu is None else f'{cpu:.2f} s':>9}"

@@ -18,6 +18,7 @@ import uvloop
 
 from ..errors import ConfigError
 from . import roots
+from .cluster.nodes import Cluster
 from .config import RuntimeConfig
 from .connection import RuntimeProtocol
 from .core import Runtime
@@ -59,6 +60,7 @@ async def serve(
     config: RuntimeConfig,
     agents: Sequence[tuple[str, Path]],
     *,
+    cluster: Cluster | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     ready_file: Path | None = None,
@@ -71,10 +73,13 @@ async def serve(
     if config.s3_dir is not None:
         from .s3 import S3App, S3Config
 
-        listeners.append(bind("127.0.0.1", config.s3_port))
-        s3_url = f"http://127.0.0.1:{listeners[1].getsockname()[1]}"
+        s3_host = "127.0.0.1" if cluster is None else host  # the nodes of a cluster have to reach it
+        if s3_host in ("0.0.0.0", "::"):
+            raise ConfigError("--s3-dir with --cluster needs a --host that the nodes can reach, not a wildcard")
+        listeners.append(bind(s3_host, config.s3_port))
+        s3_url = f"http://{s3_host if ':' not in s3_host else f'[{s3_host}]'}:{listeners[1].getsockname()[1]}"
         s3 = S3App(S3Config(root=config.s3_dir, auto_create=True, credentials=config.credentials, region=config.region))
-    runtime = Runtime(config, s3_url=s3_url)
+    runtime = Runtime(config, s3_url=s3_url, cluster=cluster)
     loop = asyncio.get_running_loop()
     loading = asyncio.ensure_future(runtime.start(list(agents)))
     for number in (signal.SIGTERM, signal.SIGINT):

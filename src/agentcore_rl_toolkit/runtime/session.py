@@ -11,7 +11,7 @@ from typing import Any
 
 from .agents import Agent
 from .clock import ActivityClock
-from .upstream import Connection, connect
+from .upstream import Connection, connect, connect_over
 
 KEPT_CONNECTIONS = 4
 
@@ -55,7 +55,13 @@ class Session:
             kept = self.idle_connections.pop()
             if kept.usable:
                 return kept
-        return await connect(self.socket_path)
+        dial = getattr(self.process, "dial", None)  # its node is another machine
+        return await connect(self.socket_path) if dial is None else await connect_over(await dial())
+
+    async def cause(self) -> str | None:
+        """After a connection to it broke: why, where its node can tell."""
+        ask = getattr(self.process, "cause", None)
+        return None if ask is None else await ask()
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose reply was read to its end; close any other."""
@@ -79,6 +85,7 @@ class Session:
             "endpoint": self.key[1],
             "state": self.state if self.over or self.state == "starting" else ("active" if self.active else "idle"),
             "pid": getattr(self.process, "pid", None),
+            "node": getattr(self.process, "node_id", None),
             "created_unix_s": round(self.created_unix_s, 3),
             "age_s": round(now - self.clock.born_s, 3),
             "idle_s": 0.0 if self.active else round(now - self.clock.last_active_s, 3),

@@ -123,6 +123,11 @@ class SessionTable:
         now = time.monotonic()
         return [s.describe(now) for s in self.sessions.values()]
 
+    def allow_starts(self, more: int) -> None:
+        """Let more sessions start at the same time, because there are more cores to start them on."""
+        for _ in range(more):
+            self._starting.release()
+
     # -- starting
     def _begin(self, key: Key, agent: Agent, start_delay_s: float) -> Session:
         number = next(self._numbers)
@@ -211,7 +216,8 @@ class SessionTable:
     async def _wait_end(self, session: Session) -> None:
         session.exit_status = await session.process.ended
         if not session.over and session.state == "ready":
-            self._end(session, "crashed", 0.0)
+            session.error = getattr(session.process, "lost", None)
+            self._end(session, "crashed" if session.error is None else "lost", 0.0)
         self._stopping.discard(session)
         if session.ending is not None:  # what is known only now that its process is gone
             session.ending |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, cast
@@ -162,6 +163,16 @@ async def connect(socket_path: str) -> Connection:
     try:
         _, connection = await asyncio.get_running_loop().create_unix_connection(Connection, socket_path)
     except OSError as e:
+        raise UpstreamLostError(f"cannot connect to the session's server: {e}") from e
+    return connection
+
+
+async def connect_over(sock: socket.socket) -> Connection:
+    """Use a connected socket. Raises: UpstreamLostError."""
+    try:
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, sock=sock)
+    except OSError as e:
+        sock.close()
         raise UpstreamLostError(f"cannot connect to the session's server: {e}") from e
     return connection
 

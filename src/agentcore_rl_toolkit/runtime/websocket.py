@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import websockets
-from websockets.asyncio.client import ClientConnection, unix_connect
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
 
 from .session import Session
+from .upstream import UpstreamLostError
 from .wire import REQUEST_ID_HEADER, SESSION_HEADER, Headers, forwarded_headers
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -24,16 +25,22 @@ async def bridge(session: Session, headers: Headers, request_id: str, receive: R
     """
     sent = forwarded_headers(headers, session.agent.header_allowlist)
     sent += [(SESSION_HEADER, session.id.encode()), (REQUEST_ID_HEADER, request_id.encode())]
-    connect = unix_connect(
-        session.socket_path,
-        uri="ws://localhost/ws",
-        additional_headers=[(k.decode("latin-1"), v.decode("latin-1")) for k, v in sent if k != b"content-type"],
-        compression=None,
-        max_size=MAX_FRAME_BYTES,
-        ping_interval=None,
-        open_timeout=30,
-    )
-    async with connect as agent:
+    options: dict[str, Any] = {
+        "additional_headers": [(k.decode("latin-1"), v.decode("latin-1")) for k, v in sent if k != b"content-type"],
+        "compression": None,
+        "max_size": MAX_FRAME_BYTES,
+        "ping_interval": None,
+        "open_timeout": 30,
+    }
+    dial = getattr(session.process, "dial", None)
+    if dial is None:
+        connection = unix_connect(session.socket_path, uri="ws://localhost/ws", **options)
+    else:  # its node is another machine
+        try:
+            connection = connect("ws://localhost/ws", sock=await dial(), **options)
+        except UpstreamLostError as e:
+            raise ConnectionError(str(e)) from e
+    async with connection as agent:
         await send({"type": "websocket.accept", "headers": [(SESSION_HEADER, session.id.encode())]})
         tasks = [asyncio.create_task(_to_agent(agent, receive)), asyncio.create_task(_to_caller(agent, send))]
         _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
