@@ -14,12 +14,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import ConfigError, LocalRuntimeError, MissingExtraError
 from .machines import AgentAddress, Machine
 
 ACTOR_CPUS = 0.1
+CONNECT_TIMEOUT_S = 40.0
 START_TIMEOUT_S = 45.0
 STOP_TIMEOUT_S = 12.0
 CALL_TIMEOUT_S = 15.0
@@ -73,6 +75,33 @@ class AgentKeeper:
             return self._process.wait()
 
 
+async def _in_daemon_thread(work: Callable[[], None]) -> None:
+    """Run a call that may never return: not in the main thread, where Ray would take over the signals, and not in one
+    that this process would wait for at its end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as e:  # handed to the caller, whatever it is
+            error = e
+        with contextlib.suppress(RuntimeError):  # the loop may be gone
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, daemon=True, name="connect to Ray").start()
+    await done
+
+
 class RayMachines:
     """Machines of the Ray cluster at ``address`` (None: Ray's own choice, a running one). Only those with CPUs count."""
 
@@ -98,8 +127,10 @@ class RayMachines:
             )
 
         try:
-            # In a thread: Ray takes over the signals of the thread it is started in, when that is the main one.
-            await asyncio.to_thread(connect)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await _in_daemon_thread(connect)
+        except TimeoutError as e:
+            raise ConfigError(f"no Ray cluster answers at {self._address} within {CONNECT_TIMEOUT_S:g} s") from e
         except (ConnectionError, RuntimeError, ValueError) as e:
             raise ConfigError(f"cannot connect to the Ray cluster at {self._address}: {e}") from e
         self._ray = ray
