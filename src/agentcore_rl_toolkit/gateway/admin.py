@@ -303,7 +303,7 @@ class Admin:
                     mode.renderer.count,
                     asked.messages,
                     asked.tools or None,
-                    asked.template_kwargs or None,
+                    asked.template_options() or None,
                 )
             else:
                 count = await self._engine_count(asked.to_chat_body(), session)

@@ -64,7 +64,18 @@ class _Growing:
 class TokenCall(SpokenCall):
     """A call over a token engine, in any dialect."""
 
-    __slots__ = ("conversation", "growing", "live", "mode", "prompt", "reader", "token_engine", "used", "versions")
+    __slots__ = (
+        "conversation",
+        "growing",
+        "live",
+        "mode",
+        "prompt",
+        "prompt_json",
+        "reader",
+        "token_engine",
+        "used",
+        "versions",
+    )
 
     def __init__(
         self, gateway: Gateway, conn: AgentConnection, session: Session, dialect: str, mode: TokenMode
@@ -73,6 +84,7 @@ class TokenCall(SpokenCall):
         self.mode = mode
         self.prompt: RenderedPrompt | None = None  # until it is committed or abandoned
         self.used: RenderedPrompt | None = None
+        self.prompt_json: bytes | None = None  # of a prompt that is no conversation
         self.growing: dict[int, _Growing] = {}
         self.live = False
         self.versions: list[int] = []
@@ -120,10 +132,13 @@ class TokenCall(SpokenCall):
         asked, renderer = self.asked, self.mode.renderer
         started = time.thread_time()
         if asked.prompt is not None:
-            ids = asked.prompt if isinstance(asked.prompt, list) else renderer.encode(asked.prompt)
-            return _to_json(ids)
+            ids = asked.prompt
+            if isinstance(ids, str):
+                ids = renderer.encode(ids, add_special_tokens=asked.add_special_tokens)
+            self.prompt_json = _to_json(ids)
+            return self.prompt_json
         self.prompt = renderer.render(
-            self.conversation, asked.messages, asked.tools or None, asked.template_kwargs or None
+            self.conversation, asked.messages, asked.tools or None, asked.template_options() or None
         )
         text = self.prompt.json
         self.mode.render_s += time.thread_time() - started
@@ -201,8 +216,10 @@ class TokenCall(SpokenCall):
                 growing.logprobs += piece.logprobs
         growing.ids += piece.ids
         deltas = growing.stream.feed(piece.ids) if piece.ids else []
-        if self.asked.logprobs and piece.ids and piece.logprobs is not None:
-            deltas.append(Delta(choice=piece.choice, logprob_entries=self._entries(piece)))
+        # Lists of different lengths make the turn invalid (see `_capture`); the agent gets the text without them.
+        if self.live and self.asked.logprobs and piece.ids and len(piece.logprobs or ()) == len(piece.ids):
+            entries = self.mode.renderer.logprob_entries(piece.ids, piece.logprobs or ())
+            deltas.append(Delta(choice=piece.choice, logprob_entries=entries))
         if piece.finish_reason is not None:
             deltas += growing.stream.finish()
             growing.parsed = growing.stream.parsed()
@@ -212,13 +229,6 @@ class TokenCall(SpokenCall):
             if all(g.finish is not None for g in self.growing.values()) and len(self.growing) == self.n:
                 deltas.append(Delta(choice=piece.choice, usage=self._usage()))
         return deltas
-
-    def _entries(self, piece: Piece) -> list[dict[str, Any]]:
-        entries = []
-        for token, value in zip(piece.ids, piece.logprobs or (), strict=False):
-            text = self.mode.renderer.decode([token])
-            entries.append({"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []})
-        return entries
 
     def _usage(self) -> Usage:
         prompt = self.prompt if self.prompt is not None else self.used
@@ -244,6 +254,8 @@ class TokenCall(SpokenCall):
                 stop_sequence=growing.stop_sequence,
                 parse_status=parsed.status,
             )
+            if self.asked.logprobs and growing.logprobs is not None and len(growing.logprobs) == len(growing.ids):
+                choice.logprob_entries = self.mode.renderer.logprob_entries(growing.ids, growing.logprobs)
             for stop in self.asked.sampling.stop:
                 at = choice.content.find(stop)
                 if at >= 0:
@@ -260,10 +272,8 @@ class TokenCall(SpokenCall):
         captured = Captured(choices=[], has_tokens=True, reply_id=self.reply_id, model=self.asked.model)
         if self.prompt is not None:
             captured.prompt = self.prompt.json[1:-1]
-        elif self.asked.prompt is not None and isinstance(self.asked.prompt, list):
-            captured.prompt = _to_json(self.asked.prompt)[1:-1]
-        elif self.asked.prompt is not None:
-            captured.prompt = _to_json(self.mode.renderer.encode(self.asked.prompt))[1:-1]
+        elif self.prompt_json is not None:
+            captured.prompt = self.prompt_json[1:-1]
         if self.reader is not None and self.reader.error is not None:
             captured.error = _to_json(self.reader.error)
         if self.versions:

@@ -67,6 +67,7 @@ class Request(msgspec.Struct, kw_only=True):
     tool_choice: str = "auto"
     parallel_tool_calls: bool | None = None
     prompt: str | list[int] | None = None
+    add_special_tokens: bool = True  # of a text prompt; chat templates write their own
     stream: bool = False
     include_usage: bool = False
     n: int = 1

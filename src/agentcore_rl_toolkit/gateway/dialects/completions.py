@@ -24,7 +24,6 @@ _NO_EFFECT = (
     "return_routed_experts",
     "request_id",
     "cache_salt",
-    "add_special_tokens",
 )
 
 
@@ -42,6 +41,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
     count = fields.integer("n", 1, 128) or 1
     fields.refuse("best_of", "every sample is returned", unless=(1, count))
     top = fields.either("logprobs", int, bool)
+    special = fields.take("add_special_tokens", bool)
     sampling = fields.sampling(("max_tokens",))
     if sampling.max_tokens is None:
         sampling.max_tokens = DEFAULT_MAX_TOKENS
@@ -49,6 +49,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
         dialect="completions",
         model=fields.take("model", str) or "",
         prompt=prompt,
+        add_special_tokens=special is not False,
         stream=fields.take("stream", bool) or False,
         include_usage=bool(stream_options.get("include_usage")),
         n=count,
@@ -83,6 +84,8 @@ def to_body(request: Request) -> dict[str, Any]:
         body["logprobs"] = request.top_logprobs
     if request.response_format is not None:
         body["response_format"] = request.response_format
+    if not request.add_special_tokens:
+        body["add_special_tokens"] = False
     if request.stream:
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}

@@ -1,0 +1,138 @@
+"""What the gateway's own tokenising puts before the engine, and what it tells of the tokens that come back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.render import Renderer
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, logprob_of
+
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+USER = {"role": "user", "content": "What is 2 + 3?"}
+START = 0  # the token that this model's tokenizer puts before a bare text
+EFFORT = """{%- if reasoning_effort is defined and reasoning_effort -%}
+  {{- '<|im_start|>system\\nEffort ' + reasoning_effort + '<|im_end|>\\n' -}}
+{%- endif -%}
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in policy's tokenizer, with a start token before bare text and a template that reads the effort."""
+    folder = tmp_path_factory.mktemp("model")
+    for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
+        shutil.copy(MODEL / name, folder)
+    (folder / "chat_template.jinja").write_text(EFFORT + (MODEL / "chat_template.jinja").read_text())
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+    token = tokenizer["added_tokens"][START]["content"]
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [START], "tokens": [token]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def renderer(model: Path) -> Renderer:
+    return Renderer.from_path(model)
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+async def gateway(
+    request: pytest.FixtureRequest,
+    engine: ScriptedEngine,
+    start_gateway: Callable[..., Awaitable[Gateway]],
+    model: Path,
+) -> Gateway:
+    engine.first_id, engine.last_id = 300, 500
+    return await start_gateway(engine, engine=request.param, model_dir=str(model))
+
+
+@pytest.fixture
+async def session(client: GatewayClient) -> SessionHandle:
+    return (await client.create_sessions_async([new_session_id()]))[0]
+
+
+def agent(session: SessionHandle) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
+
+
+async def test_the_template_sees_the_reasoning_effort(
+    engine: ScriptedEngine, session: SessionHandle, renderer: Renderer
+) -> None:
+    async with agent(session) as llm:
+        await llm.chat.completions.create(model="m", messages=[USER], reasoning_effort="low")
+        await llm.responses.create(model="m", input="What is 2 + 3?", reasoning={"effort": "high"})
+    shown = [renderer.decode(call.prompt_ids) for call in engine.calls]
+    assert [text.split("<|im_end|>")[0] for text in shown] == [
+        "<|im_start|>system\nEffort low",
+        "<|im_start|>system\nEffort high",
+    ]
+
+
+async def test_counted_tokens_are_those_of_the_prompt_that_is_sent(
+    engine: ScriptedEngine, session: SessionHandle
+) -> None:
+    base_url = session.base_url.removesuffix("/v1")
+    asked = {"model": "m", "messages": [USER], "output_config": {"effort": "low"}}
+    async with anthropic.AsyncAnthropic(base_url=base_url, api_key=session.api_key, max_retries=0) as llm:
+        plain = await llm.messages.count_tokens(model="m", messages=[USER])  # type: ignore[list-item]
+        counted = await llm.messages.count_tokens(**asked)  # type: ignore[arg-type]
+        assert engine.calls == []
+        await llm.messages.create(**asked, max_tokens=8)  # type: ignore[call-overload]
+    assert counted.input_tokens == len(engine.calls[0].prompt_ids) > plain.input_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_carry_the_bytes_of_each_token_also_of_split_characters(
+    engine: ScriptedEngine, session: SessionHandle, renderer: Renderer, stream: bool
+) -> None:
+    ids = renderer.encode("5 \N{EURO SIGN}")
+    engine.replies.append({"token_ids": [*ids, min(renderer.stop_token_ids)]})
+    async with agent(session) as llm:
+        reply = await llm.chat.completions.create(model="m", messages=[USER], logprobs=True, stream=stream)
+        if isinstance(reply, openai.AsyncStream):
+            entries = [
+                entry
+                async for chunk in reply
+                for choice in chunk.choices
+                if choice.logprobs is not None
+                for entry in choice.logprobs.content or []
+            ]
+        else:
+            assert reply.choices[0].logprobs is not None
+            entries = reply.choices[0].logprobs.content or []
+    assert len(ids) > len("5 \N{EURO SIGN}"), "the tokenizer must split a character for this test to say anything"
+    assert bytes(b for entry in entries[:-1] for b in entry.bytes or []).decode() == "5 \N{EURO SIGN}"
+    assert [entry.logprob for entry in entries[:-1]] == [logprob_of(i) for i in ids]
+
+
+@pytest.mark.parametrize(("asked", "special"), [({}, [START]), ({"add_special_tokens": False}, [])])
+async def test_a_text_prompt_starts_as_the_tokenizer_starts_a_text(
+    engine: ScriptedEngine,
+    client: GatewayClient,
+    session: SessionHandle,
+    renderer: Renderer,
+    asked: dict[str, bool],
+    special: list[int],
+) -> None:
+    async with agent(session) as llm:
+        await llm.completions.create(model="m", prompt="2 + 3 =", extra_body=asked)
+        await llm.completions.create(model="m", prompt=[300, 301], extra_body=asked)
+    prompts = [[*special, *renderer.encode("2 + 3 =")], [300, 301]]
+    assert [call.prompt_ids for call in engine.calls] == prompts
+    turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
+    assert [turn.prompt_ids for turn in turns] == prompts
