@@ -37,9 +37,9 @@ class SessionCapture:
     """
 
     session_id: str
-    turns: list[Turn]
-    dialogue: list[dict[str, Any]]
-    errors: list[dict[str, Any]]
+    turns: list[Turn] = field(repr=False)
+    dialogue: list[dict[str, Any]] = field(repr=False)
+    errors: list[dict[str, Any]] = field(repr=False)
     closed: bool = False
     created_s: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)

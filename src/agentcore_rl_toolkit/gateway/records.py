@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import array
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -206,13 +206,17 @@ def expand(records: list[CallRecord]) -> Expanded:
         prompt = unpack_ids(prompts[i])
         dialogue = _grow(dialogue, messages[i], record)
         for choice in record.choices:
+            ids, logprobs = unpack_ids(choice.ids), _logprobs(choice)
+            untrainable = None if record.status == OK else "engine_gives_no_tokens"
+            if len(logprobs) != len(ids):  # absent is not zero, and one such choice must not hide all other turns
+                logprobs, untrainable = [None] * len(ids), "missing_logprobs"
             turns.append(
                 Turn(
                     turn_id=turn_id(record, choice.index),
                     index=len(turns),
                     prompt_ids=prompt,
-                    completion_ids=unpack_ids(choice.ids),
-                    logprobs=unpack_logprobs(choice.logprobs) if choice.logprobs is not None else [],
+                    completion_ids=ids,
+                    logprobs=logprobs,
                     finish_reason=choice.finish_reason,
                     weight_version_first=record.weight_version_first,
                     weight_version_last=record.weight_version_last,
@@ -221,8 +225,8 @@ def expand(records: list[CallRecord]) -> Expanded:
                     started_s=record.started_s,
                     first_token_s=record.first_token_s,
                     finished_s=record.finished_s,
-                    trainable=record.status == OK,
-                    untrainable_reason=None if record.status == OK else "engine_gives_no_tokens",
+                    trainable=untrainable is None,
+                    untrainable_reason=untrainable,
                     retry_of=record.retry_of,
                     parent_turn=record.parent_turn,
                     branch_reason=record.branch_reason,
@@ -230,6 +234,10 @@ def expand(records: list[CallRecord]) -> Expanded:
                 )
             )
     return Expanded(turns=turns, dialogue=dialogue, errors=errors, records=[records[i] for i in order])
+
+
+def _logprobs(choice: ChoiceRecord) -> Sequence[float | None]:
+    return unpack_logprobs(choice.logprobs) if choice.logprobs is not None else []
 
 
 def _error(record: CallRecord) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class ExpertSpan:
     turn_id: str
     start: int
     stop: int
-    data: bytes
+    data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,17 +31,17 @@ class TrainingSequence:
     this sequence's share of the session's trained tokens: weights of a session sum to 1, and a weighted sum of
     per-sequence means equals the mean over the whole session, however often it forked."""
 
-    token_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float | None]
+    token_ids: list[int] = field(repr=False)
+    loss_mask: list[int] = field(repr=False)
+    logprobs: list[float | None] = field(repr=False)
     prompt_length: int
     turn_ids: list[str]
-    weight_versions: list[int | None]
+    weight_versions: list[int | None] = field(repr=False)
     weight: float = 1.0
     context_turn_ids: list[str] = field(default_factory=list)
     branch_reason: str | None = None
     finish_reason: str | None = None
-    routed_experts: list[ExpertSpan] = field(default_factory=list)
+    routed_experts: list[ExpertSpan] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -94,5 +94,5 @@ class Trajectory:
     """
 
     session_id: str
-    sequences: list[TrainingSequence]
+    sequences: list[TrainingSequence] = field(repr=False)
     report: FidelityReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from agentcore_rl_toolkit.errors import CaptureError
@@ -36,14 +36,15 @@ class Turn:
 
     turn_id: str
     index: int
-    prompt_ids: Sequence[int]
-    completion_ids: Sequence[int]
-    logprobs: Sequence[float | None]
+    # Not printed: whatever prints a session (asyncio formats a task's result, too) would take seconds over its tokens.
+    prompt_ids: Sequence[int] = field(repr=False)
+    completion_ids: Sequence[int] = field(repr=False)
+    logprobs: Sequence[float | None] = field(repr=False)
     finish_reason: str | None
     weight_version_first: int | None = None
     weight_version_last: int | None = None
     parse_status: ParseStatus = "none"
-    routed_experts: bytes | None = None
+    routed_experts: bytes | None = field(default=None, repr=False)
     started_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
@@ -53,7 +54,7 @@ class Turn:
     retry_of: str | None = None
     branch_reason: str | None = None
     choice_index: int = 0
-    token_weight_versions: Sequence[int | None] | None = None
+    token_weight_versions: Sequence[int | None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         sampled = len(self.completion_ids)
