@@ -133,7 +133,7 @@ def test_node_killed_under_load_loses_its_own_sessions_and_nothing_else(
     with ThreadPoolExecutor(len(ids)) as pool:
         client = router.client(max_pool_connections=20, read_timeout=60)
         calls: dict[str, Future[Any]] = {
-            i: pool.submit(router.invoke, {"do": "sleep", "s": 12}, i, client=client) for i in ids
+            i: pool.submit(router.invoke, {"do": "sleep", "s": 6}, i, client=client) for i in ids
         }
         wait_for(lambda: sum(s["inflight"] for s in router.view.sessions()) == len(ids))
         ray_cluster.kill(doomed)
