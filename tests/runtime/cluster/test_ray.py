@@ -12,14 +12,18 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from botocore.exceptions import ClientError
+from websockets.sync.client import connect
 
 from agentcore_rl_toolkit.contract import new_session_id
 
 from ..conftest import AGENTS, Server, alive, wait_for
 from .conftest import RayCluster
+
+SESSION = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
 
 # Starting Ray takes most of a minute on two busy cores, and killing nodes is no company for other tests.
 pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(240)]
@@ -96,6 +100,16 @@ def test_sessions_spread_over_the_nodes_keep_theirs_and_a_drained_one_goes(route
     router.invoke({"do": "print", "text": "written on the node"}, ids[0])
     assert b"written on the node" in b"".join(t.encode() for t in router.view.log(ids[0], follow=False))
 
+    address = f"{router.url.replace('http', 'ws')}/runtimes/{quote(router.arn, safe='')}/ws"
+    with connect(address, additional_headers={SESSION: ids[0]}, close_timeout=5) as ws:
+        ws.send("hello")
+        assert ws.recv(10) == f"{ids[0]}: hello"
+    deployed = router.view.deploy(AGENTS / "own_server.py", "own", {})
+    answer = router.default_client.invoke_agent_runtime(
+        agentRuntimeArn=deployed, runtimeSessionId=new_session_id(), payload=b"[1]"
+    )
+    assert json.loads(answer["response"].read()) == {"got": [1]}
+
     drained = places[ids[0]]
     request = urllib.request.Request(f"{router.url}/_local/nodes/{drained}/drain", method="POST")
     with urllib.request.urlopen(request, timeout=10) as answer:
@@ -106,9 +120,9 @@ def test_sessions_spread_over_the_nodes_keep_theirs_and_a_drained_one_goes(route
         assert router.node_of(i) != drained
     assert router.invoke({"do": "echo"}, ids[0])["calls"] == 5
     [agent] = [n for n in router.nodes("draining") if n["node_id"] == drained]
-    for i in ids:
-        if places[i] == drained:
-            router.default_client.stop_runtime_session(agentRuntimeArn=router.arn, runtimeSessionId=i)
+    for session in router.view.sessions():
+        if session["node"] == drained:
+            router.view.stop(session["session_id"], None)
     wait_for(lambda: [n["node_id"] for n in router.nodes("drained")] == [drained] and not alive(agent["pid"]))
 
     remaining = [n["pid"] for n in router.nodes()] + [router.pid_of(i) for i in more]
