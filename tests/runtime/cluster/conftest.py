@@ -77,7 +77,7 @@ def _build(python: Path) -> str | None:
 
 
 class RayCluster:
-    """A head without CPUs, and nodes that have some, each a raylet of its own. Kept by `ray_cluster.py` in a process."""
+    """A head and other nodes, each a raylet of its own. Kept by `ray_cluster.py` in a process. ``raylets``: not the head's."""
 
     def __init__(self, python: str, folder: Path, nodes: int) -> None:
         self.python = python
@@ -133,6 +133,6 @@ class RayCluster:
 
 @pytest.fixture(scope="module")
 def ray_cluster(ray_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    cluster = RayCluster(ray_python, tmp_path_factory.mktemp("ray"), nodes=2)
+    cluster = RayCluster(ray_python, tmp_path_factory.mktemp("ray"), nodes=1)
     yield cluster
     cluster.close()

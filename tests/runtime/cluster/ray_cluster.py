@@ -1,4 +1,4 @@
-"""Keeps a Ray cluster of several raylets on this machine: a head without CPUs and N nodes with one each.
+"""Keeps a Ray cluster of several raylets on this machine: a head and N nodes, with one CPU each.
 
 Prints address and raylets as JSON; each line of input is answered, its end shuts everything down.
 """
@@ -14,12 +14,12 @@ SMALL = {"object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
 
 
 def main(count: int) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **SMALL})
     nodes = [cluster.add_node(num_cpus=1, **SMALL) for _ in range(count)]
     tell(address=cluster.address, raylets=dict(map(raylet, nodes)))
     for line in sys.stdin:
-        if json.loads(line)["do"] == "add":
-            tell(raylets=dict([raylet(cluster.add_node(num_cpus=1, **SMALL))]))
+        cpus = json.loads(line)["add"]
+        tell(raylets=dict([raylet(cluster.add_node(num_cpus=cpus, **SMALL))]))
     cluster.shutdown()
 
 
