@@ -34,7 +34,7 @@ def refused(name: str, **fields: Any) -> RequestError:
     return caught.value
 
 
-CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"q":1}'}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"q": 1}'}}
 CONVERSATION = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "hi"},
@@ -76,7 +76,7 @@ def test_one_conversation_in_three_dialects_is_the_same() -> None:
             {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Looking."}]},
-            {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"q":1}'},
+            {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"q": 1}'},
             {"type": "function_call_output", "call_id": "c1", "output": "found"},
             {"role": "user", "content": "thanks"},
         ],

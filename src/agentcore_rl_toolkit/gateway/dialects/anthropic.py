@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -186,7 +187,9 @@ def _assistant(content: list[Any], path: str) -> dict[str, Any]:
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
         elif kind == "tool_use":
-            arguments = msgspec.json.encode(block.get("input") or {}).decode()
+            # An object here, text in a chat body: with the blanks that models and chat templates write, so that an
+            # engine that passes the text on sees the tokens it sampled.
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
             function = {"name": str(block.get("name") or ""), "arguments": arguments}
             calls.append({"id": str(block.get("id") or ""), "type": "function", "function": function})
         else:

@@ -1,8 +1,9 @@
 """OpenAI response streams, both ways. Source: platform.openai.com/docs/api-reference/responses-streaming
 
-Theory of operation of the encoder: the output is a list of items (reasoning, message, function calls). One of the
-first two can be open at a time, calls may be open side by side because each event names its item. Every event carries
-a sequence number, and every ``done`` event repeats what its deltas said, so the text so far is kept."""
+Theory of operation of the encoder: the output is a list of items (reasoning, message, function calls), written one
+after the other, as clients expect (langchain-openai takes a change of item for a new one). Calls that an engine writes
+side by side wait until the first is whole, which only the end of the reply tells. Every event carries a sequence
+number, and every ``done`` event repeats what its deltas said, so the text so far is kept."""
 
 from __future__ import annotations
 
@@ -55,6 +56,7 @@ class Encoder:
         self._output: list[dict[str, Any]] = []
         self._open: _Item | None = None
         self._calls: dict[int, _Item] = {}
+        self._waiting: dict[int, list[ToolDelta]] = {}
         self._usage: Usage | None = None
         self._finish: str | None = None
 
@@ -82,7 +84,10 @@ class Encoder:
             assert self._open is not None
             self._open.entries += entries or []
         for piece in delta.tool_calls:
-            out += self._call(piece)
+            if self._calls and piece.index not in self._calls:
+                self._waiting.setdefault(piece.index, []).append(piece)
+            else:
+                out += self._call(piece)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
         return out
@@ -91,6 +96,8 @@ class Encoder:
         out = self._close()
         for item in self._calls.values():
             out += self._close_call(item)
+        for index, pieces in sorted(self._waiting.items()):
+            out += b"".join(map(self._call, pieces)) + self._close_call(self._calls[index])
         if not self._output:
             out += self._into("text") + self._close()
         end = closing(self._finish)

@@ -1,0 +1,165 @@
+"""Agents of other frameworks, in an environment of their own, against a gateway process: only their base URL is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.trajectory import build_trajectory
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "clients"
+REQUIREMENTS = ("langchain-openai>=1", "langgraph>=1", "openai-agents>=0.6", "litellm>=1.80")
+BUILD_LIMIT_S = 110
+CLIENT_LIMIT_S = 90
+
+# What each of these libraries would send elsewhere (traces, prices, usage), off.
+QUIET = {
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "LANGSMITH_TRACING": "false",
+    "LANGCHAIN_TRACING_V2": "false",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """Python of an environment with all the frameworks, made on first use; skips where it cannot be made."""
+    home = ROOT / ".venvs" / "gateway-clients"
+    home.parent.mkdir(exist_ok=True)
+    with open(home.parent / "gateway-clients.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready, stamp = home / "ready", " ".join([sys.version.split()[0], *REQUIREMENTS])
+        if not ready.exists() or ready.read_text() != stamp:
+            if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
+                pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
+            uv = [sys.executable, "-m", "uv"]
+            interpreter = str(home / "bin" / "python")
+            for command in (
+                [*uv, "venv", "-q", "--clear", "-p", sys.executable, str(home)],
+                [*uv, "pip", "install", "-q", "--compile-bytecode", "--python", interpreter, *REQUIREMENTS],
+            ):
+                try:
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    pytest.skip(f"no environment with {REQUIREMENTS} could be made in {BUILD_LIMIT_S} s")
+                if done.returncode != 0:
+                    pytest.skip(f"no environment with {REQUIREMENTS} could be made: {done.stderr[-400:]}")
+            ready.write_text(stamp)
+    return str(home / "bin" / "python")
+
+
+@pytest.fixture
+async def url(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[str]:
+    """A gateway process over the scripted engine."""
+    ready = tmp_path / "ready.json"
+    line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+    line += ["--upstream", engine.url, "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.PIPE)
+    try:
+        async with asyncio.timeout(40):
+            while not ready.exists():
+                assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
+                await asyncio.sleep(0.02)
+        yield json.loads(ready.read_text())["url"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, told = await asyncio.to_thread(process.communicate, timeout=20)
+        assert process.returncode == 0, told.decode()
+
+
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A proxy that serves nothing and remembers who wanted to leave this machine."""
+    wanted: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wanted.append(await reader.readline())
+        writer.transport.abort()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", wanted
+    server.close()
+    await server.wait_closed()
+
+
+def call(name: str, x: int, y: int) -> dict[str, object]:
+    return {"id": name, "type": "function", "function": {"name": "add", "arguments": json.dumps({"x": x, "y": y})}}
+
+
+@pytest.mark.parametrize(
+    ("script", "dialects"),
+    [
+        ("with_langgraph.py", ["chat", "responses"]),
+        ("with_openai_agents.py", ["chat", "responses"]),
+        ("with_litellm.py", ["chat", "anthropic"]),
+    ],
+)
+async def test_agents_use_tools_and_each_session_is_one_sequence(
+    engine: ScriptedEngine,
+    python: str,
+    url: str,
+    elsewhere: tuple[str, list[bytes]],
+    tmp_path: Path,
+    script: str,
+    dialects: list[str],
+) -> None:
+    client = GatewayClient(url)
+    # One process for all cases: importing these libraries costs more than running them.
+    cases = [(dialect, mode) for dialect in dialects for mode in ("whole", "stream")]
+    sessions = await client.create_sessions_async([new_session_id() for _ in cases])
+    for _ in cases:
+        calls = [call("call_1", 2, 3), call("call_2", 4, 5)]
+        engine.replies.extend([{"content": None, "tool_calls": calls}, {"content": "w5 w9"}])
+    asked = [(s.base_url, s.api_key, *case) for s, case in zip(sessions, cases, strict=True)]
+    proxy, wanted = elsewhere
+    proxies = {f"{name}_PROXY": proxy for name in ("HTTP", "HTTPS", "ALL")} | {"NO_PROXY": "127.0.0.1"}
+    proxies |= {name.lower(): value for name, value in proxies.items()}
+    process = await asyncio.create_subprocess_exec(
+        *(python, "-W", "ignore", str(SCRIPTS / script), json.dumps(asked)),
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **proxies, **QUIET},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), CLIENT_LIMIT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    assert process.returncode == 0, err.decode()[-4000:]
+    told = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+    assert [(t["text"], t["added"]) for t in told] == [("w5 w9", [[2, 3], [4, 5]])] * len(cases)
+    assert [t["pieces"] > 4 for t in told] == [mode == "stream" for _, mode in cases]
+    assert [bool(seen.body.get("stream")) for seen in engine.calls] == [m == "stream" for _, m in cases for _ in "12"]
+
+    captures = await client.fetch_async([session.session_id for session in sessions])
+    for i, session in enumerate(sessions):
+        capture = captures[session.session_id]
+        assert capture.errors == []
+        sampled = [seen.completion_ids[0] for seen in engine.calls[2 * i : 2 * i + 2]]
+        assert [turn.completion_ids for turn in capture.turns] == sampled
+        assert [turn.parse_status for turn in capture.turns] == ["parsed", "none"]
+        roles = [message["role"] for message in capture.dialogue]
+        assert roles[-5:] == ["user", "assistant", "tool", "tool", "assistant"]
+        trajectory = build_trajectory(session.session_id, capture.turns)
+        assert len(trajectory.sequences) == 1, cases[i]
+        assert trajectory.report.trained_token_share == 1.0
+    assert wanted == []
