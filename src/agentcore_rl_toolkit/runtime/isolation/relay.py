@@ -206,12 +206,20 @@ class _Inner(_Pipe):
         self.port = port
         self._carried = carried
         self._connecting: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []  # what came before there was somewhere to send it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._carried.add(self)
-        self.transport.pause_reading()  # until there is somewhere to send to
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.transport.write(data)
+            return
+        # Not paused in connection_made: uvloop starts reading only after it and would forget the pause.
+        self._early.append(data)
+        self.transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._carried.discard(self)
@@ -235,4 +243,9 @@ class _Inner(_Pipe):
             outer.transport.close()
             return
         self.other, outer.other = outer, self
-        self.transport.resume_reading()
+        outer.transport.writelines(self._early)
+        if self.ended and outer.transport.can_write_eof():
+            outer.transport.write_eof()
+        if self._early:
+            self._early.clear()
+            self.transport.resume_reading()
