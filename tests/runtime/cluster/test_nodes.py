@@ -283,6 +283,24 @@ async def test_agent_that_does_not_load_shows_its_traceback() -> None:
             pytest.fail("it was served")
 
 
+async def test_machine_whose_agent_does_not_start_is_shown_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Machines.place
+    broken = {"b"}
+
+    async def some(self: Machines, machine: Machine, token: str) -> AgentAddress:
+        if machine.node_id in broken:
+            raise LocalRuntimeError("no room for the agent")
+        return await place(self, machine, token)
+
+    monkeypatch.setattr(Machines, "place", some)
+    async with served("a", "b") as s:
+        await until(lambda: s.node("b")["state"] == "failed")
+        assert s.node("b")["reason"] == "no room for the agent"
+        assert (await s.invoke({"do": "echo"}))["calls"] == 1
+        broken.clear()
+        await until(lambda: s.node("b")["state"] == "ready")
+
+
 async def test_cluster_without_machines_says_so() -> None:
     class Nothing(Machines):
         async def machines(self) -> list[Machine]:
