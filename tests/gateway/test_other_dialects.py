@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, encode_messages
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1, "y": 2}'}}
 TOOL = {
@@ -106,3 +106,23 @@ async def test_a_repeated_anthropic_request_gets_the_reply_of_the_first(
     assert again.content == first.content
     assert len(engine.calls) == 1
     assert len((await client.fetch_async([session.session_id]))[session.session_id].turns) == 1
+
+
+async def test_tokens_are_counted_by_the_engine_and_nothing_is_recorded(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    messages = [{"role": "user", "content": "one two three"}]
+    base_url = session.base_url.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=base_url, api_key=session.api_key, max_retries=0) as llm:
+        counted = await llm.messages.count_tokens(model="m", system="be brief", messages=messages)  # type: ignore[arg-type]
+        expected = encode_messages([{"role": "system", "content": "be brief"}, *messages])
+        assert counted.input_tokens == len(expected)
+        engine.gives_tokens = False  # an endpoint without /tokenize
+        with pytest.raises(anthropic.BadRequestError) as told:
+            await llm.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
+    assert "count" in str(told.value)
+    async with anthropic.AsyncAnthropic(base_url=base_url, api_key="wrong", max_retries=0) as stranger:
+        with pytest.raises(anthropic.AuthenticationError):
+            await stranger.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
+    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    assert (capture.turns, capture.errors) == ([], [])

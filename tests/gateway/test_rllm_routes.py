@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -20,9 +23,12 @@ USER = [{"role": "user", "content": "hello there"}]
 Start = Callable[..., Awaitable[Gateway]]
 
 
+FOLDER = str(Path(__file__).parents[2] / "compat" / "rllm_model_gateway" / "src")
+
+
 @pytest.fixture
 def rllm() -> Iterator[ModuleType]:
-    folder = str(Path(__file__).parents[2] / "compat" / "rllm_model_gateway" / "src")
+    folder = FOLDER
     sys.path.insert(0, folder)
     try:
         import rllm_model_gateway
@@ -122,3 +128,46 @@ async def test_finished_sessions_are_streamed_to_the_trainer(engine: ScriptedEng
     for name in reversed(names):
         await client.close_sessions_async([name])
     assert await asyncio.wait_for(following, 5) == names[::-1]
+
+
+async def run_module(*options: str) -> asyncio.subprocess.Process:
+    line = [sys.executable, "-m", "rllm_model_gateway", *options]
+    env = {**os.environ, "PYTHONPATH": FOLDER}
+    return await asyncio.create_subprocess_exec(*line, env=env, stderr=asyncio.subprocess.PIPE)
+
+
+async def test_the_module_runs_as_a_process_and_keeps_traces_over_a_restart(
+    engine: ScriptedEngine, rllm: ModuleType, tmp_path: Path
+) -> None:
+    options = ["--port", "0", "--worker", engine.url, "--store", "sqlite", "--db-path", str(tmp_path / "traces")]
+    found = []
+    for start in range(2):
+        process = await run_module(*options)
+        assert process.stderr is not None
+        try:
+            line = (await asyncio.wait_for(process.stderr.readline(), 40)).decode()
+            match = re.search(r"http://[\d.]+:\d+", line)
+            assert match is not None, line + (await process.stderr.read()).decode()
+            async with rllm.AsyncGatewayClient(match[0]) as client:
+                if start == 0:
+                    assert [w.url.rstrip("/") for w in await client.list_workers()] == [engine.url]
+                    name = await client.create_session(session_id="task:1", sampling_params={"temperature": 0.3})
+                    url = client.get_session_url(name)
+                    async with openai.AsyncOpenAI(base_url=url, api_key="EMPTY", max_retries=0) as llm:
+                        await llm.chat.completions.create(model="m", messages=USER)
+                    assert await client.flush(timeout=5)
+                found.append(await client.get_session_traces("task:1"))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, told = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 0, told.decode()
+    assert [t.completion_token_ids for t in found[0]] == engine.calls[0].completion_ids
+    assert engine.calls[0].body["temperature"] == 0.3
+    assert found[1] == found[0]
+
+
+async def test_the_module_says_what_is_wrong_and_leaves() -> None:
+    process = await run_module("--port", "0", "--host", "0.0.0.0")
+    _, told = await asyncio.wait_for(process.communicate(), 40)
+    assert process.returncode == 2
+    assert "rllm-model-gateway: error" in told.decode()

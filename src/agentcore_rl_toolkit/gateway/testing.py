@@ -212,6 +212,10 @@ class ScriptedEngine:
             return await self._whole(writer, 200, json.dumps(listed).encode() if path == "models" else b"{}", fault)
         if path in ("/inference/v1/generate", "/generate"):
             return await self._generate(seen, writer, fault)
+        if path == "/tokenize" and self.gives_tokens:
+            seen.prompt_ids = encode_messages(seen.body["messages"])
+            counted = {"count": len(seen.prompt_ids), "max_model_len": VOCABULARY, "tokens": seen.prompt_ids}
+            return await self._whole(writer, 200, json.dumps(counted).encode(), fault)
         if path not in ("chat/completions", "completions"):
             return await self._whole(writer, 404, _error(404), fault)
         chat = path == "chat/completions"

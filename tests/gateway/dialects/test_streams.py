@@ -124,6 +124,15 @@ def test_interleaved_parallel_calls_end_up_whole(name) -> None:
     assert told(choice)[2] == [("a", "f", {"x": 1}), ("b", "g", {"y": 2})]
 
 
+def test_items_of_a_response_stream_come_one_after_the_other() -> None:
+    pieces = [ToolDelta(index=i, id=f"c{i}", name="f") for i in range(2)]
+    pieces += [ToolDelta(index=i, arguments="{}") for i in range(2)]
+    deltas = [Delta(tool_calls=[piece]) for piece in pieces] + [Delta(finish_reason="tool_calls")]
+    lines = [line for line in stream("responses", deltas).decode().splitlines() if line.startswith("data: {")]
+    places = [json.loads(line[6:]).get("output_index") for line in lines]
+    assert [p for p in places if p is not None] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
 def test_choices_of_one_stream_do_not_mix() -> None:
     deltas = []
     for step in range(3):
