@@ -37,7 +37,8 @@ quickstart: $(VENV)/.local ## Train a tool-using agent on this machine and watch
 
 test: $(VENV)/.dev ## Run the tests (installs the system packages they use where it may)
 	@sh scripts/system_packages.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not serial"
+	$(BIN)/python -m pytest -q -m serial
 
 check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .

@@ -25,7 +25,8 @@ def _need_policy_extra() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            f"{', '.join(missing)} not installed. The policy needs: pip install 'agentcore-rl-toolkit[policy]'"
+            f"{', '.join(missing)} not installed. Install what the policy needs with:\n"
+            '    pip install "agentcore-rl-toolkit[policy]"'
         )
 
 
@@ -105,7 +106,7 @@ def serve(
         )
     except AgentCoreRLError as e:
         click.echo(f"Error: {e}", err=True)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+        sys.exit(2 if isinstance(e, (ConfigError, MissingExtraError)) else 1)
 
 
 @group.command()
