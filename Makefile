@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode -c constraints.txt
 
+# Shared machines stall: on CI a failed test is tried once more, and the summary says so.
+RERUNS := $(if $(CI),--reruns 1)
+
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test check fix docs bench policy clean setup
 
@@ -37,8 +40,8 @@ quickstart: $(VENV)/.local ## Train a tool-using agent on this machine and watch
 
 test: $(VENV)/.dev ## Run the tests (installs the system packages they use where it may)
 	@sh scripts/system_packages.sh
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not serial"
-	$(BIN)/python -m pytest -q -m serial
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not serial" $(RERUNS)
+	$(BIN)/python -m pytest -q -m serial $(RERUNS)
 
 check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .
@@ -49,7 +52,7 @@ fix: $(VENV)/.dev ## Apply lint fixes and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-policy: $(VENV)/.local ## Rebuild the warm-started weights that ship with the package (several minutes)
+policy: $(VENV)/.local ## Rebuild the warm-started weights that ship with the package (about ten minutes)
 	$(BIN)/python -m agentcore_rl_toolkit.policy.warm_start
 
 bench: $(VENV)/.dev ## Run every benchmark in its quick form
