@@ -133,7 +133,7 @@ def choose_run(loop: ModuleType, out: Path | None, resume: bool, options: Mappin
 
 
 async def _run(loop: ModuleType, run_dir: Path, config: Any, agent_file: Path, console: Console) -> dict[str, Any]:
-    from ...client import RolloutClient
+    from ...client import Deadlines, RolloutClient
     from ...gateway import GatewayClient
     from .display import Display
     from .report import Report
@@ -181,6 +181,8 @@ async def _run(loop: ModuleType, run_dir: Path, config: Any, agent_file: Path, c
             model_id="policy",
             endpoint_url=runtime.url,
             tps_limit=1000,
+            # Sessions on this machine stop in milliseconds or, with their runtime, have already ended.
+            deadlines=Deadlines(stop_s=CLOSE_DEADLINE_S - 1),
         )
         gateway_client = GatewayClient(gateway.url, admin_key=admin_key)
         try:
