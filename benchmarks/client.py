@@ -347,7 +347,9 @@ def main() -> None:
     checks = check(table, n_collect, n_cold, cold_s, n_held)
     print()
     for one in checks:
-        print(f"{'ok  ' if one['ok'] else 'FAIL'} {one['name']}: {fmt(one['value'], 3)} (target {fmt(one['target'], 2)})")
+        print(
+            f"{'ok  ' if one['ok'] else 'FAIL'} {one['name']}: {fmt(one['value'], 3)} (target {fmt(one['target'], 2)})"
+        )
     if options.json:
         options.json.write_text(json.dumps({"quick": quick, "rows": table, "checks": checks}, indent=2) + "\n")
     sys.exit(0 if all(one["ok"] for one in checks) else 1)
