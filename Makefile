@@ -8,7 +8,7 @@ UV := $(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode -c cons
 RERUNS := $(if $(CI),--reruns 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check fix docs bench policy clean setup
+.PHONY: help quickstart test check fix docs bench policy verl slime clean setup
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -60,6 +60,15 @@ bench: $(VENV)/.dev ## Run every benchmark in its quick form
 
 docs: $(VENV)/.dev ## Check the documentation: links resolve, commands exist
 	$(BIN)/python -m pytest -q tests/test_docs.py
+
+verl: $(VENV)/.dev ## Run the tests that need verl itself, in .venvs/verl (2 GB, built at the first call)
+	@PYTHON=$(PYTHON) sh tests/backends/environment.sh verl
+	$(BIN)/python -m pytest -q tests/backends/verl
+
+slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGATRON_DIR name checkouts (docs/backends/slime.md)
+	@test -d "$(SLIME_DIR)" && test -d "$(MEGATRON_DIR)" || { echo "SLIME_DIR and MEGATRON_DIR must name checkouts: docs/backends/slime.md"; exit 1; }
+	@PYTHON=$(PYTHON) sh tests/backends/environment.sh slime
+	$(BIN)/python -m pytest -q tests/backends/slime
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .venvs runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -146,6 +146,17 @@ def test_redaction_copies_and_leaves_the_original_alone() -> None:
     assert json.dumps(payload) == before
 
 
+def test_addresses_that_grant_something_are_hidden_in_the_rollout_block_only() -> None:
+    payload = {"notify_url": "mine", "_rollout": {"notify_url": "http://x/token", "base_url": "http://gw/v1", "n": 1}}
+    assert contract.redact_payload(payload) == {
+        "notify_url": "mine",
+        "_rollout": {"notify_url": "[redacted]", "base_url": "http://gw/v1", "n": 1},
+    }
+    assert payload["_rollout"] == {"notify_url": "http://x/token", "base_url": "http://gw/v1", "n": 1}
+    assert contract.redact_payload({"_rollout": {"notify_url": None}}) == {"_rollout": {"notify_url": None}}
+    assert contract.redact_payload([1]) == [1]
+
+
 def test_redaction_survives_cycles_and_keeps_repeated_values() -> None:
     shared = {"x": 1}
     cyclic: dict[str, object] = {"one": shared, "two": shared, "list": [shared]}

@@ -13,6 +13,7 @@ import agentcore_rl_toolkit
 
 ROOT = Path(agentcore_rl_toolkit.__file__).parent
 PART_OF = {
+    "_portal",
     "contract",
     "errors",
     "app",
@@ -29,16 +30,17 @@ ALWAYS = {"errors", "contract"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "contract": {"errors"},
+    "_portal": {"errors"},
     "logs": set(),
-    "store": set(),
+    "store": {"_portal"},
     "app": {"store", "logs"},
     "reward": set(),
-    "client": {"store", "logs"},
+    "client": {"store", "logs", "_portal"},
     "trajectory": set(),
-    "gateway": {"trajectory", "store", "logs"},
+    "gateway": {"trajectory", "store", "logs", "_portal"},
     "runtime": {"store", "logs"},
     "policy": {"logs"},
-    "backends": {"client", "gateway", "trajectory", "store", "logs"},
+    "backends": {"client", "gateway", "trajectory", "store", "logs", "_portal"},
 }
 
 

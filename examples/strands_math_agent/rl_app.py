@@ -14,7 +14,7 @@ reward = AnswerReward()
 async def invoke_agent(payload):
     rollout = payload["_rollout"]
     model = OpenAIModel(
-        client_args={"base_url": rollout["base_url"], "api_key": rollout["api_key"]},
+        client_args={"base_url": rollout["base_url"], "api_key": rollout.get("api_key", "none")},
         model_id=rollout["model_id"],
         params={"max_tokens": 64, "temperature": 1.0, **rollout.get("sampling_params", {})},
     )

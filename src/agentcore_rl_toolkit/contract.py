@@ -26,6 +26,7 @@ from .errors import ContractError
 
 ROLLOUT_FIELD = "_rollout"
 INFO_FIELD = "_agent"  # the record's block of our own fields: outcome, session_id, attempt, started_s, finished_s
+REFUSED = "refused"  # `status` of an agent's reply when it cannot store its record; `error` says why
 RECORD_SUFFIX = ".json"
 ALIVE_SUFFIX = ".alive"
 
@@ -37,6 +38,9 @@ MAX_KEY_BYTES = 1024  # S3's own limit on a key
 SECRET_KEYS = frozenset(
     {"api_key", "apikey", "authorization", "password", "secret", "token", "access_token", "aws_secret_access_key"}
 )
+CAPABILITY_KEYS = frozenset(
+    {"notify_url"}
+)  # of the `_rollout` block: addresses that grant something to whoever knows them
 REDACTED = "[redacted]"
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 
@@ -208,6 +212,28 @@ def redact(value: Any) -> Any:
         return _redact(value, ())
     except RecursionError:
         raise ContractError("the payload is nested too deeply to be stored") from None
+
+
+def redact_payload(payload: Any) -> Any:
+    """A payload as it may be stored: `redact`, and no capability of its `_rollout` block. Raises: ContractError."""
+    clean = redact(payload)
+    block = clean.get(ROLLOUT_FIELD) if isinstance(clean, dict) else None
+    if isinstance(block, dict):
+        _hide_capabilities(block)
+    return clean
+
+
+def redact_block(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A `_rollout` block as it may be stored. Raises: ContractError."""
+    clean: dict[str, Any] = redact(block)
+    _hide_capabilities(clean)
+    return clean
+
+
+def _hide_capabilities(block: dict[str, Any]) -> None:
+    for name in CAPABILITY_KEYS:
+        if block.get(name) is not None:
+            block[name] = REDACTED
 
 
 def _redact(value: Any, path: tuple[int, ...]) -> Any:

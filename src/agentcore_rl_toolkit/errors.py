@@ -21,7 +21,14 @@
     │   ├── CaptureError                    tokens of a turn are missing or inconsistent
     │   └── UpstreamError                   the inference server behind the gateway failed
     ├── LocalRuntimeError                   the local AgentCore Runtime failed
-    │   └── AgentLoadError                  an agent file did not import (the message carries its traceback)
+    │   ├── AgentLoadError                  an agent file did not import (the message carries its traceback)
+    │   └── KubernetesError                 the API server of a Kubernetes cluster refused or failed; these, like it,
+    │       ├── ClaimNotFoundError              stand in `runtime.cluster.kubernetes`
+    │       ├── ClaimExistsError
+    │       ├── ForbiddenError
+    │       ├── QuotaError
+    │       ├── ClaimFailedError
+    │       └── ClaimTimeoutError (TimeoutError)
     └── PolicyError                         the built-in policy or its server failed
 
 The class says which boundary was crossed; the message says what to do next; the ids travel as attributes. All of them

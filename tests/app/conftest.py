@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import http.client
 import http.server
 import json
@@ -114,12 +113,6 @@ class Agent:
 
 
 StartAgent = Callable[..., Agent]
-
-
-@pytest.fixture(scope="session")
-def make_environment() -> Callable[..., str]:
-    """`environment`, for tests, which cannot import this file."""
-    return environment
 
 
 @dataclass
@@ -315,36 +308,6 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
 
 
 ROOT = Path(__file__).parents[2]
-BUILD_LIMIT_S = 300
-
-
-def environment(name: str, *requirements: str) -> str:
-    """Python of a virtual environment under `.venvs/` with these requirements, made on first use.
-
-    Skips the test, saying why, where none can be made: without a package index, or with AGENTCORE_RL_NO_INSTALL set.
-    """
-    home = ROOT / ".venvs" / name
-    python = home / "bin" / "python"
-    home.parent.mkdir(exist_ok=True)
-    with open(home.parent / f"{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ready = home / "ready"
-        stamp = " ".join([sys.version.split()[0], *requirements])
-        if not ready.exists() or ready.read_text() != stamp:
-            if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
-                pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
-            uv = [sys.executable, "-m", "uv"]
-            for command in (
-                [*uv, "venv", "-q", "--clear", "-p", sys.executable, str(home)],
-                [*uv, "pip", "install", "-q", "--python", str(python), *requirements],
-            ):
-                done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_LIMIT_S)
-                if done.returncode != 0:
-                    pytest.skip(
-                        f"no environment with {requirements} could be made: {(done.stderr or done.stdout)[-400:]}"
-                    )
-            ready.write_text(stamp)
-    return str(python)
 
 
 def our_source() -> dict[str, str]:

@@ -187,17 +187,60 @@ def test_answers_that_get_lost_make_no_second_record_and_no_error(start_agent: A
     assert "holds a record already" not in agent.log
 
 
-def test_a_store_that_refuses_for_good_is_told_in_the_log_and_frees_the_session(
-    start_agent: Any, faulty_s3: Any
+BUCKET = {"exp_id": "exp", "input_id": "input", "s3_bucket": "the-bucket"}
+
+
+@pytest.mark.parametrize("source", [AGENT, ASYNC_AGENT])
+def test_a_store_that_refuses_for_good_is_answered_at_once_and_frees_the_session(
+    start_agent: Any, faulty_s3: Any, source: str
 ) -> None:
     faulty_s3.fault = lambda _method, _key: 403
-    agent = start_agent(AGENT, env=faulty_s3.env)
-    agent.rollout(s3_bucket="the-bucket", session="f" * 40)
-    until(lambda: f"the record of exp/input/{'f' * 40}.json is lost" in agent.log)
+    agent = start_agent(source, env=faulty_s3.env)
+    started = time.monotonic()
+    status, reply = agent.invoke({"s": 600, "_rollout": BUCKET}, "f" * 40)
+    assert (status, reply["status"], reply["error_type"]) == (200, "refused", "StorePermissionError")
+    assert time.monotonic() - started < 5
+    assert "the-bucket" in reply["error"]
+    assert "needs s3:PutObject, s3:GetObject and s3:DeleteObject on exp/*" in reply["error"]
+    assert "result_key" not in reply
     until(lambda: agent.ping() == "Healthy")
+    assert f"the record of exp/input/{'f' * 40}.json is lost" in agent.log
     faulty_s3.fault = lambda _method, _key: None
-    agent.rollout(s3_bucket="the-bucket", session="g" * 40)
-    until(faulty_s3.records)
+    agent.rollout(s3_bucket="the-bucket", session="f" * 40)  # the same delivery again, after access was granted
+    assert until(faulty_s3.records)[f"exp/input/{'f' * 40}.json"]["rewards"] == 1.0
+
+
+def test_a_directory_that_cannot_be_written_is_answered_with_its_name(start_agent: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    agent = start_agent(AGENT)
+    _, reply = agent.invoke({"_rollout": {**BUCKET, "s3_bucket": f"file://{tmp_path}/file"}}, "d" * 40)
+    assert reply["status"] == "refused"
+    assert f"{tmp_path}/file" in reply["error"]
+
+
+def test_a_store_that_is_slow_holds_up_the_answer_for_the_limit_only_and_not_the_agent(
+    start_agent: Any, faulty_s3: Any
+) -> None:
+    def slow(_method: str, key: str) -> int | None:
+        if key.endswith(".alive"):
+            time.sleep(3)
+        return None
+
+    faulty_s3.fault = slow
+    agent = start_agent(AGENT, env={**faulty_s3.env, "AGENTCORE_RL_STORE_CHECK_S": "0.2"})
+    started = time.monotonic()
+    agent.rollout(s3_bucket="the-bucket", session="w" * 40)
+    assert time.monotonic() - started < 2
+    assert until(faulty_s3.records)
+    assert time.monotonic() - started < 2.5
+
+
+def test_the_operator_may_forbid_heartbeats(start_agent: Any) -> None:
+    agent = start_agent(AGENT, env={"AGENTCORE_RL_HEARTBEAT_S": "0"})
+    path, reply = agent.rollout({"s": 0.3}, heartbeat_s=1)
+    assert "heartbeat_s" not in reply
+    assert not alive(path).exists()
+    assert agent.record(path)["rewards"] == 1.0
 
 
 def test_a_stop_during_an_outage_still_stores_the_finished_result_within_the_grace(
@@ -300,10 +343,20 @@ def test_a_push_that_is_refused_fails_nothing_and_follows_nowhere(agent: Any, pu
     until(lambda: f"HTTP {answer}" in agent.log)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/done", "gopher://127.0.0.1/x", "not a url", "file:///etc/passwd"])
-def test_a_push_to_nowhere_fails_nothing(agent: Any, url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("http://127.0.0.1:9/done-secret", "http://127.0.0.1:9"),
+        ("gopher://u:done-secret@127.0.0.1/x", "gopher://127.0.0.1"),
+        ("http://[broken?done-secret", "http://[broken"),
+        ("no url, done-secret", "notify_url"),
+        ("file:///etc/done-secret", "file://"),
+    ],
+)
+def test_a_push_to_nowhere_fails_nothing_and_its_address_stays_out_of_the_log(agent: Any, url: str, place: str) -> None:
     assert agent.run(notify_url=url)["rewards"] == 1.0
-    until(lambda: f"push to {url} failed" in agent.log)
+    until(lambda: f"push to {place} failed" in agent.log)
+    assert "done-secret" not in agent.log
 
 
 def test_a_push_that_hangs_holds_the_session_for_its_limit_only(start_agent: Any, push_listener: Any) -> None:

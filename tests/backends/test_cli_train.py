@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from agentcore_rl_toolkit.backends.collect import CollectConfig
 from agentcore_rl_toolkit.backends.rllm import RllmConfig
 from agentcore_rl_toolkit.backends.slime import SlimeRunner
-from agentcore_rl_toolkit.backends.tinker.loop import TinkerConfig
+from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
 from agentcore_rl_toolkit.backends.verl import AgentCoreConfig
 from agentcore_rl_toolkit.cli.train import BACKENDS, command
@@ -62,7 +62,7 @@ def test_nothing_is_launched_when_the_trainer_is_missing() -> None:
         ("slime", SlimeRunner),
         ("verl", AgentCoreConfig),
         ("rllm", RllmConfig),
-        ("tinker", TinkerConfig),
+        ("tinker", TinkerRunConfig),
         ("README", CollectConfig),
     ],
 )

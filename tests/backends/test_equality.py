@@ -1,8 +1,9 @@
 """The same 64 recorded episodes mean the same tokens, masks, logprobs and advantages to every trainer.
 
-Every backend's native form is read back the way that trainer reads it, into one neutral form per training sequence. No trainer
-is installed here: slime's `Sample` is a recorded signature (slime 0.3.1, git 624b824), rLLM's merge is written down from
-rLLM git 9beb6e0, verl's and Tinker's forms are plain data (verl 0.9.1, Tinker SDK 0.38.0).
+What is expected is worked out here from the recorded turns and records, with none of the package's merging, masking or
+statistics. Every backend's native form is read back the way that trainer reads it, into one neutral form per training sequence.
+No trainer is installed here: slime's `Sample` is a recorded signature (slime 0.3.1, git 624b824), rLLM's merge is written down
+from rLLM git 9beb6e0, verl's and Tinker's forms are plain data (verl 0.9.1, Tinker SDK 0.38.0).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import statistics
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ from agentcore_rl_toolkit.backends.recorded import (
     recorded_episodes,
     requests_for,
 )
-from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.samples import Sample, rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
@@ -73,11 +75,15 @@ class SlimeSample:
 class SlimeArgs:
     num_layers = EXPERT_LAYERS
     moe_router_topk = EXPERT_TOP_K
-    use_rollout_routing_replay = True
+    use_rollout_routing_replay = False
     advantage_estimator = "grpo"
     rewards_normalization = True
     grpo_std_normalization = True
     reward_key = None
+
+
+class ReplayArgs(SlimeArgs):
+    use_rollout_routing_replay = True
 
 
 @dataclass(frozen=True)
@@ -96,19 +102,53 @@ def groups() -> list[Group]:
     return collect(requests_for(EPISODES), client=replay.client, gateway=replay.gateway)
 
 
+def branches(episode: Episode) -> list[tuple[list[int], list[int], list[float]]]:
+    """(tokens, mask, logprobs of the ones) of an episode: a prompt that continues a branch extends it, any other opens one."""
+    made: list[tuple[list[int], list[int], list[float]]] = []
+    for turn in episode.turns:
+        prompt, sampled = list(turn.prompt_ids), list(turn.completion_ids)
+        continued = [b for b in made if prompt[: len(b[0])] == b[0]]
+        branch = max(continued, key=lambda b: len(b[0])) if continued else ([], [], [])
+        if not continued:
+            made.append(branch)
+        tokens, mask, logprobs = branch
+        mask += [0] * (len(prompt) - len(tokens)) + [1] * len(sampled)
+        tokens += prompt[len(tokens) :] + sampled
+        logprobs += [lp for lp in turn.logprobs if lp is not None]
+    return made
+
+
+def reward_of(episode: Episode) -> float:
+    """The reward as the recorder wrote it down: a number, a list whose last counts, or a dict."""
+    rewards = (episode.record or {})["rewards"]
+    if isinstance(rewards, list):
+        return float(rewards[-1])
+    return float(rewards["reward"] if isinstance(rewards, dict) else rewards)
+
+
 @pytest.fixture(scope="module")
 def expected(groups: list[Group]) -> dict[str, list[Neutral]]:
-    """By session: what should be trained, from the core itself."""
-    found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
-    for sample in to_samples(groups):
-        found[sample.session_id].append(of_sample(sample))
+    """By session: what should be trained, from the recorded episodes alone."""
+    sessions = [r.session_id for g in groups for r in g.rollouts]
+    found: dict[str, list[Neutral]] = {s: [] for s in sessions}
+    for start in range(0, len(EPISODES), 8):
+        good = [i for i in range(start, start + 8) if EPISODES[i].kind in GOOD_KINDS]
+        rewards = [reward_of(EPISODES[i]) for i in good]
+        mean, spread = statistics.fmean(rewards), statistics.stdev(rewards)
+        for i, reward in zip(good, rewards, strict=True):
+            for tokens, mask, logprobs in branches(EPISODES[i]):
+                advantage = (reward - mean) / (spread + 1e-6)
+                found[sessions[i]].append(Neutral(tuple(tokens), tuple(mask), tuple(logprobs), advantage))
     return found
 
 
-def of_sample(sample: Sample) -> Neutral:
-    mask = (0,) * len(sample.prompt_ids) + tuple(sample.response_mask)
-    logprobs = tuple(lp for lp in sample.response_logprobs if lp is not None)
-    return Neutral(tuple(sample.token_ids), mask, logprobs, sample.advantage)
+def read_core(groups: list[Group]) -> dict[str, list[Neutral]]:
+    found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
+    for sample in to_samples(groups):
+        mask = (0,) * len(sample.prompt_ids) + tuple(sample.response_mask)
+        logprobs = tuple(lp for lp in sample.response_logprobs if lp is not None)
+        found[sample.session_id].append(Neutral(tuple(sample.token_ids), mask, logprobs, sample.advantage))
+    return found
 
 
 def close(found: list[Neutral], wanted: list[Neutral], tolerance: float = 1e-6) -> None:
@@ -227,6 +267,7 @@ def read_tinker(groups: list[Group]) -> dict[str, list[Neutral]]:
 
 
 READERS: dict[str, Callable[[list[Group]], dict[str, list[Neutral]]]] = {
+    "core": read_core,
     "slime": read_slime,
     "verl": read_verl,
     "rllm": read_rllm,
@@ -240,7 +281,7 @@ def read(request: pytest.FixtureRequest, groups: list[Group]) -> dict[str, list[
 
 
 @pytest.mark.parametrize("case", range(len(EPISODES)), ids=lambda i: f"{i:02d}-{EPISODES[i].kind}")
-def test_a_backend_trains_what_the_core_says(
+def test_a_backend_trains_what_was_recorded(
     case: int, groups: list[Group], expected: dict[str, list[Neutral]], read: dict[str, list[Neutral]]
 ) -> None:
     rollout = [r for g in groups for r in g.rollouts][case]
@@ -261,6 +302,15 @@ def test_trl_trains_the_longest_branch_of_the_same(groups: list[Group], expected
         assert tuple(prompt + output["completion_ids"][i]) == best.tokens
         assert (0,) * len(prompt) + tuple(mask) == best.mask
         assert tuple(lp for lp in output["logprobs"][i] if lp is not None) == best.logprobs
+
+
+def test_every_sampled_token_of_a_good_episode_is_expected_exactly_once(expected: dict[str, list[Neutral]]) -> None:
+    for episode, neutrals in zip(EPISODES, expected.values(), strict=True):
+        sampled = sorted(t for turn in episode.turns for t in turn.completion_ids)
+        trained = sorted(t for n in neutrals for t, m in zip(n.tokens, n.mask, strict=True) if m)
+        assert trained == (sampled if episode.kind in GOOD_KINDS else [])
+        forks = {"rewritten": 3, "sub_agent": 2}.get(episode.kind, 1)
+        assert len(neutrals) == (forks if episode.kind in GOOD_KINDS else 0)
 
 
 def test_every_kind_is_in_the_table() -> None:
@@ -300,11 +350,11 @@ def flat(nested: Any) -> list[int]:
 def test_expert_routing_reaches_every_backend_that_replays_it(groups: list[Group]) -> None:
     for rollout, sample, numbers in moe(groups):
         rows = len(sample.token_ids) - 1
-        (slime,) = to_slime(rollout, SlimeSample(index=0), args=SlimeArgs)
+        (slime,) = to_slime(rollout, SlimeSample(index=0), args=ReplayArgs)
         (verl,) = to_verl(rollout, expert_shape=SHAPE)
         matrices = to_rllm(rollout, expert_shape=SHAPE)["trajectories"][0]["steps"][-1]["routing_matrices"]
         assert json.loads(matrices[0]) == {"shape": list(SHAPE), "dtype": "int32"}
-        assert flat(slime.rollout_routed_experts) == numbers
+        assert flat(slime.rollout_routed_experts.tolist()) == numbers
         assert flat(verl["routed_experts"]) == numbers
         assert [n for (n,) in struct.iter_unpack("<i", base64.b64decode(matrices[1]))] == numbers
         assert len(slime.rollout_routed_experts) == len(verl["routed_experts"]) == rows

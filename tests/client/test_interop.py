@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from agentcore_rl_toolkit.store import open_store
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = "agentcore-rl-toolkit[core]==0.2.0"
-VENV = ROOT / ".venvs" / "published-0.2.0"
 BUCKET = "interop-results"
 N = 50
 
@@ -65,21 +64,9 @@ def wait_until(condition: Any, process: subprocess.Popen[Any], within_s: float =
 
 
 @pytest.fixture(scope="module")
-def published_python() -> Path:
+def published_python(make_environment: Callable[..., str]) -> Path:
     """Interpreter of an environment that holds the published package and nothing of ours."""
-    python = VENV / "bin" / "python"
-    if not (VENV / ".ready").exists():
-        uv = [sys.executable, "-m", "uv"]
-        commands = (
-            [*uv, "venv", "-q", "--clear", "--python", sys.executable, str(VENV)],
-            [*uv, "pip", "install", "-q", "--python", str(python), PUBLISHED],
-        )
-        for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=110)
-            if done.returncode != 0:
-                pytest.skip(f"{PUBLISHED} could not be installed here: {done.stderr[-300:]}")
-        (VENV / ".ready").touch()
-    return python
+    return Path(make_environment("published-0.2.0", PUBLISHED, limit_s=110))
 
 
 @pytest.fixture(scope="module")

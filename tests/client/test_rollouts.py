@@ -377,6 +377,20 @@ def test_agent_that_answers_rubbish_raises_from_invoke(
         client.invoke(script(reply=reply))
 
 
+def test_agent_whose_store_refuses_is_lost_at_once_with_the_agents_own_words(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    text = "the agent cannot store its record in s3://b: no access. The agent's role needs s3:PutObject"
+    reply = {"status": "refused", "error": text, "error_type": "StorePermissionError"}
+    future = client.submit(script(run_s=60, reply=reply))
+    error = future.exception(5)
+    assert isinstance(error, RolloutLostError)
+    assert str(error) == text
+    assert future.outcome is Outcome.LOST
+    client.flush()
+    assert runtime.live == []
+
+
 def test_unreachable_runtime_is_lost_after_the_attempts(store_url: str) -> None:
     client = RolloutClient(ARN, store_url, "e", 2, endpoint_url="http://127.0.0.1:9", tps_limit=100)
     with client, pytest.raises(RolloutLostError, match="could not be reached in 2 tries"):
@@ -411,6 +425,25 @@ def test_dead_session_is_lost_within_the_silence_limit(make_client: MakeClient, 
     assert time.monotonic() - began_s < 5
     client.flush()
     assert runtime.live == []
+
+
+def test_session_that_dies_before_its_first_promised_heartbeat_is_lost_too(make_client: MakeClient) -> None:
+    client = make_client(watch=FAST_LOSS)
+    began_s = time.monotonic()
+    future = client.submit(script(run_s=60, die_at_s=0))
+    assert isinstance(future.exception(20), RolloutLostError)
+    assert time.monotonic() - began_s < 5
+
+
+def test_agent_that_promises_no_heartbeat_may_stay_silent(make_client: MakeClient) -> None:
+    client = make_client(watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.2))
+    assert client.invoke(script(run_s=1, heartbeat=False, result={"n": 1})).result(10)["n"] == 1
+
+
+def test_silence_that_means_loss_follows_the_period_that_the_agent_promised() -> None:
+    assert WatchSettings().silence_s() == 35
+    assert WatchSettings().silence_s(60.0) == 185
+    assert WatchSettings(lost_after_s=7).silence_s(60.0) == 7
 
 
 def test_retry_runs_another_session_and_keeps_the_input(make_client: MakeClient, runtime: ScriptedRuntime) -> None:

@@ -67,7 +67,7 @@ def test_interval_stays_within_its_bounds(idle: float, cost: float) -> None:
 
 
 def watcher(store: Any, **options: float) -> Watcher:
-    settings = {"min_s": 0.01, "max_s": 0.05, "push_s": 1.0, "silence_s": 0.5, **options}
+    settings = {"min_s": 0.01, "max_s": 0.05, "push_s": 1.0, **options}
     return Watcher(store, "e/", local=True, **settings)
 
 
@@ -78,7 +78,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 async def test_record_is_noticed_within_a_few_looks(store: ObjectStore) -> None:
     w = watcher(store)
-    waiter = w.add("e/i/s.json", expects_life=False)
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.5)
     await asyncio.sleep(0.1)
     assert not waiter.found.done()
     await store.put_async("e/i/s.json", b"{}")
@@ -88,25 +88,34 @@ async def test_record_is_noticed_within_a_few_looks(store: ObjectStore) -> None:
 
 async def test_session_that_falls_silent_is_lost(store: ObjectStore) -> None:
     w = watcher(store)
-    waiter = w.add("e/i/s.json", expects_life=False)
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.5)
     for _ in range(5):
         await store.put_async(alive_key("e/i/s.json"), b"{}")
         await asyncio.sleep(0.2)
     assert not waiter.found.done()
-    with pytest.raises(RolloutLostError) as caught:
+    with pytest.raises(RolloutLostError, match="the session died, or the agent stopped running") as caught:
         await asyncio.wait_for(waiter.found, 5)
     assert caught.value.key == "e/i/s.json"
 
 
 async def test_session_without_heartbeats_is_never_called_lost(store: ObjectStore) -> None:
-    waiter = watcher(store, silence_s=0.1).add("e/i/s.json", expects_life=False)
+    waiter = watcher(store).add("e/i/s.json", expects_life=False, silence_s=0.1)
     await asyncio.sleep(0.6)
     assert not waiter.found.done()
 
 
-async def test_session_whose_agent_is_known_to_show_life_is_lost_when_it_shows_none(store: ObjectStore) -> None:
-    waiter = watcher(store, silence_s=0.2).add("e/i/s.json", expects_life=True)
+async def test_each_session_has_a_silence_of_its_own(store: ObjectStore) -> None:
+    w = watcher(store)
+    patient = w.add("e/i/p.json", expects_life=True, silence_s=30.0)
     with pytest.raises(RolloutLostError):
+        await asyncio.wait_for(w.add("e/i/q.json", expects_life=True, silence_s=0.2).found, 5)
+    assert not patient.found.done()
+    w.close()
+
+
+async def test_session_whose_agent_is_known_to_show_life_is_lost_when_it_shows_none(store: ObjectStore) -> None:
+    waiter = watcher(store).add("e/i/s.json", expects_life=True, silence_s=0.2)
+    with pytest.raises(RolloutLostError, match="at once, or its agent writes elsewhere"):
         await asyncio.wait_for(waiter.found, 5)
 
 
@@ -135,8 +144,8 @@ class FlakyStore:
 
 async def test_store_outage_loses_nobody(store: ObjectStore) -> None:
     flaky = FlakyStore(store)
-    w = watcher(flaky, silence_s=0.4)
-    waiter = w.add("e/i/s.json", expects_life=False)
+    w = watcher(flaky)
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.4)
     await store.put_async(alive_key("e/i/s.json"), b"{}")
     await asyncio.wait_for(waiter.seen_life.wait(), 2)
     flaky.error = StoreError("503")
@@ -151,7 +160,10 @@ async def test_denied_listing_falls_back_to_single_keys_and_denied_keys_wait(sto
     flaky = FlakyStore(store)
     flaky.error = StorePermissionError("403")
     w = watcher(flaky)
-    hidden, seen = w.add("e/i/hidden.json", expects_life=False), w.add("e/i/seen.json", expects_life=False)
+    hidden, seen = (
+        w.add("e/i/hidden.json", expects_life=False, silence_s=0.5),
+        w.add("e/i/seen.json", expects_life=False, silence_s=0.5),
+    )
     flaky.denied = {"e/i/hidden.json"}
     await store.put_async("e/i/seen.json", b"{}")
     assert await asyncio.wait_for(seen.found, 3) is True
@@ -162,8 +174,11 @@ async def test_denied_listing_falls_back_to_single_keys_and_denied_keys_wait(sto
 
 async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -> None:
     flaky = FlakyStore(store)
-    w = watcher(flaky, push_s=30.0, silence_s=90.0)
-    first, second = w.add("e/i/a.json", expects_life=False), w.add("e/i/b.json", expects_life=False)
+    w = watcher(flaky, push_s=30.0)
+    first, second = (
+        w.add("e/i/a.json", expects_life=False, silence_s=90.0),
+        w.add("e/i/b.json", expects_life=False, silence_s=90.0),
+    )
     began_s = time.monotonic()
     w.pushed(first)
     w.push_was_true()
@@ -180,7 +195,7 @@ async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -
 async def test_watching_goes_on_after_everything_was_found(store: ObjectStore) -> None:
     w = watcher(store)
     for name in ("a", "b"):
-        waiter = w.add(f"e/i/{name}.json", expects_life=False)
+        waiter = w.add(f"e/i/{name}.json", expects_life=False, silence_s=0.5)
         await store.put_async(f"e/i/{name}.json", b"{}")
         assert await asyncio.wait_for(waiter.found, 2) is True
         await asyncio.sleep(0.1)

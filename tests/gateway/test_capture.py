@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.gateway.capture import Captured, parse_ids, read_reply, read_stream
+from agentcore_rl_toolkit.gateway.capture import Captured, parse_ids, read_reply
+from agentcore_rl_toolkit.gateway.capture_stream import read_stream
 from agentcore_rl_toolkit.gateway.records import unpack_ids, unpack_logprobs
 
 
@@ -115,3 +116,23 @@ def test_routed_experts_are_kept_as_they_came() -> None:
         "prompt_token_ids": [2],
     }
     assert read_reply(json.dumps(reply).encode()).choices[0].routed_experts == b"[[[3, 4]]]"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_routed_experts_and_weight_version_are_found_where_sglang_puts_them(n: int, streamed: bool) -> None:
+    choices: list[dict[str, Any]] = [
+        {"index": i, "finish_reason": "stop", "token_ids": [1], "logprobs": {"content": [{"logprob": -1.0}]}}
+        for i in range(n)
+    ]
+    beside = {"sglext": {"routed_experts": "AAAA", "cached_tokens_details": None}}
+    if streamed:
+        chunks: list[dict[str, Any]] = [{"prompt_token_ids": [2], "choices": choices}, {"choices": [], **beside}]
+        chunks.append({"choices": [], "usage": {"completion_tokens": n}})
+        captured = read_stream([b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks])
+    else:
+        reply = {"prompt_token_ids": [2], "choices": choices, **beside, "metadata": {"weight_version": "7"}}
+        captured = read_reply(json.dumps(reply).encode())
+        assert (captured.weight_version_first, captured.weight_version_last) == (7, 7)
+    assert captured.problem is None
+    assert [c.routed_experts for c in captured.choices] == ([b'"AAAA"'] if n == 1 else [None, None])

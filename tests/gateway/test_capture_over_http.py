@@ -68,6 +68,24 @@ async def test_a_dialogue_of_many_turns_becomes_one_training_sequence(
     assert sum(trajectory.sequences[0].loss_mask) == sum(len(r.completion_ids[0]) for r in engine.calls)
 
 
+async def test_a_long_history_reaches_engine_and_record_as_the_agent_wrote_it(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    messages: list[dict[str, str]] = [{"role": "system", "content": "éß \\" + 'x "messages":[' * 3000}]
+    async with agent(session) as llm:
+        for k in range(4):
+            messages.append({"role": "user", "content": f"go on {k}"})
+            asked = [dict(m) for m in messages]
+            reply = await llm.chat.completions.create(model="m", messages=messages, temperature=0.5)
+            assert engine.requests[-1].body["messages"] == asked
+            assert engine.requests[-1].body["temperature"] == 0.5
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    assert len(capture.turns) == 4
+    assert capture.dialogue[:-1] == messages[:-1]
+    assert max(len(r.messages) for r in capture.records[1:]) < 500, "a later call stores only what is new in it"
+
+
 async def test_the_published_weight_version_is_on_every_turn(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,10 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]  # the first test may have to install the frameworks
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "clients"
 REQUIREMENTS = ("langchain-openai>=1", "langgraph>=1", "openai-agents>=0.6", "litellm>=1.80")
-BUILD_LIMIT_S = 110
 CLIENT_LIMIT_S = 90
 
 # What each of these libraries would send elsewhere (traces, prices, usage), off.
@@ -40,30 +37,8 @@ QUIET = {
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
-    """Python of an environment with all the frameworks, made on first use; skips where it cannot be made."""
-    home = ROOT / ".venvs" / "gateway-clients"
-    home.parent.mkdir(exist_ok=True)
-    with open(home.parent / "gateway-clients.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ready, stamp = home / "ready", " ".join([sys.version.split()[0], *REQUIREMENTS])
-        if not ready.exists() or ready.read_text() != stamp:
-            if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
-                pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
-            uv = [sys.executable, "-m", "uv"]
-            interpreter = str(home / "bin" / "python")
-            for command in (
-                [*uv, "venv", "-q", "--clear", "-p", sys.executable, str(home)],
-                [*uv, "pip", "install", "-q", "--compile-bytecode", "--python", interpreter, *REQUIREMENTS],
-            ):
-                try:
-                    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_LIMIT_S)
-                except subprocess.TimeoutExpired:
-                    pytest.skip(f"no environment with {REQUIREMENTS} could be made in {BUILD_LIMIT_S} s")
-                if done.returncode != 0:
-                    pytest.skip(f"no environment with {REQUIREMENTS} could be made: {done.stderr[-400:]}")
-            ready.write_text(stamp)
-    return str(home / "bin" / "python")
+def python(make_environment: Callable[..., str]) -> str:
+    return make_environment("gateway-clients", *REQUIREMENTS, limit_s=300)
 
 
 @pytest.fixture

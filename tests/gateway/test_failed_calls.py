@@ -48,14 +48,36 @@ async def test_an_engines_error_reaches_the_agent_and_is_no_turn(
     assert [(e["status"], e["http_status"]) for e in capture.errors] == [("error", status)]
 
 
-async def test_a_prompt_that_is_too_long_has_the_providers_code(engine: ScriptedEngine, session: SessionHandle) -> None:
-    told = "This model's maximum context length is 10 tokens."
+@pytest.mark.parametrize(
+    "told",
+    [
+        "This model's maximum context length is 10 tokens.",  # vLLM
+        "The decoder prompt (length 11) is longer than the maximum model length of 10.",  # vLLM
+        "The input (11 tokens) is longer than the model's context length (10 tokens).",  # SGLang
+        "Requested token count exceeds the model's maximum context length of 10 tokens.",  # SGLang
+    ],
+)
+async def test_a_prompt_that_is_too_long_has_the_providers_code(
+    engine: ScriptedEngine, session: SessionHandle, told: str
+) -> None:
     body = json.dumps({"object": "error", "message": told, "type": "BadRequestError", "code": 400}).encode()
     engine.faults.append(Fault(status=400, body=body))
     async with agent(session) as llm:
-        with pytest.raises(openai.BadRequestError) as told:
+        with pytest.raises(openai.BadRequestError) as error:
             await llm.chat.completions.create(model="m", messages=USER)
-    assert told.value.code == "context_length_exceeded"
+    assert error.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("status", [204, 301, 307, 401, 403])
+async def test_an_engine_that_sends_the_agent_away_is_a_502(
+    engine: ScriptedEngine, session: SessionHandle, status: int
+) -> None:
+    engine.faults.append(Fault(status=status, body=b"", headers=(("Location", "http://169.254.169.254/"),)))
+    async with agent(session) as llm:
+        with pytest.raises(openai.InternalServerError) as told:
+            await llm.chat.completions.create(model="m", messages=USER)
+    assert told.value.status_code == 502
+    assert "location" not in told.value.response.headers
 
 
 async def test_an_html_error_page_becomes_a_json_error(engine: ScriptedEngine, session: SessionHandle) -> None:
@@ -382,8 +404,10 @@ async def test_a_plain_openai_endpoint_is_recorded_as_untrainable(start_gateway:
         client = GatewayClient(gateway.url)
         [session] = await client.create_sessions_async([new_session_id()])
         async with agent(session) as llm:
-            await llm.chat.completions.create(model="m", messages=USER)
+            await llm.chat.completions.create(model="m", messages=USER, extra_body={"wings": 2})
         capture = await captured(client, session)
+        # Such an endpoint may be OpenAI itself, which refuses what it does not know.
+        assert plain.calls[0].body.keys() == {"model", "messages", "wings"}
     [turn] = capture.turns
     assert not turn.trainable
     assert capture.dialogue[0] == USER[0]
@@ -400,3 +424,28 @@ async def test_text_completions_with_token_prompts_are_recorded(
     assert [t.prompt_ids for t in turns] == [[5, 6, 7]] * 2
     assert [t.completion_ids for t in turns] == [r.completion_ids[0] for r in engine.calls]
     assert all(len(t.logprobs) == 3 for t in turns)
+
+
+async def test_a_session_opened_again_keeps_the_gateways_defaults(start_gateway: Start, engine: ScriptedEngine) -> None:
+    gateway = await start_gateway(engine, sampling_params={"temperature": 0.3, "top_k": 7})
+    client = GatewayClient(gateway.url)
+    name = new_session_id()
+    await client.create_sessions_async([name])
+    [session] = await client.create_sessions_async([name], sampling_params={"top_k": 9})
+    async with agent(session) as llm:
+        await llm.chat.completions.create(model="m", messages=USER, temperature=1.0)
+    assert (engine.calls[0].body["temperature"], engine.calls[0].body["top_k"]) == (0.3, 9)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_kept_beside_the_answer(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+) -> None:
+    engine.replies.append({"content": "w1 w2 w3", "reasoning_content": "let me think"})
+    async with agent(session) as llm:
+        reply = await llm.chat.completions.create(model="m", messages=USER, stream=stream)
+        if stream:
+            async for _ in reply:
+                pass
+    last = (await captured(client, session)).dialogue[-1]
+    assert (last["content"], last["reasoning_content"]) == ("w1 w2 w3", "let me think")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import anthropic
 import openai
 import pytest
 
+from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, encode_messages
 
@@ -95,6 +99,44 @@ async def test_errors_are_worded_as_the_provider_words_them(
     assert (await client.fetch_async([session.session_id]))[session.session_id].turns == []
 
 
+def out_of_memory(chunk: dict[str, Any]) -> dict[str, Any]:
+    told = {"error": {"message": "out of memory", "type": "X", "code": 500}}
+    return told if any("w" in (c["delta"].get("content") or "") for c in chunk["choices"]) else chunk
+
+
+def without_an_end(chunk: dict[str, Any]) -> dict[str, Any]:
+    for choice in chunk["choices"]:
+        choice["finish_reason"] = None
+    return chunk
+
+
+@pytest.mark.parametrize(("edit", "words"), [(out_of_memory, "out of memory"), (without_an_end, "before it was whole")])
+async def test_a_stream_the_engine_does_not_finish_is_no_finished_answer(
+    engine: ScriptedEngine,
+    client: GatewayClient,
+    session: SessionHandle,
+    edit: Callable[[dict[str, Any]], dict[str, Any]],
+    words: str,
+) -> None:
+    engine.faults.extend([Fault(edit=edit)] * 3)
+    async with claude(session) as llm:
+        with pytest.raises(anthropic.APIStatusError, match=words):  # noqa: PT012  (the stream is what raises)
+            asked = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]}
+            async with llm.messages.stream(**asked) as events:
+                await events.get_final_message()
+    async with gpt(session) as llm:
+        told = [event async for event in await llm.responses.create(model="m", input="hello", stream=True)]
+        assert told[-1].type == "response.failed"
+        assert words in told[-1].response.error.message
+        with pytest.raises(openai.APIError, match=words):  # noqa: PT012  (the stream is what raises)
+            messages = [{"role": "user", "content": "hello"}]
+            async for _ in await llm.chat.completions.create(model="m", messages=messages, stream=True):
+                pass
+    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    assert capture.turns == []
+    assert [e["status"] for e in capture.errors] == ["partial"] * 3
+
+
 async def test_a_repeated_anthropic_request_gets_the_reply_of_the_first(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:
@@ -126,3 +168,43 @@ async def test_tokens_are_counted_by_the_engine_and_nothing_is_recorded(
             await stranger.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
     capture = (await client.fetch_async([session.session_id]))[session.session_id]
     assert (capture.turns, capture.errors) == ([], [])
+
+
+async def test_models_are_listed_and_found_by_clients_of_both_providers(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    [held] = await client.create_sessions_async([new_session_id()], allowed_models=["org/small", "org/large"])
+    for handle, names in ((session, [engine.model]), (held, ["org/small", "org/large"])):
+        async with gpt(handle) as llm:
+            assert [m.id async for m in llm.models.list()] == names
+            assert (await llm.models.retrieve(names[-1])).id == names[-1]
+            with pytest.raises(openai.NotFoundError) as missing:
+                await llm.models.retrieve("another")
+            assert missing.value.code == "model_not_found"
+        async with claude(handle) as other:
+            page = await other.models.list()
+            assert [m.id async for m in page] == names
+            assert (page.has_more, page.data[0].type, page.data[0].display_name) == (False, "model", names[0])
+            assert (await other.models.retrieve(names[0])).id == names[0]
+            with pytest.raises(anthropic.NotFoundError):
+                await other.models.retrieve("another")
+    engine.model = None  # type: ignore[assignment]  # a server that lists nonsense
+    async with gpt(session) as llm:
+        assert [m.id async for m in llm.models.list()] == []
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"{}", b'{"count": "many"}', b"<html>"])
+async def test_a_count_that_cannot_be_read_is_an_answer_and_not_silence(
+    engine: ScriptedEngine, session: SessionHandle, body: bytes
+) -> None:
+    engine.faults.append(Fault(body=body))
+    async with claude(session) as llm:
+        with pytest.raises(anthropic.InternalServerError, match="cannot be read"):
+            await llm.messages.count_tokens(model="m", messages=[{"role": "user", "content": "hi"}], timeout=5)
+
+
+async def test_tokens_are_counted_for_the_sessions_own_model(engine: ScriptedEngine, client: GatewayClient) -> None:
+    [session] = await client.create_sessions_async([new_session_id()], model_id="policy")
+    async with claude(session) as llm:
+        await llm.messages.count_tokens(model="claude", messages=[{"role": "user", "content": "hi"}])
+    assert engine.requests[-1].body["model"] == "policy"

@@ -52,7 +52,9 @@ async def test_one_connection_may_serve_sessions_of_every_process(
 ) -> None:
     url, _ = served
     client = GatewayClient(url)
-    sessions = await client.create_sessions_async([new_session_id() for _ in range(12)])
+    ids = [new_session_id() for _ in range(12)]
+    sessions = await client.create_sessions_async(ids)
+    assert [s.session_id for s in sessions] == ids
     assert len({shard_of(s.session_id.encode(), 3) for s in sessions}) == 3
     parts = urlsplit(url)
 
@@ -77,6 +79,12 @@ async def test_one_connection_may_serve_sessions_of_every_process(
     await client.pause_async()
     await client.resume_async()
     await client.set_weight_version_async(4)
+    deep = b'{"session_ids": ["a"], "settings": {"metadata": {"a": ' + b"[" * 100_000
+    for target, body, code in ((b"*", b"", b"404"), (b"/admin/sessions", deep, b"400")):
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (target, len(body), body))
+        assert (await reader.readline()).split()[1] == code
+        writer.close()
     names = [s.session_id for s in sessions]
     found = await client.fetch_async(names)
     assert Counter(len(c.turns) for c in found.values()) == {8: 12}

@@ -16,6 +16,8 @@ from agentcore_rl_toolkit.gateway.records import (
     expand,
     pack_ids,
     pack_logprobs,
+    unpack_ids,
+    whole_prompts,
 )
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
@@ -87,3 +89,20 @@ def test_what_is_printed_of_a_session_does_not_grow_with_its_tokens() -> None:
         return [len(repr(shown)) for shown in (whole.turns[0], capture, trajectory, trajectory.sequences[0])]
 
     assert max(b - a for a, b in zip(printed(10), printed(5000), strict=True)) < 20
+
+
+def test_expanded_prompts_are_the_stored_ones_whatever_they_refer_to() -> None:
+    some = pack_logprobs([-0.5, -0.5])
+    bases = [
+        NO_BASE,
+        Base(ordinal=0, choice=0, length=4),  # prompt and completion of the first
+        Base(ordinal=0, choice=-1, length=1),  # a part of its prompt
+        Base(ordinal=1, choice=0, length=7),  # a part of a completion
+        Base(ordinal=3, choice=0, length=3),  # less than the prompt, though a choice is named
+    ]
+    records = [record(f"r{i}", i, logprobs=some, base=base) for i, base in enumerate(bases)]
+    turns = expand(records).turns
+    assert [t.prompt_ids for t in turns] == [unpack_ids(p) for p in whole_prompts(records)]
+    assert [len(t.prompt_ids) for t in turns] == [2, 6, 3, 9, 5]
+    turns[1].prompt_ids.append(0)  # a list of its own: changing one prompt changes no other
+    assert len(turns[3].prompt_ids) == 9

@@ -16,7 +16,8 @@ import httpx
 import openai
 import pytest
 
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
+from agentcore_rl_toolkit.errors import ConfigError, GatewayError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 USER = [{"role": "user", "content": "hello there"}]
@@ -171,3 +172,122 @@ async def test_the_module_says_what_is_wrong_and_leaves() -> None:
     _, told = await asyncio.wait_for(process.communicate(), 40)
     assert process.returncode == 2
     assert "rllm-model-gateway: error" in told.decode()
+
+
+@pytest.fixture
+def admin_key(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("AGENTCORE_RL_GATEWAY_ADMIN_KEY", "trainers-secret")
+    return "trainers-secret"
+
+
+async def test_the_module_listens_on_every_interface_with_an_admin_key(
+    engine: ScriptedEngine, rllm: ModuleType, admin_key: str
+) -> None:
+    line = "--host 0.0.0.0 --port 0 --store compact --log-level warning --use-sglang --model somebody/small"
+    process = await run_module(
+        *line.split(), "--sglang-tool-call-parser", "qwen25", "--sglang-reasoning-parser", "qwen3"
+    )
+    assert process.stderr is not None
+    try:
+        told = (await asyncio.wait_for(process.stderr.readline(), 40)).decode()
+        match = re.search(r":(\d+)", told)
+        assert match is not None, told + (await process.stderr.read()).decode()
+        url = f"http://127.0.0.1:{match[1]}"
+        async with rllm.AsyncGatewayClient(url) as client:
+            await client.add_worker(url=engine.url + "/v1")
+            assert [w.engine for w in await client.list_workers()] == ["sglang"]
+            name = await client.create_session(session_id="task:1")
+            # What an agent has is its URL; with it alone it can neither read others nor place a server of its own.
+            async with httpx.AsyncClient(base_url=url) as agent:
+                body = {"model": "m", "messages": USER}
+                assert (await agent.post(f"/sessions/{name}/v1/chat/completions", json=body)).status_code == 200
+                rogue = {"url": "http://127.0.0.1:1"}
+                assert (await agent.post("/admin/workers", json=rogue)).status_code == 401
+                assert (await agent.get(f"/sessions/{name}/traces")).status_code == 401
+                assert (await agent.get("/sessions")).status_code == 401
+                assert (await agent.delete(f"/sessions/{name}")).status_code == 401
+            assert len(await client.list_workers()) == 1
+            assert len(await client.get_session_traces(name)) == 1
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.communicate(), 20)
+
+
+async def test_an_application_that_others_can_reach_wants_an_admin_key(
+    rllm: ModuleType, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = [rllm.WorkerConfig(url=engine.url)]
+    app = rllm.create_app(config=rllm.GatewayConfig(host="0.0.0.0", workers=workers))
+    with pytest.raises(ConfigError, match="admin key"):
+        await app.start()
+    monkeypatch.setenv("AGENTCORE_RL_GATEWAY_ADMIN_KEY", "trainers-secret")
+    app = rllm.create_app(config=rllm.GatewayConfig(host="0.0.0.0", workers=workers))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+        assert (await http.get("/sessions")).status_code == 401
+        assert (await http.get("/sessions", headers={"x-admin-key": "trainers-secret"})).status_code == 200
+    await app.stop()
+
+
+async def test_servers_of_private_networks_may_be_registered_with_an_admin_key_only(
+    rllm: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def may(url: str) -> bool:
+        ours = rllm.server.our_config(rllm.GatewayConfig(), port=0, host="127.0.0.1", upstreams=())
+        return bool(ours.may_add(UpstreamConfig(url=url)))
+
+    near, private = "http://127.0.0.1:1", "http://10.1.2.3:8000"
+    others = ["http://169.254.169.254/latest", "http://8.8.8.8", "http://10.evil.example", "http://inference.example"]
+    assert [may(url) for url in (near, private, *others)] == [True, False, False, False, False, False]
+    monkeypatch.setenv("AGENTCORE_RL_GATEWAY_ADMIN_KEY", "trainers-secret")
+    assert [may(url) for url in (near, private, *others)] == [True, True, False, False, False, False]
+    monkeypatch.setenv("AGENTCORE_RL_GATEWAY_UPSTREAM_HOSTS", "8.8.0.0/16, inference.*")
+    assert [may(url) for url in others] == [False, True, False, True]
+
+
+async def test_a_late_reply_does_not_bring_a_deleted_session_back(
+    engine: ScriptedEngine, start_gateway: Start, rllm: ModuleType
+) -> None:
+    gateway = await start_gateway(engine, session_keys=False, implicit_sessions=True)
+    engine.faults.append(Fault(delay_s=0.3))
+    async with rllm.AsyncGatewayClient(gateway.url) as client:
+        name = await client.create_session()
+        async with httpx.AsyncClient(base_url=client.get_session_url(name)) as agent:
+            body = {"model": "m", "messages": USER}
+            late = asyncio.ensure_future(agent.post("/chat/completions", json=body))
+            await asyncio.sleep(0.1)
+            assert await client.delete_session(name) == 0
+            assert (await late).status_code == 403
+            await asyncio.sleep(0.4)
+            assert (await agent.post("/chat/completions", json=body)).status_code == 404
+        assert await client.list_sessions() == []
+        with pytest.raises(httpx.HTTPStatusError):
+            await client.get_session_traces(name)
+    assert not gateway.sessions.by_id
+
+
+async def test_an_evaluation_run_asks_its_provider_for_nothing_extra(rllm: ModuleType) -> None:
+    async with ScriptedEngine(gives_tokens=False) as provider:
+        config = rllm.GatewayConfig(add_logprobs=False, add_return_token_ids=False)
+        app = rllm.create_app(config=config)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+            assert (await http.post("/admin/workers", json={"url": provider.url, "api_path": "/v1"})).status_code == 200
+            answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
+            assert answer.status_code == 200
+        await app.stop()
+        assert provider.calls[0].body == {"model": "m", "messages": USER}
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "ä", "a%41", 'a"b', "..", "a?b", "x" * 201, "a\nb", "a\\b"])
+async def test_a_session_whose_name_would_change_on_its_way_is_refused(client: GatewayClient, name: str) -> None:
+    with pytest.raises(GatewayError, match="session id") as told:
+        await client.create_sessions_async([name])
+    assert told.value.status == 400
+
+
+async def test_every_name_that_is_taken_can_be_called(client: GatewayClient) -> None:
+    names = ["task:1", "a.b~c!$&'()*+,;=:@-_Z9", "x" * 200]
+    for session in await client.create_sessions_async(names):
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+            await llm.chat.completions.create(model="m", messages=USER)  # type: ignore[arg-type]
+    found = await client.fetch_async(names)
+    assert [len(found[name].turns) for name in names] == [1, 1, 1]

@@ -6,14 +6,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import openai
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.http_client import request
 from agentcore_rl_toolkit.gateway.routing import Router
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, decode_ids
 
 Start = Callable[..., Awaitable[Gateway]]
 
@@ -78,6 +79,53 @@ async def test_a_busy_engines_503_goes_to_another(engines: list[ScriptedEngine],
     assert await ask(session) == 200
     assert len(engines[1].calls) == 1
     assert gateway.counters["retries"] == 1
+
+
+@pytest.mark.parametrize(("cut", "tries"), [(0, 2), (20, 2), (700, 1)])
+async def test_a_stream_moves_to_another_engine_only_before_its_first_byte(
+    engines: list[ScriptedEngine], start_gateway: Start, cut: int, tries: int
+) -> None:
+    gateway = await start_gateway(*engines)
+    client, [session] = await opened(gateway, 1)
+    engines[0].faults.append(Fault(drop_after=cut))
+    pieces: list[str] = []
+
+    async def read() -> None:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+            messages = [{"role": "user", "content": "hi"}]
+            async for chunk in await llm.chat.completions.create(model="m", messages=messages, stream=True):  # type: ignore[call-overload]
+                pieces.append(chunk.choices[0].delta.content or "")
+
+    if tries == 1:
+        with pytest.raises(openai.APIError):
+            await read()
+    else:
+        await read()
+    assert sum(len(e.calls) for e in engines) == tries
+    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    assert len(capture.turns) == tries - 1
+    assert [e["status"] for e in capture.errors] == (["partial"] if tries == 1 else [])
+    if tries == 2:  # not a word of the first try is in what the agent read
+        assert "".join(pieces).split() == decode_ids(engines[1].calls[0].completion_ids[0]).split()
+
+
+async def test_a_new_session_goes_to_the_engine_with_the_fewest_running_calls(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(*engines)
+    _, sessions = await opened(gateway, 6)
+    for engine in engines:
+        engine.faults.extend([Fault(delay_s=0.4)] * 3)
+    running = []
+    for session in sessions[:3]:
+        running.append(asyncio.ensure_future(ask(session)))
+        await asyncio.sleep(0.03)
+    assert sorted(len(e.calls) for e in engines) == [1, 2]
+    fewest = min(engines, key=lambda e: len(e.calls))
+    running.append(asyncio.ensure_future(ask(sessions[3])))
+    await asyncio.sleep(0.03)
+    assert len(fewest.calls) == 2
+    assert set(await asyncio.gather(*running)) == {200}
 
 
 async def test_a_slow_engine_is_not_taken_for_dead(engines: list[ScriptedEngine], start_gateway: Start) -> None:
@@ -182,6 +230,58 @@ async def test_a_pause_holds_new_calls_until_running_ones_are_done(
     assert [c.turns[0].weight_version_first for c in found.values()] == [None, 2]
 
 
+async def test_a_held_call_that_its_agent_gave_up_does_not_stand_for_a_running_one(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engines[0])
+    client, sessions = await opened(gateway, 2)
+    engines[0].faults.append(Fault(delay_s=0.5))
+    running = asyncio.ensure_future(ask(sessions[0]))
+    await asyncio.sleep(0.1)
+    assert (await client.pause_async(in_flight="continue"))["in_flight"] == 1
+    with pytest.raises(GatewayError, match="no answer"):
+        await ask(sessions[1], timeout_s=0.1)
+    assert (await client.pause_async(in_flight="finish"))["in_flight"] == 0
+    assert running.done() or await running == 200
+    assert len(engines[0].calls) == 1
+
+
+async def test_waiting_for_a_pause_to_end_does_not_use_up_a_calls_time(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engines[0], limits=Limits(call_s=1.0, hold_s=0.8))
+    client, sessions = await opened(gateway, 2)
+    await client.pause_async()
+    engines[0].faults.append(Fault(delay_s=0.6))
+    held = asyncio.ensure_future(ask(sessions[0]))
+    await asyncio.sleep(0.5)
+    await client.resume_async()
+    assert await held == 200
+    await client.pause_async()
+    assert await ask(sessions[1]) == 429  # held for as long as is allowed
+
+
+async def test_a_call_refused_during_a_pause_is_told_when_to_come_back(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engines[0])
+    client, [session] = await opened(gateway, 1)
+    await client.pause_async(arriving="reject")
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        with pytest.raises(openai.RateLimitError) as told:
+            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    assert int(told.value.response.headers["retry-after"]) >= 1
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=2) as llm:
+        waiting = asyncio.ensure_future(llm.models.list())  # what is no model call goes on
+        assert (await waiting).data
+        retried = asyncio.ensure_future(
+            llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+        )
+        await asyncio.sleep(0.2)
+        await client.resume_async()
+        assert (await retried).choices
+
+
 @pytest.mark.parametrize(("arriving", "in_flight", "status"), [("reject", "abort", 503), ("reject", "continue", 200)])
 async def test_running_calls_are_aborted_or_go_on_as_asked(
     engines: list[ScriptedEngine], start_gateway: Start, arriving: str, in_flight: str, status: int
@@ -211,6 +311,15 @@ def test_weights_decide_how_many_sessions_a_server_gets() -> None:
         worker.inflight += 1
         got[worker.id] += 1
     assert got == {"w0": 30, "w1": 10}
+
+
+async def test_a_servers_name_cannot_break_the_metrics(engines: list[ScriptedEngine], start_gateway: Start) -> None:
+    gateway = await start_gateway(engines[0], upstream_hosts=("127.0.0.*",))
+    body = {"url": engines[1].url, "worker_id": 'a"} 1\nfake_metric 7\\'}
+    assert (await request("POST", gateway.url + "/admin/workers", body=body))[0] == 200
+    _, text = await request("GET", gateway.url + "/metrics")
+    assert b"\nfake_metric" not in text
+    assert rb'{worker="a\"} 1\nfake_metric 7\\"}' in text
 
 
 async def test_metrics_and_health_say_what_is_counted(engines: list[ScriptedEngine], start_gateway: Start) -> None:

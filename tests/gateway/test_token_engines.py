@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import openai
 import pytest
 
 import agentcore_rl_toolkit
+from agentcore_rl_toolkit.backends.tinker.testing import ScriptedModel, TinkerServer
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
+from agentcore_rl_toolkit.gateway import (
+    Gateway,
+    GatewayClient,
+    GatewayConfig,
+    SessionCapture,
+    SessionHandle,
+    UpstreamConfig,
+)
+from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_of
 from agentcore_rl_toolkit.trajectory import build_trajectory
@@ -40,12 +49,35 @@ def renderer() -> Renderer:
     return Renderer.from_path(MODEL)
 
 
-@pytest.fixture(params=["vllm", "policy", "sglang"])
-async def gateway(
-    request: pytest.FixtureRequest, engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
-) -> Gateway:
-    engine.first_id, engine.last_id = 300, 500
-    return await start_gateway(engine, engine=request.param, model_dir=str(MODEL))
+@pytest.fixture(params=["vllm", "policy", "sglang", "tinker"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def engine(kind: str) -> AsyncIterator[ScriptedEngine | TinkerServer]:
+    """What all of them share: ``replies``, ``faults``, ``calls``."""
+    if kind == "tinker":
+        model = ScriptedModel()
+        async with TinkerServer(model) as service:
+            model.first_id, model.last_id = 300, 500
+            service.replies = model.replies  # type: ignore[attr-defined]
+            yield service
+        return
+    async with ScriptedEngine() as running:
+        running.first_id, running.last_id = 300, 500
+        yield running
+
+
+@pytest.fixture
+async def gateway(kind: str, engine: ScriptedEngine | TinkerServer) -> AsyncIterator[Gateway]:
+    upstream = UpstreamConfig(url=engine.url, engine=kind, api_key="tml-test")  # type: ignore[arg-type]
+    sampler = "scripted/model" if kind == "tinker" else None
+    limits = Limits(patience_s=0.2)
+    made = Gateway(GatewayConfig(upstreams=(upstream,), model_dir=str(MODEL), sampler=sampler, limits=limits))
+    await made.start()
+    yield made
+    await made.stop(grace_s=0.2)
 
 
 def agent(session: SessionHandle) -> openai.AsyncOpenAI:
@@ -120,15 +152,16 @@ async def test_a_tool_using_dialogue_is_one_sequence_of_exactly_the_sampled_toke
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_reply_that_breaks_off_is_no_turn_and_the_next_call_goes_on_as_before(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+    kind: str, engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
 ) -> None:
-    engine.faults.append(Fault(drop_after=700 if stream else 30))
+    begins = stream and kind != "tinker"  # which answers whole: the agent has seen nothing of a reply that broke off
+    engine.faults.append(Fault(drop_after=700 if begins else 30))
     async with agent(session) as llm:
         with pytest.raises(openai.APIError):
             await said(llm, stream, messages=[USER])
         await said(llm, stream, messages=[USER])
     capture = await captured(client, session)
-    assert [e["status"] for e in capture.errors] == ["partial" if stream else "error"]
+    assert [e["status"] for e in capture.errors] == ["partial" if begins else "error"]
     [turn] = capture.turns
     assert turn.branch_reason is None
 
@@ -137,7 +170,9 @@ async def test_a_missing_logprob_is_reported_and_not_filled_in(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:
     def edit(reply: dict[str, object]) -> dict[str, object]:
-        if "meta_info" in reply:
+        if "sequences" in reply:
+            reply["sequences"][0]["logprobs"].pop()  # type: ignore[index]
+        elif "meta_info" in reply:
             reply["meta_info"]["output_token_logprobs"][0][0] = None  # type: ignore[index]
         else:
             reply["choices"][0]["logprobs"]["content"].pop()  # type: ignore[index]
@@ -153,9 +188,12 @@ async def test_a_missing_logprob_is_reported_and_not_filled_in(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_each_choice_and_the_weight_version_are_kept(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+    kind: str, engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
 ) -> None:
-    engine.weight_version = 7
+    if kind == "tinker":  # its replies do not say; each sampler stands for one version
+        await client.set_weight_version_async(7)
+    else:
+        engine.weight_version = 7
     async with agent(session) as llm:
         reply = await llm.chat.completions.create(model="m", messages=[USER], n=2, stream=stream)
         if stream:
@@ -182,8 +220,8 @@ async def test_parallel_calls_are_branches(
 async def test_what_the_engine_cannot_do_is_a_400_that_names_the_field(session: SessionHandle) -> None:
     async with agent(session) as llm:
         with pytest.raises(openai.BadRequestError) as told:
-            await said(llm, False, messages=[USER], response_format={"type": "json_object"})
-    assert told.value.param == "response_format"
+            await said(llm, False, messages=[USER], logprobs=True, top_logprobs=3)
+    assert told.value.param == "top_logprobs"
 
 
 async def test_a_prompt_beyond_the_window_is_refused_before_the_engine(
@@ -201,11 +239,40 @@ async def test_a_prompt_beyond_the_window_is_refused_before_the_engine(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_text_after_a_stop_string_is_not_part_of_the_answer(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, renderer: Renderer, stream: bool
+    kind: str,
+    engine: ScriptedEngine,
+    client: GatewayClient,
+    session: SessionHandle,
+    renderer: Renderer,
+    stream: bool,
 ) -> None:
     ids = renderer.encode("The answer is 5 and more")
     engine.replies.append({"token_ids": ids})
     async with agent(session) as llm:
         text, _, finish = await said(llm, stream, messages=[USER], stop=[" and"])
     assert (text, finish) == ("The answer is 5", "stop")
-    assert (await captured(client, session)).turns[0].completion_ids == ids
+    [turn] = (await captured(client, session)).turns
+    if kind == "tinker":  # takes no strings beside ids: the gateway ends the turn with the token that completes one
+        ids = next(ids[:k] for k in range(1, len(ids)) if " and" in renderer.decode(ids[:k]))
+    assert turn.completion_ids == ids
+    assert turn.logprobs == [logprob_of(i) for i in ids]
+
+
+async def test_tools_are_still_there_in_later_turns(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, renderer: Renderer
+) -> None:
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
+    ids = [*renderer.encode(call), min(renderer.stop_token_ids)]
+    engine.replies.extend({"token_ids": ids} for _ in range(3))
+    messages: list[dict[str, object]] = [SYSTEM, USER]
+    async with agent(session) as llm:
+        for _ in range(3):
+            _, calls, finish = await said(llm, False, messages=messages, tools=TOOLS, max_tokens=64)
+            assert (finish, [c["name"] for c in calls]) == ("tool_calls", ["calculator"])
+            function = {"name": "calculator", "arguments": calls[0]["arguments"]}
+            asked = [{"id": calls[0]["id"], "type": "function", "function": function}]
+            messages.append({"role": "assistant", "content": None, "tool_calls": asked})
+            messages.append({"role": "tool", "tool_call_id": calls[0]["id"], "content": "5"})
+    turns = (await captured(client, session)).turns
+    assert [t.parse_status for t in turns] == ["parsed"] * 3
+    assert len(build_trajectory(session.session_id, turns).sequences) == 1

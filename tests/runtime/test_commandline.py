@@ -45,6 +45,9 @@ def test_top_shows_memory_and_cpu_of_sessions(server: Server, session_id: str) -
     assert row[2] == "idle"
     assert 1.0 < float(row[3]) < 100.0
     assert row[4] == "MB"
+    assert server.view.call("POST", "/_local/usage", ["nobody"]) == b'{"usage": [[null, null]]}'
+    with pytest.raises(LocalRuntimeError, match="at most 200"):
+        server.view.call("POST", "/_local/usage", ["x"] * 201)
 
 
 def test_unknown_session_is_an_error(server: Server) -> None:

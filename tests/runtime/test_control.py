@@ -122,7 +122,6 @@ def test_a_taken_name_is_409(control: Any, created: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [
-        ("123456789012.dkr.ecr.us-west-2.amazonaws.com/agent:1", "local:///path/to/agent.py"),
         ("local:///does/not/exist.py", "there is no agent file"),
         (f"local://{AGENTS / 'broken.py'}", "nothing_of_this_name"),
     ],

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import boto3
 import pytest
-from botocore.auth import SigV4Auth
+import websockets
+from botocore.auth import SigV4Auth, SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
+from websockets.asyncio.client import connect
 
 from agentcore_rl_toolkit.runtime.sigv4 import verify
 from agentcore_rl_toolkit.runtime.wire import WireError
@@ -89,3 +94,87 @@ def test_boto3_with_the_right_keys_gets_in_and_with_wrong_ones_does_not(guarded:
     with pytest.raises(ClientError) as error:
         guarded.invoke({}, session_id, client=wrong)
     assert error.value.response["Error"]["Code"] == "AccessDeniedException"
+
+
+@pytest.mark.parametrize(("key", "secret"), [("AKNOBODY", "secret"), ("AKLOCAL", "Secret")])
+def test_unknown_key_or_wrong_secret_is_403_for_every_operation(guarded: Server, key: str, secret: str) -> None:
+    def client(service: str) -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=guarded.url,
+            region_name="us-west-2",
+            aws_access_key_id=key,
+            aws_secret_access_key=secret,
+            config=Config(retries={"total_max_attempts": 1}),
+        )
+
+    data, control = client("bedrock-agentcore"), client("bedrock-agentcore-control")
+    target = {"agentRuntimeArn": guarded.arn, "runtimeSessionId": "s" * 40}
+    for call in (
+        lambda: data.invoke_agent_runtime(**target, payload=b"{}"),
+        lambda: data.invoke_agent_runtime_command(**target, body={"command": "ls"}),
+        lambda: data.stop_runtime_session(**target),
+        lambda: data.get_agent_card(**target),
+        control.list_agent_runtimes,
+        lambda: control.get_agent_runtime(agentRuntimeId=guarded.arn.rpartition("/")[2]),
+    ):
+        with pytest.raises(ClientError) as error:
+            call()
+        assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+        assert error.value.response["Error"]["Code"] == "AccessDeniedException"
+
+
+def test_clock_that_is_wrong_is_403(guarded: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datetime
+
+    import botocore.auth
+
+    behind = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=6)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: behind.replace(tzinfo=None))
+    with pytest.raises(ClientError, match="Signature expired"):
+        guarded.invoke({}, client=guarded.client())
+
+
+def test_payload_from_a_file_is_signed_too(guarded: Server) -> None:
+    reply = guarded.default_client.invoke_agent_runtime(
+        agentRuntimeArn=guarded.arn, payload=io.BytesIO(b'{"do": "size", "data": "abc"}')
+    )
+    assert reply["response"].read() == b'{"bytes": 3}'
+
+
+def presigned(server: Server, session_id: str, *, expires: int = 60, secret: str = "secret") -> str:
+    """The address of a WebSocket, as the SDK presigns it."""
+    url = f"{server.url}/runtimes/{quote(server.arn, safe='')}/ws?X-Amzn-Bedrock-AgentCore-Runtime-Session-Id={session_id}"
+    request = AWSRequest("GET", url)
+    SigV4QueryAuth(Credentials("AKLOCAL", secret), "bedrock-agentcore", "us-west-2", expires=expires).add_auth(request)
+    return str(request.url).replace("http", "ws", 1)
+
+
+async def test_websocket_takes_a_presigned_address_and_no_other(guarded: Server, session_id: str) -> None:
+    async with connect(presigned(guarded, session_id)) as ws:
+        await ws.send("hi")
+        assert await ws.recv() == f"{session_id}: hi"
+    good = presigned(guarded, session_id)
+    expired = presigned(guarded, session_id, expires=1)
+    for address in (
+        good.partition("?")[0],
+        good.replace(session_id, "x" * 40),
+        presigned(guarded, session_id, secret="wrong"),
+        presigned(guarded, session_id, expires=604_801),
+        expired,
+    ):
+        if address is expired:
+            await asyncio.sleep(2.1)
+        with pytest.raises(websockets.InvalidStatus) as error:
+            async with connect(address):
+                raise AssertionError("it was accepted")
+        assert error.value.response.status_code == 403
+
+
+async def test_websocket_takes_signed_headers(guarded: Server, session_id: str) -> None:
+    url = f"{guarded.url}/runtimes/{quote(guarded.arn, safe='')}/ws"
+    request = AWSRequest("GET", url, headers={"X-Amzn-Bedrock-AgentCore-Runtime-Session-Id": session_id})
+    SigV4Auth(Credentials("AKLOCAL", "secret"), "bedrock-agentcore", "us-west-2").add_auth(request)
+    async with connect(url.replace("http", "ws", 1), additional_headers=dict(request.headers.items())) as ws:
+        await ws.send("hi")
+        assert await ws.recv() == f"{session_id}: hi"

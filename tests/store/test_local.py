@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentcore_rl_toolkit.errors import StoreError
+from agentcore_rl_toolkit.errors import StoreError, StorePermissionError
 from agentcore_rl_toolkit.store import open_store
 
 
@@ -152,3 +152,11 @@ def test_importing_and_opening_start_no_thread_and_load_no_obstore(tmp_path: Pat
         "print(len(os.listdir('/proc/self/task')), 'obstore' in sys.modules, 'boto3' in sys.modules)\n"
     )
     assert run(code, str(tmp_path)).stdout.split() == ["1", "False", "False"]
+
+
+def test_a_directory_that_takes_no_files_is_a_matter_of_permission() -> None:
+    """/sys takes none from anybody, root included: read-only in containers, not permitted elsewhere."""
+    if not Path("/sys/kernel").is_dir():
+        pytest.skip("there is no /sys here")
+    with pytest.raises(StorePermissionError, match=r"no access to 'e/i/s\.json' in file:///sys/kernel"):
+        open_store("file:///sys/kernel/records").put("e/i/s.json", b"{}")

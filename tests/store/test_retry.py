@@ -1,14 +1,9 @@
-"""Backoff arithmetic and the sync portal."""
+"""Backoff arithmetic."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-
 import pytest
 
-from agentcore_rl_toolkit.store.portal import run_sync
 from agentcore_rl_toolkit.store.retry import RetryPolicy, jitter
 
 
@@ -34,45 +29,3 @@ def test_jitter_is_a_fraction_and_does_not_come_from_the_shared_generator() -> N
     random.seed(1)
     assert first != [jitter() for _ in range(100)]
     assert all(0 <= f < 1 for f in first)
-
-
-def test_the_portal_passes_results_and_errors_and_refuses_its_own_thread() -> None:
-    async def fine() -> int:
-        return 7
-
-    async def broken() -> None:
-        raise KeyError("x")
-
-    async def inside() -> None:
-        run_sync(fine())
-
-    assert run_sync(fine()) == 7
-    with pytest.raises(KeyError):
-        run_sync(broken())
-    with pytest.raises(RuntimeError, match="would wait for itself"):
-        run_sync(inside())
-
-
-def test_an_interrupted_wait_cancels_the_work() -> None:
-    started, cancelled = threading.Event(), threading.Event()
-
-    async def long() -> None:
-        started.set()
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-
-    import signal
-
-    def interrupt() -> None:
-        started.wait(10)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_sync(long())
-    thread.join()
-    assert cancelled.wait(10)

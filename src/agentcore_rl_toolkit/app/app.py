@@ -13,7 +13,7 @@ from typing import Any
 
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
 
-from ..contract import RolloutConfig, redact
+from ..contract import RolloutConfig, redact_payload
 from ..errors import ConfigError
 from ..logs import configure_logging
 from ..store import ObjectStore, parse_url
@@ -105,7 +105,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             config=config,
             session_id=session_id,
             result_key=result_key,
-            payload=None if payload is None else redact(payload),
+            payload=None if payload is None else redact_payload(payload),
             secrets=find_secrets(config, result_key, session_id),
             started_s=now,
         )

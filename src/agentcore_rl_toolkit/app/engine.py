@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..contract import RolloutConfig, redact, result_key
-from ..errors import AgentCoreRLError, ContractError
+from ..contract import REFUSED, RolloutConfig, redact_payload, result_key
+from ..errors import AgentCoreRLError, ContractError, StorePermissionError
 from ..store import ObjectStore, open_store, url_matches
 from .record import RolloutInfo, find_secrets
 from .rollout import Rollout
@@ -48,6 +48,7 @@ class Engine:
         self._runner = AgentRunner()
         self._stores: dict[str, ObjectStore] = {}
         self._running: set[Identity] = set()
+        self._refused: set[Identity] = set()
         self._finished: OrderedDict[Identity, None] = OrderedDict()
         self._live: set[Rollout] = set()
         self._closing = ""
@@ -66,6 +67,9 @@ class Engine:
         self, func: Callable[..., Any], name: str, takes_context: bool, payload: Any, context: Any
     ) -> dict[str, Any]:
         """Check one invocation, start its rollout unless it runs or ran already, and return the reply.
+
+        The reply of a rollout whose record cannot be stored says so (``status: refused``) with HTTP 200: AgentCore hands on no
+        text of an error answer.
 
         Raises: ContractError when the `_rollout` block is unusable or names a store outside the allow-list; AgentCoreRLError
             during shutdown.
@@ -88,6 +92,8 @@ class Engine:
             )
         store, own = self.store_for(config.s3_bucket)
         asked_s = settings.heartbeat_s if config.heartbeat_s is None else float(config.heartbeat_s)
+        if settings.heartbeat_s == 0:
+            asked_s = 0.0  # the operator's word
         heartbeat_s = max(asked_s, MIN_HEARTBEAT_S) if asked_s > 0 and not own else None
         reply: dict[str, Any] = {"status": "processing", "s3_bucket": config.s3_bucket, "result_key": key}
         if heartbeat_s is not None:
@@ -96,7 +102,7 @@ class Engine:
             config=config,
             session_id=session_id,
             result_key=key,
-            payload=redact(payload),
+            payload=redact_payload(payload),
             secrets=find_secrets(config, key, session_id),
             started_s=time.time(),
         )
@@ -117,7 +123,29 @@ class Engine:
             heartbeat_s=heartbeat_s,
         )
         self._begin(rollout, identity)
+        if heartbeat_s is not None and settings.store_check_s > 0:
+            refusal = await rollout.refusal(settings.store_check_s)
+            if refusal is not None:
+                return self._refuse(rollout, config, identity, refusal)
         return reply
+
+    def _refuse(
+        self, rollout: Rollout, config: RolloutConfig, identity: Identity, refusal: AgentCoreRLError
+    ) -> dict[str, Any]:
+        text = f"the agent cannot store its record in {config.s3_bucket}: {refusal}"
+        if isinstance(refusal, StorePermissionError):
+            if str(config.s3_bucket).startswith("file:"):
+                text += f". The session needs a writable directory {config.s3_bucket} (local runtime: --writable)"
+            else:
+                text += f". The agent's role needs s3:PutObject, s3:GetObject and s3:DeleteObject on {config.exp_id}/* there"
+        logger.critical("rollout refused: %s", text)
+        rollout.give_up(self._runner, text)
+        with self._lock:
+            if identity in self._running:
+                self._refused.add(identity)
+            else:
+                self._finished.pop(identity, None)
+        return {"status": REFUSED, "error": text, "error_type": type(refusal).__name__}
 
     def open(self) -> None:
         """Take rollouts again after `close`: a test may start the same app twice."""
@@ -166,6 +194,9 @@ class Engine:
                 self._live.discard(rollout)
                 if identity is not None:
                     self._running.discard(identity)
+                    if identity in self._refused:  # delivered again, it is tried again: access may have been granted
+                        self._refused.discard(identity)
+                        return
                     self._finished[identity] = None
                     while len(self._finished) > REMEMBERED:
                         self._finished.popitem(last=False)

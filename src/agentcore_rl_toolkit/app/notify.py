@@ -20,11 +20,17 @@ async def notify(url: str, message: Mapping[str, Any], *, timeout_s: float, api_
         async with asyncio.timeout(timeout_s + 1.0):
             status = await asyncio.to_thread(_post, url, json.dumps(message).encode(), timeout_s, api_key)
     except Exception as e:  # whatever happens here, the rollout has ended well
-        logger.warning("push to %s failed: %s: %s", url, type(e).__name__, e)
+        logger.warning("push to %s failed: %s: %s", place_of(url), type(e).__name__, e)
         return False
     if not 200 <= status < 300:
-        logger.warning("push to %s was answered with HTTP %d", url, status)
+        logger.warning("push to %s was answered with HTTP %d", place_of(url), status)
     return 200 <= status < 300
+
+
+def place_of(url: str) -> str:
+    """A URL as it may be logged: whoever knows its path may push."""
+    scheme, found, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0].partition('?')[0].rpartition('@')[2]}" if found else "notify_url"
 
 
 def _post(url: str, body: bytes, timeout_s: float, api_key: str | None) -> int:

@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..contract import INFO_FIELD, REDACTED, SECRET_KEYS, Outcome, RolloutConfig, redact
+from ..contract import (
+    CAPABILITY_KEYS,
+    INFO_FIELD,
+    REDACTED,
+    ROLLOUT_FIELD,
+    SECRET_KEYS,
+    Outcome,
+    RolloutConfig,
+    redact,
+    redact_block,
+)
 from ..errors import AgentError, InvalidResultError
 from .encode import Encoder
 
@@ -36,8 +46,13 @@ def find_secrets(config: RolloutConfig, *keep: str) -> tuple[str, ...]:
     """
     found = []
     for name, value in config.to_dict().items():
-        secret = name.lower() in SECRET_KEYS and isinstance(value, str) and len(value) >= _MIN_SECRET_CHARS
-        if secret and not any(value in text for text in keep):
+        hidden = name.lower() in SECRET_KEYS or name in CAPABILITY_KEYS
+        if (
+            hidden
+            and isinstance(value, str)
+            and len(value) >= _MIN_SECRET_CHARS
+            and not any(value in text for text in keep)
+        ):
             found.append(value)
     return tuple(found)
 
@@ -67,8 +82,9 @@ def success_body(info: RolloutInfo, result: Any, *, finished_s: float, max_bytes
         fields.pop(name, None)
     fields.setdefault("status_code", 200)
     fields.setdefault("stop_reason", "end_turn")
-    if "_rollout" in fields:  # an agent that hands its payload back
-        fields["_rollout"] = redact(fields["_rollout"])
+    handed_back = fields.get(ROLLOUT_FIELD)
+    if handed_back is not None:
+        fields[ROLLOUT_FIELD] = redact_block(handed_back) if isinstance(handed_back, Mapping) else redact(handed_back)
     status = fields["status_code"]
     ok = isinstance(status, int) and not isinstance(status, bool) and 200 <= status < 300
     outcome = Outcome.OK if ok else Outcome.AGENT_ERROR

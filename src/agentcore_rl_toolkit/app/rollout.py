@@ -27,7 +27,7 @@ from ..errors import AgentCoreRLError, InvalidResultError, ObjectExistsError
 from ..logs import log_context
 from ..store import ObjectStore, jitter
 from .encode import is_quick
-from .notify import notify
+from .notify import notify, place_of
 from .record import RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
@@ -65,6 +65,8 @@ class Rollout:
         self._stored = asyncio.Event()
         self._stop_reason = ""
         self._outcome: Outcome | None = None
+        self._agent: concurrent.futures.Future[Any] | None = None
+        self._first_beat: asyncio.Future[AgentCoreRLError | None] = asyncio.get_running_loop().create_future()
         self._span: Any = None
         self._task: asyncio.Task[None] | None = None
         self.done: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -83,9 +85,24 @@ class Rollout:
             context = contextvars.copy_context()
             ids = {"session.id": self._session_id, "agentcore_rl.input_id": config.input_id}
             self._span = start_span("rollout", {**ids, "agentcore_rl.exp_id": config.exp_id}, context)
-            agent = runner.start(self._func, self._args, context, f"rollout-{self.name}")
-            self._task = self._loop.create_task(self._supervise(agent), name=f"supervise-{self.name}")
+            self._agent = runner.start(self._func, self._args, context, f"rollout-{self.name}")
+            self._task = self._loop.create_task(self._supervise(self._agent), name=f"supervise-{self.name}")
         return self._task
+
+    async def refusal(self, limit_s: float) -> AgentCoreRLError | None:
+        """Why the store will not take this rollout's record, as far as its first sign of life tells within `limit_s`.
+
+        Meanwhile the agent runs. A fault that may pass is tried again for longer than any `limit_s` worth waiting, so an error
+        that is there by then is one for good.
+        """
+        await asyncio.wait({self._first_beat}, timeout=limit_s)
+        return self._first_beat.result() if self._first_beat.done() else None
+
+    def give_up(self, runner: AgentRunner, reason: str) -> None:
+        """End the agent: nothing it returns could be stored. One that blocks a thread ends with the process."""
+        self.interrupt(reason)
+        if self._agent is not None:
+            runner.cancel(self._agent)
 
     def interrupt(self, reason: str) -> None:
         """End with an `interrupted` record unless the agent has ended already. Callable from any thread."""
@@ -124,6 +141,8 @@ class Rollout:
             await self._beat_until(stored, info, store, period_s)
         finally:
             stored.cancel()
+            if not self._first_beat.done():
+                self._first_beat.set_result(None)
 
     async def _beat_until(
         self, stored: asyncio.Task[bool], info: RolloutInfo, store: ObjectStore, period_s: float
@@ -137,10 +156,14 @@ class Rollout:
                 "period_s": period_s,
             }
             body = json.dumps(sign).encode()
+            fault: AgentCoreRLError | None = None
             try:
                 await store.put_async(alive_key(info.result_key), body, durable=False, timeout_s=max(period_s, 5.0))
             except AgentCoreRLError as e:
                 logger.warning("heartbeat not written: %s", e)
+                fault = e
+            if not self._first_beat.done():
+                self._first_beat.set_result(fault)
             # up to 30 % early: a thousand sessions started together must not beat together
             await asyncio.wait({stored}, timeout=period_s * (1.0 - 0.3 * jitter()))
 
@@ -233,7 +256,9 @@ class Rollout:
             return
         allowed = self._settings.allowed_notify_urls
         if allowed and not any(_below(config.notify_url, prefix) for prefix in allowed):
-            logger.warning("no push to %s: AGENTCORE_RL_ALLOWED_NOTIFY_URLS does not list it", config.notify_url)
+            logger.warning(
+                "no push to %s: AGENTCORE_RL_ALLOWED_NOTIFY_URLS does not list it", place_of(config.notify_url)
+            )
             return
         message = {
             "session_id": info.session_id,

@@ -21,7 +21,7 @@ class AgentRunner:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[concurrent.futures.Future[Any], asyncio.Task[None]] = {}
 
     def start(
         self, func: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context, name: str
@@ -42,8 +42,14 @@ class AgentRunner:
         """Cancel the async functions that still run."""
         loop = self._loop
         if loop is not None:
-            for task in list(self._tasks):
+            for task in list(self._tasks.values()):
                 loop.call_soon_threadsafe(task.cancel)
+
+    def cancel(self, future: concurrent.futures.Future[Any]) -> None:
+        """Cancel the async function behind a future; one in a thread of its own cannot be."""
+        task = self._tasks.get(future)
+        if self._loop is not None and task is not None:
+            self._loop.call_soon_threadsafe(task.cancel)
 
     def _run_sync(
         self, func: Callable[..., Any], args: tuple[Any, ...], name: str, future: concurrent.futures.Future[Any]
@@ -85,8 +91,8 @@ class AgentRunner:
 
         def begin() -> None:
             task = loop.create_task(run(), name=name, context=context)
-            self._tasks.add(task)  # a task that nobody holds is collected in mid-flight
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[future] = task  # a task that nobody holds is collected in mid-flight
+            task.add_done_callback(lambda _: self._tasks.pop(future, None))
 
         loop.call_soon_threadsafe(begin)
 

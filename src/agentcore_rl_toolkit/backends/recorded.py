@@ -115,10 +115,13 @@ class _Recorder:
         return history
 
     def rewritten(self) -> None:
-        """The agent compacts its history: the same system prompt, then other tokens."""
+        """The agent compacts its history: the same system prompt, then other tokens. Then it goes back to its first answer."""
         head = self.ids(8, 12)
         self.talk(2, prompt=head)
+        first = self.turns[0]
         self.talk(2, prompt=head[:6] + self.ids(5, 9))
+        # Sampled tokens of the first branch are context of this one: they must be trained there and only there.
+        self.talk(1, prompt=[*first.prompt_ids, *first.completion_ids, *self.ids(2, 6)])
 
     def sub_agent(self) -> None:
         """A sub-agent with a prompt of its own runs between two turns of the main one."""

@@ -36,7 +36,8 @@ class ServiceSettings:
     `gateway_host` is where a gateway that we start listens. Agents on AWS must reach it, so it is not loopback by
     default; beyond loopback the gateway asks for keys, and one is made up unless `gateway_admin_key` is given.
     `gateway_public_url` is the gateway as agents see it; None takes this machine's own address. `gateway_url` uses a
-    gateway that already runs.
+    gateway that already runs. `gateway_model` is a folder with tokenizer and chat template: the gateway that we start
+    then renders prompts itself and speaks token ids to the engine, `gateway_context_tokens` being the model's window.
     Units: seconds.
     """
 
@@ -55,6 +56,8 @@ class ServiceSettings:
     gateway_url: str | None = None
     gateway_admin_key: str | None = field(default=None, repr=False)
     gateway_store: str | None = None
+    gateway_model: str | None = None
+    gateway_context_tokens: int | None = None
     max_turns: int | None = None
     extra_rollouts: int = 0
 
@@ -85,9 +88,17 @@ class RolloutService:
         self._opened: list[Any] = []  # what `open` made, and `close` therefore closes
 
     @classmethod
-    def open(cls, settings: ServiceSettings, upstreams: Callable[[], Sequence[str]], engine: str) -> RolloutService:
+    def open(
+        cls,
+        settings: ServiceSettings,
+        upstreams: Callable[[], Sequence[str]],
+        engine: str,
+        *,
+        options: Sequence[str] = (),
+    ) -> RolloutService:
         """Open the clients; start a gateway in front of `upstreams()` (asked only then) unless `gateway_url` names one.
 
+        `options` are further words of the command line of ``agentcore-rl gateway serve``.
         Raises: GatewayError when the gateway does not start in time; the message holds the end of its log.
         """
         from ..client import RolloutClient
@@ -109,7 +120,7 @@ class RolloutService:
             made._opened = [client, gateway]
             return made
         admin_key = settings.gateway_admin_key or secrets.token_urlsafe(24)
-        process, url = _start_gateway(settings, upstreams(), engine, admin_key)
+        process, url = _start_gateway(settings, upstreams(), [*options, "--engine", engine], admin_key)
         gateway = GatewayClient(url, admin_key=admin_key, public_url=settings.public_url(url))
         made = cls(settings, client, gateway, process)
         made._opened = [client, gateway]
@@ -159,13 +170,16 @@ def own_address() -> str:
 
 
 def _start_gateway(
-    settings: ServiceSettings, upstreams: Sequence[str], engine: str, admin_key: str
+    settings: ServiceSettings, upstreams: Sequence[str], options: Sequence[str], admin_key: str
 ) -> tuple[subprocess.Popen[bytes], str]:
     folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
     ready, log_path = folder / "ready.json", folder / "gateway.log"
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", engine]
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", *options]
     for upstream in upstreams:
         command += ["--upstream", upstream]
+    command += ["--model", settings.gateway_model] if settings.gateway_model else []
+    window = settings.gateway_context_tokens
+    command += ["--context-tokens", str(window)] if settings.gateway_model and window else []
     command += ["--host", settings.gateway_host, "--port", str(settings.gateway_port)]
     command += ["--store", settings.gateway_store or str(folder / "turns")]
     command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]

@@ -14,13 +14,18 @@ def group() -> None:
 @click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Inference server; repeat for several.")
 @click.option(
     "--engine",
-    type=click.Choice(["policy", "vllm", "sglang", "openai"]),
+    type=click.Choice(["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai"]),
     default="policy",
     show_default=True,
     help="What the upstreams are. `openai` gives no tokens: calls are recorded as text and cannot be trained on.",
 )
 @click.option(
-    "--upstream-key", default=None, help="API key for the upstreams [env: AGENTCORE_RL_GATEWAY_UPSTREAM_KEY]."
+    "--upstream-key",
+    default=None,
+    help="API key for the upstreams [env: AGENTCORE_RL_GATEWAY_UPSTREAM_KEY; with --engine tinker also TINKER_API_KEY].",
+)
+@click.option(
+    "--sampler", default=None, help="With --engine tinker: tinker:// path of sampler weights, or a base model."
 )
 @click.option(
     "--store", "store_dir", type=click.Path(file_okay=False), default=None, help="Directory that keeps the calls."
@@ -38,6 +43,7 @@ def group() -> None:
 @click.option("--session-keys/--no-session-keys", default=True, help="Whether agents must send their session's key.")
 @click.option("--implicit-sessions", is_flag=True, help="Let a call open its session (needs --no-session-keys).")
 @click.option("--allow-upstream-host", multiple=True, metavar="PATTERN", help="Hosts that may be added while running.")
+@click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
 @click.option(
     "--retention-gb", type=float, default=None, help="Drop the oldest sessions beyond this size of the store."
 )
@@ -52,12 +58,20 @@ def group() -> None:
     help="Directory with tokenizer and chat template: the gateway renders prompts and speaks token ids to the engine.",
 )
 @click.option("--context-tokens", type=int, default=None, help="The model's window, with --model.")
+@click.option(
+    "--history-mb",
+    type=click.FloatRange(0),
+    default=128.0,
+    show_default=True,
+    help="Memory for the tokens of quiet sessions, with --model; what is beyond it is read back from the store.",
+)
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes behind the port.")
 @click.option("--weight-version", type=int, default=None, help="Version of the weights the upstreams start with.")
 def serve(
     upstreams: tuple[str, ...],
     engine: str,
     upstream_key: str | None,
+    sampler: str | None,
     store_dir: str | None,
     fsync: bool,
     host: str,
@@ -68,12 +82,14 @@ def serve(
     session_keys: bool,
     implicit_sessions: bool,
     allow_upstream_host: tuple[str, ...],
+    allow_field: tuple[str, ...],
     retention_gb: float | None,
     retention_hours: float | None,
     call_timeout: float,
     max_body_mb: float,
     model_dir: str | None,
     context_tokens: int | None,
+    history_mb: float,
     workers: int,
     weight_version: int | None,
 ) -> None:
@@ -88,11 +104,19 @@ def serve(
         UpstreamConfig,
         key_from_env,
     )
-    from ..gateway.server import serve as run
+    from ..gateway.service import serve as run
 
     key = upstream_key or key_from_env(UPSTREAM_KEY_ENV)
+    if engine == "tinker":
+        from ..gateway.engines.tinker import KEY_ENV, service_url
+
+        key = key or key_from_env(KEY_ENV)
+        paths = [u for u in upstreams if u.startswith("tinker://")]
+        sampler = sampler or next(iter(paths), None)
+        upstreams = tuple(u for u in upstreams if u not in paths) or (service_url(),)
     config = GatewayConfig(
         upstreams=tuple(UpstreamConfig(url=u, engine=engine, api_key=key) for u in upstreams),  # type: ignore[arg-type]  # click.Choice
+        engine=engine,  # type: ignore[arg-type]  # click.Choice
         host=host,
         port=port,
         admin_key=admin_key or key_from_env(ADMIN_KEY_ENV),
@@ -101,11 +125,14 @@ def serve(
         session_keys=session_keys,
         implicit_sessions=implicit_sessions,
         upstream_hosts=allow_upstream_host,
+        allow_fields=allow_field,
         retention_bytes=None if retention_gb is None else int(retention_gb * 2**30),
         retention_s=None if retention_hours is None else retention_hours * 3600,
         weight_version=weight_version,
         model_dir=model_dir,
+        sampler=sampler,
         context_tokens=context_tokens,
+        history_bytes=int(history_mb * 2**20),
         limits=Limits(call_s=call_timeout or None, body_bytes=int(max_body_mb * 2**20)),
     )
     if workers > 1:
@@ -125,11 +152,43 @@ def serve(
 
 @group.command()
 @click.argument("store", type=click.Path(exists=True, file_okay=False))
-@click.argument("target", type=click.Path(dir_okay=False))
+@click.argument("target", type=click.Path())
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["jsonl", "parquet", "hf"]),
+    default=None,
+    help="Default: by TARGET's ending. `hf` is a folder that Hugging Face's load_dataset and the Hub understand.",
+)
 @click.option("--session", "sessions", multiple=True, help="Only these sessions; repeat for several.")
-def export(store: str, target: str, sessions: tuple[str, ...]) -> None:
-    """Write the turns of a STORE to TARGET, a .jsonl or .parquet file, one row per turn. The gateway must not be running."""
+def export(store: str, target: str, kind: str | None, sessions: tuple[str, ...]) -> None:
+    """Write the turns of a STORE to TARGET: a .jsonl or .parquet file with one row per turn, or a data set folder.
+
+    The gateway must not be running.
+    """
     from ..gateway.exporting import export as run
 
-    turns, count = run(store, target, sessions=sessions or None)
+    turns, count = run(store, target, sessions=sessions or None, format=kind)
     click.echo(f"{turns} turns of {count} sessions written to {target}")
+
+
+@group.command()
+@click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False))
+@click.option(
+    "--template", type=click.Path(exists=True, dir_okay=False), default=None, help="Another chat template for them."
+)
+@click.option("--parser", default=None, help="Output parser by name, not the one that the template suggests.")
+def doctor(models: tuple[str, ...], template: str | None, parser: str | None) -> None:
+    """Check MODELS, directories with tokenizer and chat template: will turns extend each other, will calls be read?
+
+    Ends with code 1 when a check fails.
+    """
+    from ..gateway.render import Renderer, examine
+
+    ok = True
+    for model in models:
+        report = examine(Renderer.from_path(model, template=template, parser=parser))
+        click.echo(str(report))
+        ok = ok and report.ok
+    if not ok:
+        raise SystemExit(1)

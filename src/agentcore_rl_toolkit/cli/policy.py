@@ -111,6 +111,44 @@ def serve(
 
 @group.command()
 @click.option("--weights", type=click.Path(path_type=Path), help="Policy directory (default: the shipped one).")
+@click.option("--base-model", default="builtin/policy", show_default=True, help="Name that clients know it by.")
+@click.option("--checkpoints", type=click.Path(path_type=Path), help="Directory that keeps what is saved.")
+@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="Written with url and pid once listening.")
+@click.option("--parent-pid", type=int, help="Exit when this process is gone.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
+def tinker(
+    weights: Path | None,
+    base_model: str,
+    checkpoints: Path | None,
+    port: int,
+    ready_file: Path | None,
+    parent_pid: int | None,
+    threads: int,
+) -> None:
+    """Train and sample the policy over Tinker's wire format: a rehearsal of a Tinker run on one machine."""
+    _need_policy_extra()
+    import asyncio
+
+    import torch
+
+    from ..backends.tinker.serving import serve as run
+    from ..backends.tinker.testing import TinkerServer
+    from ..policy.finetuning import PolicyModel
+
+    torch.set_num_threads(threads)
+    sys.setswitchinterval(
+        0.0005
+    )  # the computing threads give the interpreter lock away often; waiting for it costs more
+    model = PolicyModel(base_model=base_model, weights=weights, checkpoint_dir=checkpoints)
+    try:
+        asyncio.run(run(TinkerServer(model), port=port, ready_file=ready_file, parent_pid=parent_pid))
+    finally:
+        model.close()
+
+
+@group.command()
+@click.option("--weights", type=click.Path(path_type=Path), help="Policy directory (default: the shipped one).")
 @click.option("-n", "count", default=400, show_default=True, type=click.IntRange(1), help="Held-out problems.")
 @click.option("--temperature", default=1.0, show_default=True, type=click.FloatRange(0), help="Of the sampling.")
 @click.option("--seed", default=0, show_default=True, help="Of problems and sampling.")

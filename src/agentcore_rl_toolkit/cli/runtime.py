@@ -45,13 +45,24 @@ _SERVE_OPTIONS = [
         show_default=True,
         help="Idle clock.",
     ),
-    click.option("--isolation", default="auto", show_default=True, help="auto, namespaces, landlock or process."),
+    click.option(
+        "--isolation", default="auto", show_default=True, help="auto, namespaces, landlock, process, docker, gvisor."
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["auto", "docker", "podman"]),
+        default="auto",
+        show_default=True,
+        help="Container engine, for agents that are images and for --isolation docker or gvisor.",
+    ),
+    click.option("--image", help="What --isolation docker runs agent files in [default: this machine's programs]."),
     click.option("--writable", multiple=True, type=_FOLDER, help="A folder sessions may write to; repeatable."),
     click.option("--network", type=click.Choice(["host", "loopback", "none"]), default="host", show_default=True),
     click.option("--endpoint", "endpoints", multiple=True, metavar="127.0.0.1:PORT", help="Reachable with loopback."),
     click.option("--memory-mb", type=int, help="Memory limit of a session."),
     click.option("--cpus", type=float, help="CPU limit of a session, in cores."),
     click.option("--processes", type=int, help="Limit on processes and threads of a session."),
+    click.option("--disk-mb", type=int, help="Limit on all files of a session together."),
     click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025."),
     click.option("--tps", type=float, help="Requests per second per agent and operation, instead of the profile's."),
     click.option("--new-sessions-per-minute", type=float, help="Instead of the profile's."),
@@ -61,9 +72,16 @@ _SERVE_OPTIONS = [
     click.option("--s3-dir", type=_FOLDER, help="Serve S3 over this folder; sessions get its address."),
     click.option("--s3-port", default=0, show_default=True),
     click.option("--s3-endpoint", help="Address of another S3 server for the sessions."),
-    click.option("--cluster", type=click.Choice(["ray"]), help="Run the sessions on the machines of a cluster."),
+    click.option("--cluster", type=click.Choice(["ray", "kubernetes"]), help="Run the sessions on a cluster."),
     click.option("--ray-address", help="The Ray cluster's address [default: the running one]."),
-    click.option("--sessions-per-node", type=int, help="Of a cluster [default: by cores and memory]."),
+    click.option("--sessions-per-node", type=int, help="Of a Ray cluster [default: by cores and memory]."),
+    click.option(
+        "--warm-pool", "warm_pools", multiple=True, metavar="NAME=POOL", help="Kubernetes: an agent and its pods' pool."
+    ),
+    click.option("--kube-api", metavar="URL", help="Kubernetes: the API server [default: that of this pod]."),
+    click.option("--kube-namespace", help="Kubernetes: where the pools are [default: this pod's]."),
+    click.option("--kube-token-file", type=_FILE, help="Kubernetes: with --kube-api, a file with the bearer token."),
+    click.option("--kube-ca-file", type=_FILE, help="Kubernetes: with --kube-api, its authority."),
     click.option("--ready-file", type=_FILE, help="Written as JSON once listening."),
     click.option("--parent-pid", type=int, help="Stop when this process is gone."),
 ]
@@ -86,7 +104,7 @@ def serve(**options: Any) -> None:
     credentials = dict(text.partition(":")[::2] for text in options["credentials"])
     if not all(credentials.values()):
         raise ConfigError("--credential must be KEY:SECRET")
-    folder, s3_dir, memory = options["state_dir"], options["s3_dir"], options["memory_mb"]
+    folder, s3_dir, memory, disk = (options[name] for name in ("state_dir", "s3_dir", "memory_mb", "disk_mb"))
     config = RuntimeConfig(
         state_dir=folder.resolve() if folder is not None else None,
         session_env=parse_environment(options["session_env"]),
@@ -112,16 +130,21 @@ def serve(**options: Any) -> None:
             memory_bytes=memory * 2**20 if memory is not None else None,
             cpus=options["cpus"],
             processes=options["processes"],
+            disk_bytes=disk * 2**20 if disk is not None else None,
+            engine=options["engine"],
+            image=options["image"],
         ),
         credentials=credentials,
         s3_dir=s3_dir.resolve() if s3_dir is not None else None,
         s3_port=options["s3_port"],
         s3_endpoint=options["s3_endpoint"],
     )
+    cluster = _cluster(config, options)
+    agents = [parse_agent_option(text) for text in options["agents"]]
     run(
         config,
-        [parse_agent_option(text) for text in options["agents"]],
-        cluster=_cluster(config, options),
+        [*agents, *((name, Path("warm-pool") / pool) for name, pool in _pools(options).items())],
+        cluster=cluster,
         host=options["host"],
         port=options["port"],
         ready_file=options["ready_file"],
@@ -129,20 +152,71 @@ def serve(**options: Any) -> None:
     )
 
 
+_CLUSTER_OPTIONS = {
+    "ray": ("ray_address", "sessions_per_node"),
+    "kubernetes": ("warm_pools", "kube_api", "kube_namespace", "kube_token_file", "kube_ca_file"),
+}
+
+
 def _cluster(config: Any, options: dict[str, Any]) -> Any:
     from ..errors import ConfigError
 
+    for cluster, names in _CLUSTER_OPTIONS.items():
+        for name in names:
+            if options[name] and options["cluster"] != cluster:
+                option = name.replace("_", "-").removesuffix("s") if name == "warm_pools" else name.replace("_", "-")
+                raise ConfigError(f"--{option} is for --cluster {cluster}")
     if options["cluster"] is None:
-        for name in ("ray_address", "sessions_per_node"):
-            if options[name] is not None:
-                raise ConfigError(f"--{name.replace('_', '-')} is for a --cluster")
         return None
+    if options["cluster"] == "kubernetes":
+        return _pods(config, options)
     from ..runtime.cluster.machines import ClusterConfig
     from ..runtime.cluster.nodes import Cluster
     from ..runtime.cluster.ray_nodes import RayMachines
 
     settings = ClusterConfig(sessions_per_node=options["sessions_per_node"])
     return Cluster(config, RayMachines(options["ray_address"]), settings)
+
+
+def _pods(config: Any, options: dict[str, Any]) -> Any:
+    import os
+
+    from ..errors import ConfigError
+    from ..runtime.cluster.kubernetes import ApiServer, SandboxClient
+    from ..runtime.cluster.pods import KubernetesPods, PodSettings
+
+    if options["agents"]:
+        raise ConfigError(
+            "on Kubernetes the agent is in the pods' image: give --warm-pool NAME=POOL instead of --agent"
+        )
+    settings = PodSettings(pools=_pools(options))
+    if options["kube_api"] is None:
+        server = ApiServer.in_pod(os.environ)
+    else:
+        if options["kube_namespace"] is None:
+            raise ConfigError("--kube-api needs --kube-namespace")
+        server = ApiServer(
+            url=options["kube_api"],
+            namespace=options["kube_namespace"],
+            token_file=options["kube_token_file"],
+            ca_file=options["kube_ca_file"],
+        )
+    return KubernetesPods(config, SandboxClient(server), settings)
+
+
+def _pools(options: dict[str, Any]) -> dict[str, str]:
+    from ..errors import ConfigError
+    from ..runtime.agents import NAME
+
+    pools = {}
+    for text in options["warm_pools"]:
+        name, sign, pool = text.partition("=")
+        if not sign or not pool or not NAME.fullmatch(name):
+            raise ConfigError(
+                f"--warm-pool {text!r}: expected NAME=POOL, NAME of up to 48 letters, digits and underscores"
+            )
+        pools[name] = pool
+    return pools
 
 
 for _option in _SERVE_OPTIONS:
@@ -152,21 +226,40 @@ _url_option = click.option("--url", help="The runtime's address [default: the ne
 
 
 @group.command()
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
+@click.option("--image", help="A container image instead of a file: one container per session.")
+@click.option("--build", "build_dir", type=_FOLDER, help="A folder with a Dockerfile, to be built into the image.")
+@click.option(
+    "--engine", type=click.Choice(["auto", "docker", "podman"]), default="auto", show_default=True, help="For --build."
+)
 @click.option("--name", required=True, help="A letter, then up to 47 letters, digits or underscores.")
 @click.option("--env", "env", multiple=True, metavar="K=V", help="A variable of this agent; repeatable.")
 @_url_option
-def deploy(file: Path, name: str, env: tuple[str, ...], url: str | None) -> None:
-    """Give an agent file to a running runtime, in an environment of its own.
+def deploy(
+    file: Path | None,
+    image: str | None,
+    build_dir: Path | None,
+    engine: str,
+    name: str,
+    env: tuple[str, ...],
+    url: str | None,
+) -> None:
+    """Give an agent to a running runtime: a file, in an environment of its own, or a container image.
 
-    The environment is built with uv from the pyproject.toml (and uv.lock) or requirements.txt beside the file.
+    The environment of a file is built with uv from the pyproject.toml (and uv.lock) or requirements.txt beside it.
     Deploying a name again makes a new version.
     """
+    from ..errors import ConfigError
+    from ..runtime import images
     from ..runtime.remote import RuntimeView
     from ..runtime.wire import parse_environment
 
+    if sum(given is not None for given in (file, image, build_dir)) != 1:
+        raise ConfigError("give one of: an agent's FILE, --image NAME, --build DIR")
     view = RuntimeView.find(url)
-    arn = view.deploy(file.resolve(), name, parse_environment(env))
+    if build_dir is not None:
+        image = images.build(build_dir, name, engine=engine)
+    arn = view.deploy(file.resolve() if file is not None else str(image), name, parse_environment(env))
     click.echo(arn)
 
 

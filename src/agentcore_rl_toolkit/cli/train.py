@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-BACKENDS = ("trl", "slime", "verl", "rllm")
+BACKENDS = ("trl", "slime", "verl", "rllm", "tinker")
 
 
 @click.command("train")
@@ -45,6 +45,11 @@ def command(backend: str, config_path: Path, dry_run: bool, num_rollout: int) ->
         if config.data_path is None:
             raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")
         plan = config.plan()
+    elif backend == "tinker":
+        from ..backends.tinker.config import TinkerRunConfig
+
+        tinker = TinkerRunConfig.from_file(config_path)
+        plan = tinker.plan()
     else:
         plan = (VerlConfig if backend == "verl" else RllmConfig).from_file(config_path).plan()
     if dry_run:
@@ -52,6 +57,14 @@ def command(backend: str, config_path: Path, dry_run: bool, num_rollout: int) ->
         return
     if plan.needs:
         raise ConfigError(f"cannot start {backend}:\n  " + "\n  ".join(plan.needs))
+    if backend == "tinker":
+        import asyncio
+
+        from ..backends.tinker.run import line, run_async
+
+        click.echo(plan.render())
+        asyncio.run(run_async(tinker, on_step=lambda result, groups: click.echo(line(result))))
+        return
     if plan.command is None:
         from ..backends.trl.adapter import train
 

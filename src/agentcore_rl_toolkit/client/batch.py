@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._portal import Portal
 from ..contract import Outcome
 from ..errors import AgentError, RolloutTimeoutError
 from .engine import Engine
 from .flight import Adoption
 from .future import RolloutFuture
 from .ledger import Ledger
-from .portal import Portal
 from .settings import RolloutRequest
 
 logger = logging.getLogger(__name__)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from .._portal import Portal
 from ..contract import check_id, new_session_id
 from ..errors import ConfigError
 from ..store import ObjectStore
 from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
 from .engine import Engine
 from .ledger import FileLedger, Ledger, StoreLedger
-from .portal import Portal
 from .resume import plan_resume
 from .settings import Deadlines, OnFailure, Prepare, RolloutRequest
 

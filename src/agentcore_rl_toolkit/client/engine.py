@@ -25,35 +25,30 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from .._portal import Portal
 from ..contract import ROLLOUT_FIELD, Outcome, Stage, check_session_id, new_session_id, result_key
 from ..errors import (
     AgentCoreRLError,
     ConfigError,
     RolloutCancelledError,
-    RolloutLostError,
     RolloutTimeoutError,
 )
 from ..store import ObjectStore
 from .events import Events
 from .flight import Adoption, AttemptEnded, Flight, attempt_limit, timed_out
+from .following import Follower
 from .future import Progress, RolloutFuture, Verdict
 from .invoking import Invoker
 from .pacing import Pacer
-from .portal import Portal
 from .push import PushListener
 from .results import ResultReader
 from .settings import RolloutRequest, WatchSettings
 from .stops import StopQueue
-from .transport import (
-    AgentTransport,
-)
-from .watcher import Waiter, Watcher
+from .transport import AgentTransport
 
 logger = logging.getLogger(__name__)
 
 LINGER_S = 0.5
-LOCAL_INTERVALS_S = (0.02, 0.25)
-REMOTE_INTERVALS_S = (0.5, 1.0)  # two LISTs a second at most: about one request per rollout with a hundred in flight
 
 
 class Engine:
@@ -77,8 +72,8 @@ class Engine:
         self._portal = portal
         self._transport = transport
         self._pacer = pacer
-        self._store_for = store_for
         self._watch = watch
+        self._follower = Follower(store_for, watch)
         self.events = events
         self._invoker = Invoker(
             transport, pacer, events, max_attempts=max_attempts, pool_size=pool_size, room=lambda: self.stops().room()
@@ -86,11 +81,8 @@ class Engine:
         self._stop_s = stop_s
         self._notify_url = notify_url
         self._listener = PushListener(self._notified) if listen and notify_url is None else None
-        self._agent_shows_life = False  # learnt from the first heartbeat: then its absence means something
         self._flights: dict[RolloutFuture, Flight] = {}
         self._sessions: dict[str, Flight] = {}
-        self._watchers: dict[tuple[str, str], Watcher] = {}
-        self._readers: dict[str, ResultReader] = {}
         self._stops: StopQueue | None = None
         self._closing = False
 
@@ -152,7 +144,7 @@ class Engine:
     @property
     def store_requests(self) -> int:
         """Requests made to stores so far: listings by page, heads and gets."""
-        return sum(w.requests for w in self._watchers.values()) + sum(r.requests for r in self._readers.values())
+        return self._follower.requests
 
     @property
     def stop_backlog(self) -> int:
@@ -160,6 +152,10 @@ class Engine:
         return self._stops.backlog if self._stops is not None else 0
 
     # ---- on the loop
+
+    def reader(self, bucket: str) -> ResultReader:
+        """The reader of a store."""
+        return self._follower.reader(bucket)
 
     def stops(self) -> StopQueue:
         """The stop queue (made on the loop)."""
@@ -180,8 +176,7 @@ class Engine:
         if self._stops is not None:
             await self._stops.drain(self._stop_s)
         if cancel:
-            for watcher in self._watchers.values():
-                watcher.close()
+            self._follower.close()
         if cancel and self._listener is not None:
             self._listener.close()
 
@@ -309,7 +304,7 @@ class Engine:
             flight.future._accepted.set_result(None)
         try:
             async with asyncio.timeout_at(attempt_limit(flight)):
-                return await self._collect(flight, reply)
+                return await self._follower.follow(flight, reply)
         except TimeoutError as e:
             raise timed_out(flight, flight.progress.stage) from e
 
@@ -326,77 +321,3 @@ class Engine:
         except (TypeError, ValueError) as e:
             raise AttemptEnded(Outcome.INVALID, ConfigError(f"the payload cannot be sent: {e}")) from e
         return body, str(config["s3_bucket"]), key
-
-    # ---- run and result
-
-    async def _collect(self, flight: Flight, reply: dict[str, Any] | None) -> Verdict:
-        progress = flight.progress
-        promised = self._agent_shows_life and reply is not None
-        watcher = self._watcher(progress)
-        waiter = watcher.add(progress.key, expects_life=promised)
-        reader = self.reader(progress.bucket)
-        try:
-            if reply is None and not (flight.adopted is not None and flight.adopted.accepted):
-                await self._confirm(flight, waiter, reader)
-            while True:
-                flight.waiting = (watcher, waiter)
-                if flight.notified:
-                    watcher.pushed(waiter)
-                await waiter.found
-                told, flight.notified = flight.notified, False
-                progress.enter(Stage.RESULT)
-                verdict = await reader.read(progress.key, flight.request.deadlines.result_s)
-                if verdict is not None:
-                    if told:
-                        watcher.push_was_true()
-                    return verdict
-                progress.stage = Stage.RUN  # announced, but not there: the store is the truth
-                waiter = watcher.missing(waiter)
-        except RolloutLostError as e:
-            raise AttemptEnded(Outcome.LOST, e) from e
-        finally:
-            watcher.remove(waiter)
-            self._agent_shows_life = self._agent_shows_life or watcher.shows_life
-
-    async def _confirm(self, flight: Flight, waiter: Waiter, reader: ResultReader) -> None:
-        """After an invoke of unknown fate: wait until the session shows itself, or give it up."""
-        confirm_s = flight.request.deadlines.confirm_s
-        life = asyncio.ensure_future(waiter.seen_life.wait())
-        try:
-            either: set[asyncio.Future[Any]] = {life, waiter.found}
-            await asyncio.wait(either, timeout=confirm_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            life.cancel()
-        if not (waiter.seen_life.is_set() or waiter.found.done()):
-            raise RolloutLostError(
-                f"the answer to the invoke was lost, and no heartbeat or record appeared within {confirm_s:g} s; "
-                "the session is being stopped"
-            )
-
-    def _watcher(self, progress: Progress) -> Watcher:
-        root = progress.root
-        if not progress.key.startswith(root):  # an agent with a key layout of its own
-            root = progress.key.rpartition("/")[0] + "/"
-        store = self._store_for(progress.bucket)
-        watcher = self._watchers.get((store.url, root))
-        if watcher is None:
-            local = store.url.startswith(("file:", "memory:"))
-            low_s, high_s = LOCAL_INTERVALS_S if local else REMOTE_INTERVALS_S
-            settings = self._watch
-            watcher = self._watchers[store.url, root] = Watcher(
-                store,
-                root,
-                local=local,
-                min_s=settings.min_interval_s if settings.min_interval_s is not None else low_s,
-                max_s=settings.max_interval_s if settings.max_interval_s is not None else high_s,
-                push_s=settings.push_interval_s,
-                silence_s=settings.silence_s,
-            )
-        return watcher
-
-    def reader(self, bucket: str) -> ResultReader:
-        """The reader of a store (on the loop)."""
-        reader = self._readers.get(bucket)
-        if reader is None:
-            reader = self._readers[bucket] = ResultReader(self._store_for(bucket), self._watch.read_concurrency)
-        return reader

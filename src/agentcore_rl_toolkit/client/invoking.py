@@ -24,6 +24,7 @@ from .flight import AttemptEnded, Flight, timed_out
 from .pacing import Pacer, backoff_s
 from .stops import take_turn
 from .transport import (
+    STORE_REFUSED,
     AgentTransport,
     DaemonPool,
     InvokeFailedError,
@@ -133,6 +134,8 @@ class Invoker:
             return AttemptEnded(
                 Outcome.AGENT_ERROR, AgentError(f"the agent answered the invoke with an error: {e}", error_type=e.code)
             )
+        if e.code == STORE_REFUSED:
+            return AttemptEnded(Outcome.LOST, RolloutLostError(str(e)))
         if e.code == "AgentRefused":
             return AttemptEnded(Outcome.AGENT_ERROR, AgentError(str(e), error_type=e.code))
         if e.code == "BadReply":

@@ -6,10 +6,10 @@ import atexit
 import contextlib
 from urllib.parse import urlsplit
 
+from .._portal import Portal
 from ..errors import ConfigError
 from ..store import ObjectStore, open_store
 from .engine import Engine
-from .portal import Portal
 
 
 class Stores:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
+from .._portal import Portal
 from ..contract import check_id
 from ..errors import ConfigError
 from ..store import ObjectStore, open_store
@@ -20,7 +21,6 @@ from .future import RolloutFuture
 from .ledger import Ledger
 from .lifetime import Stores, dropped, is_loopback, open_engines
 from .pacing import PaceLimits, shared_pacer
-from .portal import Portal
 from .replay import Replayed, Reward, replay_async
 from .settings import (
     PUBLISHED_POOL_CONNECTIONS,
@@ -137,7 +137,7 @@ class RolloutClient(BatchMethods):
         self._limits = PaceLimits(tps_limit, stop_tps_limit or tps_limit, sessions_per_minute)
         self._pacer.join(self._limits)
         self._ledgers: dict[str, Ledger] = {}
-        self._portal = Portal("agentcore-rl-client")
+        self._portal = Portal("agentcore-rl-client", owner="client")
         self._closed = False
         self._close_lock = threading.Lock()
         self._engine = Engine(

@@ -61,7 +61,7 @@ class WatchSettings:
         push_interval_s: time between two looks once pushes are seen to work.
         heartbeat_s: how often the agent is asked to renew its sign of life.
         lost_after_s: a session whose sign of life has not changed for this long, and that left no record, is lost.
-            None: three heartbeats and five seconds.
+            None: three heartbeats, of the period that the agent promised, and five seconds.
         read_concurrency: records read at the same time.
     """
 
@@ -76,10 +76,11 @@ class WatchSettings:
         if self.heartbeat_s <= 0 or self.read_concurrency < 1:
             raise ConfigError("heartbeat_s must be > 0 and read_concurrency >= 1")
 
-    @property
-    def silence_s(self) -> float:
-        """Seconds without a new sign of life after which a session counts as lost."""
-        return self.lost_after_s if self.lost_after_s is not None else 3 * self.heartbeat_s + 5
+    def silence_s(self, promised_s: float | None = None) -> float:
+        """Seconds without a new sign of life after which a session counts as lost; `promised_s`: the agent's own period."""
+        if self.lost_after_s is not None:
+            return self.lost_after_s
+        return 3 * (promised_s if promised_s is not None else self.heartbeat_s) + 5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ..contract import ROLLOUT_FIELD, alive_key, redact, result_key
+from ..contract import ROLLOUT_FIELD, alive_key, redact_payload, result_key
 from ..errors import ObjectExistsError
 from ..store import ObjectStore, open_store
+from ._scripted_answers import REFUSALS, error_answer, post, response_bytes
 
 SESSION_HEADER = "x-amzn-bedrock-agentcore-runtime-session-id"
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/scripted-0123456789"
@@ -159,6 +160,8 @@ class ScriptedRuntime:
             loop.run_forever()
         finally:
             server.close()
+            for _ in range(3):  # turns in which a connection that was just accepted becomes one that can be closed
+                loop.run_until_complete(asyncio.sleep(0))
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
@@ -192,7 +195,7 @@ class ScriptedRuntime:
                     writer.transport.abort()
                     return
                 status, name, content, session_id = answer
-                writer.write(_response(status, name, content, session_id))
+                writer.write(response_bytes(status, name, content, session_id))
                 await writer.drain()
         except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             return  # the client left, or the test is over
@@ -207,12 +210,12 @@ class ScriptedRuntime:
         pieces = path.strip("/").split("/")
         session_id = headers.get(SESSION_HEADER, "")
         if len(pieces) != 3 or pieces[0] != "runtimes" or unquote(pieces[1]) != self.arn:
-            return _error(404, "ResourceNotFoundException", f"no agent at {path}", session_id)
+            return error_answer(404, "ResourceNotFoundException", f"no agent at {path}", session_id)
         if pieces[2] == "invocations":
             return await self._invoke(session_id, body)
         if pieces[2] == "stopruntimesession":
             return self._stop(session_id)
-        return _error(404, "ResourceNotFoundException", path, session_id)
+        return error_answer(404, "ResourceNotFoundException", path, session_id)
 
     async def _invoke(self, session_id: str, body: bytes) -> tuple[int, str, bytes, str] | None:
         self.requests["invoke"] += 1
@@ -228,9 +231,9 @@ class ScriptedRuntime:
             and session_id not in self.sessions
         ):
             fault = "402"
-        if fault in _REFUSALS:
-            status, name, message = _REFUSALS[fault]
-            return _error(status, name, message, session_id)
+        if fault in REFUSALS:
+            status, name, message = REFUSALS[fault]
+            return error_answer(status, name, message, session_id)
         if fault == "drop":
             return None
         if self.agent_url is not None:
@@ -250,9 +253,9 @@ class ScriptedRuntime:
         session = self.sessions.setdefault(session_id, Session(session_id, json.loads(body)))
         session.runs, session.stopped = session.runs + 1, False
         header = {"X-Amzn-Bedrock-AgentCore-Runtime-Session-Id": session_id, "Content-Type": "application/json"}
-        status, content = await asyncio.to_thread(_post, agent_url + "/invocations", body, header)
+        status, content = await asyncio.to_thread(post, agent_url + "/invocations", body, header)
         if status >= 400:
-            return _error(*_REFUSALS["424"], session_id)
+            return error_answer(*REFUSALS["424"], session_id)
         return 200, "", content, session_id
 
     def _over_rate(self) -> bool:
@@ -281,7 +284,10 @@ class ScriptedRuntime:
         if not config.get("s3_bucket"):
             return {"status": "processing"}
         key = result_key(config["exp_id"], config["input_id"], session_id)
-        return {"status": "processing", "s3_bucket": config["s3_bucket"], "result_key": key}
+        reply = {"status": "processing", "s3_bucket": config["s3_bucket"], "result_key": key}
+        if script.heartbeat:
+            reply["heartbeat_s"] = float(config.get("heartbeat_s") or 30.0)
+        return reply
 
     async def _play(self, session: Session, payload: dict[str, Any], script: Script) -> None:
         config = payload.get(ROLLOUT_FIELD, {})
@@ -301,7 +307,7 @@ class ScriptedRuntime:
             if script.fail is not None:
                 record = {"status_code": 500, "stop_reason": script.fail, "traceback": f"RuntimeError: {script.fail}"}
             record |= {"input_id": config["input_id"], "s3_bucket": config["s3_bucket"], "result_key": key}
-            content = json.dumps(record | {"payload": redact(payload)}).encode()
+            content = json.dumps(record | {"payload": redact_payload(payload)}).encode()
         try:
             await store.put_async(key, content, create_only=True, durable=False)
         except ObjectExistsError:
@@ -312,7 +318,7 @@ class ScriptedRuntime:
         if config.get("notify_url"):
             # As with a real agent, whether it is heard does not matter: whoever is not told, looks.
             message = json.dumps({"session_id": session.session_id, "result_key": key}).encode()
-            await asyncio.to_thread(_post, config["notify_url"], message, {"Content-Type": "application/json"})
+            await asyncio.to_thread(post, config["notify_url"], message, {"Content-Type": "application/json"})
         if self.on_record is not None:
             self.on_record(session.session_id, config)
 
@@ -331,14 +337,14 @@ class ScriptedRuntime:
     def _stop(self, session_id: str) -> tuple[int, str, bytes, str] | None:
         self.requests["stop"] += 1
         fault = self.stop_faults.popleft() if self.stop_faults else None
-        if fault in _REFUSALS:
-            status, name, message = _REFUSALS[fault]
-            return _error(status, name, message, session_id)
+        if fault in REFUSALS:
+            status, name, message = REFUSALS[fault]
+            return error_answer(status, name, message, session_id)
         if fault == "drop":
             return None
         session = self.sessions.get(session_id)
         if session is None or session.stopped:
-            return _error(404, "ResourceNotFoundException", f"no session {session_id}", session_id)
+            return error_answer(404, "ResourceNotFoundException", f"no session {session_id}", session_id)
         session.stopped = True
         if session.task is not None:
             session.task.cancel()
@@ -355,46 +361,3 @@ class _Stores:
         if url not in self._open:
             self._open[url] = open_store(url)
         return self._open[url]
-
-
-_REFUSALS: dict[str | None, tuple[int, str, str]] = {
-    "429": (429, "ThrottlingException", "Rate exceeded"),
-    "402": (402, "ServiceQuotaExceededException", "maxVms limit exceeded"),
-    "409": (409, "RetryableConflictException", "Session operation in progress, please retry"),
-    "500": (500, "InternalServerException", "internal error"),
-    "424": (424, "RuntimeClientError", "Received error (500) from runtime. Please check your CloudWatch logs."),
-    "424-init": (
-        424,
-        "RuntimeClientError",
-        "Runtime initialization time exceeded. Please make sure it completes in 30s.",
-    ),
-    "403": (403, "AccessDeniedException", "User is not authorized"),
-}
-
-
-def _error(status: int, name: str, message: str, session_id: str) -> tuple[int, str, bytes, str]:
-    return status, name, json.dumps({"message": message}).encode(), session_id
-
-
-def _response(status: int, error: str, content: bytes, session_id: str) -> bytes:
-    head = [f"HTTP/1.1 {status} {error or 'OK'}", "Content-Type: application/json", f"Content-Length: {len(content)}"]
-    if error:
-        head.append(f"x-amzn-ErrorType: {error}")
-    if session_id:
-        head.append(f"X-Amzn-Bedrock-AgentCore-Runtime-Session-Id: {session_id}")
-    return ("\r\n".join(head) + "\r\n\r\n").encode("latin-1") + content
-
-
-def _post(url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-    import http.client
-
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
-    try:
-        connection.request("POST", parts.path, body, headers)
-        response = connection.getresponse()
-        return response.status, response.read()
-    except OSError as e:
-        return 599, str(e).encode()
-    finally:
-        connection.close()

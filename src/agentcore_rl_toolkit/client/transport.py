@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ..contract import REFUSED
 from ..errors import AgentCoreRLError, ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_THREAD_S = 20.0
 USER_AGENT = "agentcore-rl-toolkit"
+STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored
 
 
 class InvokeRefusedError(AgentCoreRLError):
@@ -275,6 +277,8 @@ def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
             f"the agent answered with {type(reply).__name__}, not an object", code="BadReply", session_id=session_id
         )
     if "result_key" not in reply:
+        if reply.get("status") == REFUSED:
+            raise InvokeFailedError(str(reply.get("error")), code=STORE_REFUSED, session_id=session_id)
         if reply.get("error"):
             raise InvokeFailedError(f"the agent refused: {reply['error']}", code="AgentRefused", session_id=session_id)
         raise InvokeFailedError(

@@ -10,7 +10,7 @@ round it looks at the store in the cheapest of three ways, by an estimate from w
 
 A record seen resolves its waiter. A heartbeat whose modification time changes is a sign of life; only *changes* count,
 timed by our own clock, so the clocks of store and client need not agree. A rollout that once showed a sign of life, or
-whose agent promised some, and then shows none for `silence_s` is declared lost after one last direct look for its
+whose agent promised some, and then shows none for its `silence_s` is declared lost after one last direct look for its
 record.
 
 Errors of the store delay rounds and fail nobody. A pushed notification leads to a direct look at one key; the store
@@ -67,6 +67,7 @@ class Waiter:
     prefix: str  # of its input, with the final slash
     found: asyncio.Future[bool]
     expects_life: bool  # its agent is known to write heartbeats
+    silence_s: float  # without a new sign of life for this long, it is lost
     seen_life: asyncio.Event = field(default_factory=asyncio.Event)
     stamp: object = None  # modification time of the heartbeat when last seen
     stamp_changed_s: float = 0.0
@@ -134,12 +135,11 @@ class Watcher:
         min_s: float,
         max_s: float,
         push_s: float,
-        silence_s: float,
     ) -> None:
         self._store = store
         self._root = root
         self._cost = LOCAL_COST if local else REMOTE_COST
-        self._min_s, self._max_s, self._push_s, self._silence_s = min_s, max_s, push_s, silence_s
+        self._min_s, self._max_s, self._push_s = min_s, max_s, push_s
         self._waiters: dict[str, Waiter] = {}
         self._by_alive: dict[str, Waiter] = {}
         self._known: dict[str, int] = {}
@@ -155,9 +155,10 @@ class Watcher:
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def add(self, key: str, *, expects_life: bool) -> Waiter:
+    def add(self, key: str, *, expects_life: bool, silence_s: float) -> Waiter:
         """Start looking for a record."""
-        waiter = Waiter(key, key.rpartition("/")[0] + "/", asyncio.get_running_loop().create_future(), expects_life)
+        found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(key, key.rpartition("/")[0] + "/", found, expects_life, silence_s)
         waiter.stamp_changed_s = self._news_at_s = time.monotonic()
         self._waiters[key] = waiter
         self._by_alive[key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX] = waiter
@@ -181,7 +182,7 @@ class Watcher:
 
     def missing(self, waiter: Waiter) -> Waiter:
         """A read found no record after all: look on."""
-        return self.add(waiter.key, expects_life=waiter.expects_life)
+        return self.add(waiter.key, expects_life=waiter.expects_life, silence_s=waiter.silence_s)
 
     def _settle(self, waiter: Waiter) -> None:
         self.remove(waiter)
@@ -211,7 +212,8 @@ class Watcher:
                 min_s=self._push_s if self._push_works else self._min_s,
                 max_s=max(self._max_s, self._push_s) if self._push_works else self._max_s,
             )
-            await asyncio.sleep(min(interval_s, self._silence_s / 3))
+            patience_s = min((w.silence_s for w in self._waiters.values()), default=math.inf) / 3
+            await asyncio.sleep(min(interval_s, patience_s))
 
     def _round_cost_s(self) -> float:
         """CPU time of the last look at a local store, from counts: its wall time would grow with the load of the machine."""
@@ -321,7 +323,7 @@ class Watcher:
         silent = [
             w
             for w in self._waiters.values()
-            if (w.expects_life or self.shows_life) and now - w.stamp_changed_s > self._silence_s
+            if (w.expects_life or self.shows_life) and now - w.stamp_changed_s > w.silence_s
         ]
         for waiter in silent:
             if await self._exists(waiter.key):
@@ -329,15 +331,22 @@ class Watcher:
                 continue
             self.remove(waiter)
             if not waiter.found.done():
-                waiter.found.set_exception(
-                    RolloutLostError(
-                        f"no sign of life for {now - waiter.stamp_changed_s:.0f} s and no record: the session died, or the agent "
-                        "stopped running. Its log at the runtime says why",
-                        key=waiter.key,
-                    )
-                )
+                waiter.found.set_exception(_lost(waiter, now - waiter.stamp_changed_s))
 
     def close(self) -> None:
         """Stop watching."""
         if self._task is not None:
             self._task.cancel()
+
+
+def _lost(waiter: Waiter, silent_s: float) -> RolloutLostError:
+    if waiter.seen_life.is_set():
+        why = "the session died, or the agent stopped running"
+    else:  # its agent promised some, and in most cases keeps the promise, elsewhere
+        why = (
+            "the session died at once, or its agent writes elsewhere: to another endpoint, or to a directory that is private "
+            "to the session (local runtime: --writable)"
+        )
+    return RolloutLostError(
+        f"no sign of life for {silent_s:.0f} s and no record: {why}. Its log at the runtime says which", key=waiter.key
+    )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .config import Limits as Limits
     from .config import UpstreamConfig as UpstreamConfig
     from .server import Gateway as Gateway
-    from .server import serve as serve
+    from .service import serve as serve
 
 _HOME = {
     "GatewayClient": ".client",
@@ -26,7 +26,7 @@ _HOME = {
     "Limits": ".config",
     "UpstreamConfig": ".config",
     "Gateway": ".server",
-    "serve": ".server",
+    "serve": ".service",
 }
 __all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)
 

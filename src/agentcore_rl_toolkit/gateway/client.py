@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from .._portal import Portal
 from ..errors import GatewayError
 from ..trajectory import Turn
-from . import portal
 from .http_client import request, stream
 from .records import CallRecord, decode, expand
 
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
+_portal = Portal("agentcore-rl-gateway-client")
 _FETCH_AT_ONCE = 256  # sessions per request: bounds what one answer holds in memory on both sides
 
 
@@ -185,9 +186,14 @@ class GatewayClient:
 
     # -- weights
 
-    async def set_weight_version_async(self, version: int) -> None:
-        """Tell which weights answer from now on. An engine that says it itself in its replies is believed instead."""
-        await self._call("POST", "/admin/weight_version", {"weight_version": version})
+    async def set_weight_version_async(self, version: int, *, sampler: str | None = None) -> None:
+        """Tell which weights answer from now on. An engine that says it itself in its replies is believed instead.
+
+        ``sampler`` is for engine tinker: the ``tinker://`` path of these weights, from which calls are sampled once this
+        returns.
+        """
+        body = {"weight_version": version} | ({} if sampler is None else {"sampler": sampler})
+        await self._call("POST", "/admin/weight_version", body, timeout_s=self.timeout_s if sampler is None else 120.0)
 
     async def pause_async(
         self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0
@@ -238,45 +244,51 @@ class GatewayClient:
     # -- the sync face
 
     def create_sessions(self, session_ids: Sequence[str], **settings: Any) -> list[SessionHandle]:
-        return portal.run(self.create_sessions_async(session_ids, **settings))
+        return _portal.call(self.create_sessions_async(session_ids, **settings))
 
     def fetch(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
-        return portal.run(self.fetch_async(session_ids, close=close))
+        return _portal.call(self.fetch_async(session_ids, close=close))
 
     def close_sessions(self, session_ids: Iterable[str]) -> int:
-        return portal.run(self.close_sessions_async(session_ids))
+        return _portal.call(self.close_sessions_async(session_ids))
 
     def finished(self, *, after: int = 0, wait_s: float = 20.0) -> tuple[list[str], int]:
-        return portal.run(self.finished_async(after=after, wait_s=wait_s))
+        return _portal.call(self.finished_async(after=after, wait_s=wait_s))
+
+    def stream_finished(self, *, after: int = 0) -> Iterator[SessionCapture]:
+        while True:
+            names, after = self.finished(after=after)
+            found = self.fetch(names)
+            yield from (found[name] for name in names if name in found)
 
     def delete(self, session_ids: Iterable[str]) -> int:
-        return portal.run(self.delete_async(session_ids))
+        return _portal.call(self.delete_async(session_ids))
 
     def set_weight_version(self, version: int) -> None:
-        portal.run(self.set_weight_version_async(version))
+        _portal.call(self.set_weight_version_async(version))
 
     def pause(self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
-        return portal.run(self.pause_async(arriving=arriving, in_flight=in_flight, timeout_s=timeout_s))
+        return _portal.call(self.pause_async(arriving=arriving, in_flight=in_flight, timeout_s=timeout_s))
 
     def resume(self) -> None:
-        portal.run(self.resume_async())
+        _portal.call(self.resume_async())
 
     def stats(self) -> dict[str, Any]:
-        return portal.run(self.stats_async())
+        return _portal.call(self.stats_async())
 
     def health(self) -> dict[str, Any]:
-        return portal.run(self.health_async())
+        return _portal.call(self.health_async())
 
     def workers(self) -> list[dict[str, Any]]:
-        return portal.run(self.workers_async())
+        return _portal.call(self.workers_async())
 
     def add_worker(
         self, url: str, *, engine: str | None = None, weight: float = 1.0, api_key: str | None = None
     ) -> str:
-        return portal.run(self.add_worker_async(url, engine=engine, weight=weight, api_key=api_key))
+        return _portal.call(self.add_worker_async(url, engine=engine, weight=weight, api_key=api_key))
 
     def remove_worker(self, worker_id: str) -> None:
-        portal.run(self.remove_worker_async(worker_id))
+        _portal.call(self.remove_worker_async(worker_id))
 
     def close(self) -> None:
         """See `aclose`."""

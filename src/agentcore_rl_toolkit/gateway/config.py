@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from ..errors import ConfigError
 
-Engine = Literal["policy", "vllm", "sglang", "openai"]
-ENGINES: tuple[Engine, ...] = ("policy", "vllm", "sglang", "openai")
+Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai"]
+ENGINES: tuple[Engine, ...] = ("policy", "vllm", "sglang", "sglang-experts", "tinker", "openai")
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 UPSTREAM_KEY_ENV = "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
 
@@ -71,6 +71,7 @@ class Limits:
 
     body_bytes: int = 64 * 2**20  # a chat of 128k tokens reaches 6 MB; this only stops accidents and abuse
     header_bytes: int = 64 * 2**10
+    receiving_bytes: int = 2 * 2**30  # of all larger bodies that are on their way in
     reply_bytes: int = 256 * 2**20
     sessions: int = 200_000
     call_s: float | None = 1800.0
@@ -79,21 +80,28 @@ class Limits:
     idle_connection_s: float = 300.0
     hold_s: float = 600.0  # how long a call may wait while the gateway is paused
     retry_memory_s: float = 600.0
+    patience_s: float = 120.0  # how long Tinker's 429s, 5xx and broken connections are waited out
+    keep_alive_s: float = 15.0  # between comment lines of a stream that waits for an engine that answers whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
     """Everything a gateway process needs to know.
 
+    ``engine`` is what a server added at run time is taken for, where its request does not say and there is no other.
     ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.
     ``store_dir`` None keeps the journal in an unnamed temporary directory, which is gone with the process. ``fsync``
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
-    call without the per-session key (rLLM's agents have none). ``upstream_hosts`` are host patterns that may be added
-    as upstreams at run time; the hosts of ``upstreams`` always may.
+    call without the per-session key (rLLM's agents have none). ``upstream_hosts`` are patterns and networks that may be added
+    as upstreams at run time; the hosts of ``upstreams`` always may. ``allow_fields`` are request fields that engines of
+    yours take and `dialects.relayed` does not know.
+    ``history_bytes`` is what the histories of quiet sessions may take in memory, with ``model_dir``; those beyond it
+    are read back from the store when they call again.
     Raises: ConfigError.
     """
 
     upstreams: tuple[UpstreamConfig, ...] = ()
+    engine: Engine = "vllm"
     host: str = "127.0.0.1"
     port: int = 0
     admin_key: str | None = field(default=None, repr=False)
@@ -104,11 +112,14 @@ class GatewayConfig:
     retention_bytes: int | None = None
     retention_s: float | None = None
     upstream_hosts: tuple[str, ...] = ()
+    allow_fields: tuple[str, ...] = ()
     sampling_params: Mapping[str, object] = field(default_factory=dict)
     weight_version: int | None = None
     model_dir: str | None = None
     context_tokens: int | None = None
+    sampler: str | None = None  # engine tinker: tinker:// path of sampler weights, or a base model
     default_max_tokens: int = 4096
+    history_bytes: int = 128 * 2**20
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -119,11 +130,29 @@ class GatewayConfig:
             )
         if self.implicit_sessions and self.session_keys:
             raise ConfigError("implicit sessions have no key: they need session_keys=False")
+        engines = {u.engine for u in self.upstreams}
+        if "tinker" in engines and (len(engines) > 1 or self.model_dir is None):
+            raise ConfigError(
+                "engine tinker takes token ids and stands alone: give --model DIR (tokenizer and chat template), and no "
+                "upstream of another kind"
+            )
+        if self.sampler is not None and "tinker" not in engines:
+            raise ConfigError("a sampler is for engine tinker only")
 
     def may_add(self, upstream: UpstreamConfig) -> bool:
         """Whether an upstream's host was allowed when the gateway was configured."""
         patterns = [*self.upstream_hosts, *(u.host for u in self.upstreams)]
-        return any(fnmatch.fnmatchcase(upstream.host, pattern) for pattern in patterns)
+        return any(_matches(upstream.host, pattern) for pattern in patterns)
+
+
+def _matches(host: str, pattern: str) -> bool:
+    """Whether a host is meant by a pattern: a name with wildcards, or a network (``10.0.0.0/8``) and an address in it."""
+    if "/" not in pattern:
+        return fnmatch.fnmatchcase(host, pattern)
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(pattern)
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

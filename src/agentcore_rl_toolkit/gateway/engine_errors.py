@@ -12,6 +12,8 @@ _OVERFLOW = (
     b"context_length_exceeded",
     b"max_model_len",
     b"longer than the maximum model length",
+    b"longer than the model's context length",
+    b"prompt is too long",
 )
 
 
@@ -59,6 +61,8 @@ def upstream_error(status: int, body: bytes) -> RequestError:
     if status == 400 and any(words in body for words in _OVERFLOW):
         return RequestError(message or "the prompt is too long", kind="context_overflow", param=param or "messages")
     kind = _KIND_OF.get(status, "invalid_request" if 400 <= status < 500 else "internal")
+    if status < 400:  # a redirect, say: nothing here follows one
+        return RequestError(f"the inference server answered {status}", kind="upstream")
     shown = 502 if status in (401, 403) else status
     if kind == "upstream" and status in (401, 403):
         message = f"the inference server refused the gateway's key ({status}); set it with --upstream-key"

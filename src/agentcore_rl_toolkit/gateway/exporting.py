@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ..errors import ConfigError, MissingExtraError
+from ..trajectory import Turn
 from .journal import Journal
 from .records import decode, expand
 from .sessions import Sessions
@@ -16,8 +18,21 @@ from .sessions import Sessions
 _ROWS_AT_ONCE = 1000
 
 
-def rows(store: str | Path, *, sessions: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """One dict per turn, with the session's id and metadata, sessions in the order they were opened.
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """One session of a store."""
+
+    session_id: str
+    metadata: dict[str, Any]
+    turns: list[Turn] = field(repr=False)
+
+    @property
+    def metadata_json(self) -> str:
+        return msgspec.json.encode(self.metadata).decode()
+
+
+def stored_sessions(store: str | Path, *, sessions: Sequence[str] | None = None) -> Iterator[Stored]:
+    """The sessions of a store in the order they were opened, one in memory at a time.
 
     Raises: ConfigError when there is no store there, or a gateway is using it.
     """
@@ -31,62 +46,37 @@ def rows(store: str | Path, *, sessions: Sequence[str] | None = None) -> Iterato
             table = Sessions(journal, secret=b"", limit=2**31)
             journal.recover(table.replay)
             for session in table.by_id.values():
-                if sessions is not None and session.id not in sessions:
-                    continue
-                whole = expand([decode(p) for p in table.payloads(session)])
-                for turn in whole.turns:
-                    yield {
-                        "session_id": session.id,
-                        "metadata": session.settings.metadata,
-                        "turn_id": turn.turn_id,
-                        "index": turn.index,
-                        "prompt_ids": turn.prompt_ids,
-                        "completion_ids": turn.completion_ids,
-                        "logprobs": turn.logprobs,
-                        "finish_reason": turn.finish_reason,
-                        "parse_status": turn.parse_status,
-                        "trainable": turn.trainable,
-                        "weight_version_first": turn.weight_version_first,
-                        "weight_version_last": turn.weight_version_last,
-                        "started_s": turn.started_s,
-                        "finished_s": turn.finished_s,
-                    }
+                if sessions is None or session.id in sessions:
+                    whole = expand([decode(p) for p in table.payloads(session)])
+                    yield Stored(session_id=session.id, metadata=session.settings.metadata, turns=whole.turns)
         finally:
             journal.close()
 
 
-def export(store: str | Path, target: str | Path, *, sessions: Sequence[str] | None = None) -> tuple[int, int]:
-    """Write all turns to a ``.jsonl`` or ``.parquet`` file. Returns the numbers of turns and sessions.
-
-    Both load with Hugging Face's ``datasets`` (``load_dataset("json", ...)``, ``load_dataset("parquet", ...)``).
-    Raises: ConfigError on another ending, MissingExtraError when pyarrow is needed and absent.
-    """
-    path = Path(target)
-    if path.suffix == ".jsonl":
-        return _jsonl(rows(store, sessions=sessions), path)
-    if path.suffix == ".parquet":
-        return _parquet(rows(store, sessions=sessions), path)
-    raise ConfigError(f"{path.name} must end in .jsonl or .parquet")
-
-
-def _jsonl(found: Iterator[dict[str, Any]], path: Path) -> tuple[int, int]:
-    turns, names = 0, set()
-    encode = msgspec.json.Encoder().encode
-    with path.open("wb") as file:
-        for row in found:
-            file.write(encode(row) + b"\n")
-            turns += 1
-            names.add(row["session_id"])
-    return turns, len(names)
+def turn_rows(stored: Stored) -> Iterator[dict[str, Any]]:
+    """One row per turn. ``metadata`` is JSON text: its shape is the caller's, a column's is one for all."""
+    for turn in stored.turns:
+        yield {
+            "session_id": stored.session_id,
+            "metadata": stored.metadata_json,
+            "turn_id": turn.turn_id,
+            "index": turn.index,
+            "prompt_ids": turn.prompt_ids,
+            "completion_ids": turn.completion_ids,
+            "logprobs": turn.logprobs,
+            "finish_reason": turn.finish_reason,
+            "parse_status": turn.parse_status,
+            "trainable": turn.trainable,
+            "weight_version_first": turn.weight_version_first,
+            "weight_version_last": turn.weight_version_last,
+            "started_s": turn.started_s,
+            "finished_s": turn.finished_s,
+        }
 
 
-def _parquet(found: Iterator[dict[str, Any]], path: Path) -> tuple[int, int]:
-    try:
-        import pyarrow as pa  # type: ignore[import-not-found, import-untyped, unused-ignore]  # only this export needs it
-        import pyarrow.parquet as pq  # type: ignore[import-not-found, import-untyped, unused-ignore]  # likewise
-    except ImportError as e:
-        raise MissingExtraError("writing Parquet needs pyarrow. Install it with:\n    pip install pyarrow") from e
-    schema = pa.schema(
+def turn_schema(pa: Any) -> Any:
+    """The Parquet schema of `turn_rows`; ``pa`` is pyarrow."""
+    return pa.schema(
         [
             ("session_id", pa.string()),
             ("metadata", pa.string()),
@@ -104,16 +94,66 @@ def _parquet(found: Iterator[dict[str, Any]], path: Path) -> tuple[int, int]:
             ("finished_s", pa.float64()),
         ]
     )
-    turns, names = 0, set()
+
+
+FORMATS = ("jsonl", "parquet", "hf")
+
+
+def export(
+    store: str | Path, target: str | Path, *, sessions: Sequence[str] | None = None, format: str | None = None
+) -> tuple[int, int]:
+    """Write all turns to a ``.jsonl`` or ``.parquet`` file, or a data set folder (``hf``, see `hub_export`).
+
+    ``format`` None goes by the target's ending. Returns the numbers of turns and sessions. All three load with Hugging
+    Face's ``datasets`` (``load_dataset("json", ...)``, ``load_dataset("parquet", ...)``, ``load_dataset(FOLDER)``).
+    Raises: ConfigError on another ending or format, MissingExtraError when pyarrow is needed and absent.
+    """
+    path = Path(target)
+    wanted = format if format is not None else path.suffix.removeprefix(".")
+    if wanted == "hf":
+        from .hub_export import export_folder
+
+        return export_folder(store, path, sessions=sessions)
+    if wanted not in FORMATS:
+        raise ConfigError(f"{path.name} must end in .jsonl or .parquet, or --format must say what it is to be")
+    found = stored_sessions(store, sessions=sessions)
+    return _jsonl(found, path) if wanted == "jsonl" else _parquet(found, path)
+
+
+def _jsonl(found: Iterator[Stored], path: Path) -> tuple[int, int]:
+    turns = names = 0
+    encode = msgspec.json.Encoder().encode
+    first = next(found, None)  # before the file is made: the store may not be one
+    with path.open("wb") as file:
+        while first is not None:
+            names += bool(first.turns)
+            for row in turn_rows(first):
+                file.write(encode({**row, "metadata": first.metadata}) + b"\n")
+                turns += 1
+            first = next(found, None)
+    return turns, names
+
+
+def _parquet(found: Iterator[Stored], path: Path) -> tuple[int, int]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as e:
+        raise MissingExtraError("writing Parquet needs pyarrow. Install it with:\n    pip install pyarrow") from e
+    schema = turn_schema(pa)
+    turns = names = 0
     batch: list[dict[str, Any]] = []
+    stored = next(found, None)
     with pq.ParquetWriter(path, schema) as writer:
-        for row in found:
-            turns += 1
-            names.add(row["session_id"])
-            batch.append({**row, "metadata": msgspec.json.encode(row["metadata"]).decode()})
-            if len(batch) == _ROWS_AT_ONCE:
-                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-                batch = []
+        while stored is not None:
+            names += bool(stored.turns)
+            for row in turn_rows(stored):
+                turns += 1
+                batch.append(row)
+                if len(batch) == _ROWS_AT_ONCE:
+                    writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+                    batch = []
+            stored = next(found, None)
         if batch:
             writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-    return turns, len(names)
+    return turns, names

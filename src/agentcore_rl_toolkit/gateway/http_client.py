@@ -90,12 +90,16 @@ class _Exchange:
                 self._writer.write(self._request)
                 await self._writer.drain()
                 head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        except (OSError, asyncio.IncompleteReadError) as e:
+                self.status = int(head[0].split(" ", 2)[1])
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, IndexError, ValueError) as e:
             await self.__aexit__()
             if isinstance(e, TimeoutError):
                 raise
             raise GatewayError(f"no gateway answers at {self._url}: {e}") from e
-        self.status = int(head[0].split(" ", 2)[1])
+        except asyncio.CancelledError:  # a time limit around us, say
+            if self._writer is not None:
+                self._writer.close()
+            raise
         self._headers = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
         return self
 

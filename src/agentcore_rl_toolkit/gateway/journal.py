@@ -21,15 +21,14 @@ import logging
 import os
 import re
 import struct
-import threading
 import time
 import zlib
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import ConfigError, GatewayError
+from .journal_writer import Writer, write_all
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +42,8 @@ _CHECKED = struct.Struct("<BB")
 _HEAD = 8  # bytes before what the length counts
 SEGMENT_BYTES = 256 * 2**20
 _SLOW_WRITE_S = 0.02  # an append to the page cache takes microseconds; this is a disk that pushes back
-_IOV = 512
 _SEGMENT_NAME = re.compile(r"calls-(\d{8})\.log")
 
-Report = Callable[[int, list[Callable[[OSError | None], None]], OSError | None], None]
 Replay = Callable[[int, str, bytes, int, int], None]
 
 
@@ -76,7 +73,7 @@ class Journal:
         self._pending: list[bytes] = []
         self._callbacks: list[Callable[[OSError | None], None]] = []
         self._scheduled = False
-        self._writer: _Writer | None = None
+        self._writer: Writer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- starting
@@ -139,17 +136,24 @@ class Journal:
     # -- writing
 
     def append(
-        self, kind: int, session_id: bytes, payload: bytes, done: Callable[[OSError | None], None] | None = None
+        self,
+        kind: int,
+        session_id: bytes,
+        payload: bytes,
+        done: Callable[[OSError | None], None] | None = None,
+        *,
+        alone: bool = False,
     ) -> tuple[int, int]:
         """Queue one frame. Returns its position and length;
 
-        `done` runs once it is with the operating system (or the disk: `fsync`).
+        `done` runs once it is with the operating system (or the disk: `fsync`). With ``alone`` no others are to be
+        expected in this turn of the loop, and the caller calls `commit` itself.
         """
         head = _CHECKED.pack(kind, len(session_id)) + session_id
         crc = zlib.crc32(payload, zlib.crc32(head))
         length = _HEAD + len(head) + len(payload)
         if self._sizes[self._current] >= self.segment_bytes:
-            self._flush()
+            self.commit()
             self._next_segment()
         number = self._current
         position = number << 40 | self._sizes[number]
@@ -161,15 +165,16 @@ class Journal:
             self._callbacks.append(done)
         self.appended_frames += 1
         self.appended_bytes += length
-        if not self._scheduled:
+        if not self._scheduled and not alone:
             if self._loop is None:
-                self._flush()
+                self.commit()
             else:
                 self._scheduled = True
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(self.commit)
         return position, length
 
-    def _flush(self) -> None:
+    def commit(self) -> None:
+        """Hand what is queued to the operating system."""
         self._scheduled = False
         if not self._pending:
             return
@@ -180,15 +185,15 @@ class Journal:
             self._writer.put(fd, buffers, callbacks)
             return
         if self.fsync and self._loop is not None:
-            self._writer = _Writer(self._loop, self._report, fsync=True)
+            self._writer = Writer(self._loop, self._report, fsync=True)
             self._writer.put(fd, buffers, callbacks)
             return
         started = time.monotonic()
-        error = _write(fd, buffers)
+        error = write_all(fd, buffers)
         if time.monotonic() - started > _SLOW_WRITE_S and self._loop is not None:
             self.slow_writes += 1
             if self._writer is None:
-                self._writer = _Writer(self._loop, self._report, fsync=False)
+                self._writer = Writer(self._loop, self._report, fsync=False)
             self._writer.lend()
         self._report(fd, callbacks, error)
 
@@ -204,10 +209,13 @@ class Journal:
 
     # -- reading
 
-    def read(self, position: int, length: int) -> bytes:
-        """The payload of one frame. Raises: GatewayError when the store is damaged there."""
+    def read(self, position: int, length: int, *, settled: bool = False) -> bytes:
+        """The payload of one frame. ``settled``: it is known to be written, which makes this fit for any thread.
+
+        Raises: GatewayError when the store is damaged there.
+        """
         number, offset = position >> 40, position & (1 << 40) - 1
-        if number == self._current:
+        if number == self._current and not settled:
             self.settle()
         try:
             data = os.pread(self._files[number], length, offset)
@@ -223,8 +231,16 @@ class Journal:
 
     def settle(self) -> None:
         """Return when everything appended so far is with the operating system."""
+        self.flush()
+        self.wait()
+
+    def flush(self) -> None:
+        """Hand everything appended so far on, to the operating system or to the thread that writes."""
         if self._pending:
-            self._flush()
+            self.commit()
+
+    def wait(self) -> None:
+        """Return when the thread that writes has written what it was given. Fit for any thread."""
         if self._writer is not None:
             self._writer.wait()
 
@@ -286,105 +302,6 @@ class Journal:
             os.close(fd)
         self._files.clear()
         os.close(self._lock)
-
-
-class _Writer:
-    """A thread that writes batches in order. Batches queued while it writes go out together with the next sync."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Report, *, fsync: bool) -> None:
-        self._loop = loop
-        self._report = report
-        self._broken: set[int] = set()  # descriptors whose later frames would lie in the wrong place
-        self._fsync = fsync
-        self._queue: deque[tuple[int, list[bytes], list[Callable[[OSError | None], None]]]] = deque()
-        self._wake = threading.Condition()
-        self._writing = False
-        self._lent_until = 0.0
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="gateway-journal", daemon=True)
-        self._thread.start()
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._queue) or self._writing or time.monotonic() < self._lent_until
-
-    @property
-    def depth(self) -> int:
-        return len(self._queue)
-
-    def lend(self) -> None:
-        """Take over for a second: the last write on the loop was slow."""
-        self._lent_until = time.monotonic() + 1.0
-
-    def put(self, fd: int, buffers: list[bytes], callbacks: list[Callable[[OSError | None], None]]) -> None:
-        with self._wake:
-            self._queue.append((fd, buffers, callbacks))
-            self._wake.notify_all()
-
-    def wait(self) -> None:
-        with self._wake:
-            self._wake.wait_for(lambda: not self._queue and not self._writing)
-
-    def stop(self) -> None:
-        with self._wake:
-            self._stopping = True
-            self._wake.notify_all()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._writing = False
-                self._wake.notify_all()
-                self._wake.wait_for(lambda: self._queue or self._stopping)
-                if not self._queue:
-                    return
-                batch = list(self._queue)
-                self._queue.clear()
-                self._writing = True
-            errors: dict[int, OSError | None] = {}
-            for fd, buffers, _ in batch:
-                if errors.get(fd) is None:
-                    errors[fd] = OSError("an earlier append failed") if fd in self._broken else _write(fd, buffers)
-            for fd, error in errors.items():
-                if self._fsync and error is None:
-                    try:
-                        os.fsync(fd)
-                    except OSError as e:
-                        errors[fd] = e
-                if errors[fd] is not None:
-                    self._broken.add(fd)
-            try:
-                for fd, _, callbacks in batch:
-                    self._loop.call_soon_threadsafe(self._report, fd, callbacks, errors[fd])
-            except RuntimeError:  # the loop is gone: nobody waits for these any more
-                return
-
-
-def _write(fd: int, buffers: list[bytes]) -> OSError | None:
-    """Write all buffers. Short writes go on where they stopped;
-
-    a failed one is cut off so that the file ends with a whole frame.
-    """
-    start = os.lseek(fd, 0, os.SEEK_CUR)
-    try:
-        for i in range(0, len(buffers), _IOV):
-            group = buffers[i : i + _IOV]
-            wanted = sum(map(len, group))
-            written = os.writev(fd, group)
-            if written < wanted:
-                rest = memoryview(b"".join(group))[written:]
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-    except OSError as e:
-        log.error("appending to the gateway's store failed: %s", e)
-        try:
-            os.ftruncate(fd, start)
-            os.lseek(fd, start, os.SEEK_SET)
-        except OSError as again:
-            log.error("cutting off the failed append failed as well: %s", again)
-        return e
-    return None
 
 
 def _scan(path: Path) -> Iterator[tuple[int, str, bytes, int, int]]:

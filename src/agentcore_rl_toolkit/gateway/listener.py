@@ -14,13 +14,15 @@ import httptools
 
 from .dialects.errors import RequestError
 from .sharding import wanted
-from .wire import CONTINUE, Request, error_reply
+from .wire import CONTINUE, Request, error_reply, reply
 
 if TYPE_CHECKING:
     from .calls import Call
     from .server import Gateway
 
 WRITE_HIGH = 256 * 2**10
+LINGER_S = 2.0  # a client that is still sending when it is refused would lose the answer to a reset connection
+SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first, and counts against what may be under way
 
 
 class AgentConnection(asyncio.Protocol):
@@ -31,6 +33,7 @@ class AgentConnection(asyncio.Protocol):
         "_between",
         "_body",
         "_closing",
+        "_counted",
         "_early",
         "_gateway",
         "_head_bytes",
@@ -40,6 +43,7 @@ class AgentConnection(asyncio.Protocol):
         "_reading",
         "_refused",
         "_shard",
+        "_silent",
         "_size",
         "_url",
         "busy",
@@ -66,6 +70,8 @@ class AgentConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._size = 0
+        self._silent = 0  # bytes since the parser last had something to tell
+        self._counted = 0  # bytes of this request in the gateway's `receiving`
         self._reading = True
         self._refused = False
         self._closing = False
@@ -104,19 +110,34 @@ class AgentConnection(asyncio.Protocol):
 
     def take(self, data: bytes) -> None:
         """Read bytes that are for this process."""
+        self._silent += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.refuse(400, "this server does not upgrade connections")
+        except httptools.HttpParserUpgrade as e:
+            self._stay(data[e.args[0] :])
         except httptools.HttpParserError as e:
-            if not self._refused:
-                self.refuse(400, f"the request is not valid HTTP: {e}")
+            self.refuse(f"the request is not valid HTTP: {e}")
+        if self._silent > self._gateway.limits.header_bytes:
+            self._refuse_head()
+
+    def _stay(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1 with a client that offered another protocol (Java's client offers h2c): RFC 9110, 7.8."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self.refuse("this server is no proxy", kind="method_not_allowed")
+        if self._refused:
+            return
+        self._parser = httptools.HttpRequestParser(self)
+        head = [b"%b %b HTTP/1.1" % (method, self._url)]
+        head += [b"%b: %b" % pair for pair in self._headers.items() if pair[0] not in (b"upgrade", b"connection")]
+        self.take(b"\r\n".join(head) + b"\r\n\r\n" + rest)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gateway.connections.discard(self)
+        self._release()
         self._queue.clear()
         call, self.call = self.call, None
         if call is not None:
@@ -146,7 +167,7 @@ class AgentConnection(asyncio.Protocol):
         self._headers = {}
         self._head_bytes = 0
         self._body = []
-        self._size = 0
+        self._size = self._silent = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -160,29 +181,50 @@ class AgentConnection(asyncio.Protocol):
         limits = self._gateway.limits
         headers = self._headers
         if self._head_bytes > limits.header_bytes:
-            self.refuse(431, f"the request head is larger than {limits.header_bytes} bytes")
+            self._refuse_head()
             return
         length = headers.get(b"content-length")
         if length is not None and (not length.isdigit() or int(length) > limits.body_bytes):
-            self.refuse(413, f"the request body is larger than {limits.body_bytes} bytes")
-        elif headers.get(b"expect", b"").lower() == b"100-continue":
+            self._refuse_body()
+            return
+        if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+            self.refuse("send the request body as it is: this server takes no content-encoding", status=415)
+            return
+        if b"transfer-encoding" in headers or (length is not None and int(length) > SMALL_BODY):
+            request = Request(self._parser.get_method(), self._url.partition(b"?")[0], b"", headers, b"", False)
+            try:
+                self._gateway.admit(request)
+            except RequestError as e:
+                self.refuse(e.message, kind=e.kind)
+                return
+        if headers.get(b"expect", b"").lower() == b"100-continue":
             self.transport.write(CONTINUE)
 
     def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._size > self._gateway.limits.body_bytes:
-            self._body.clear()
-            if not self._refused:
-                self.refuse(413, f"the request body is larger than {self._gateway.limits.body_bytes} bytes")
+        if self._refused:
             return
+        self._silent = 0
+        self._size += len(body)
         self._body.append(body)
+        if self._size > SMALL_BODY:
+            gateway = self._gateway
+            self._counted += len(body)
+            gateway.receiving += len(body)
+            if self._size > gateway.limits.body_bytes:
+                self._refuse_body()
+            elif gateway.receiving > gateway.limits.receiving_bytes:
+                self.refuse("too many large requests are under way; try again", kind="overloaded")
 
     def on_message_complete(self) -> None:
         self._between = True
-        if self._refused:
+        self._silent = 0
+        self._release()
+        if self._refused or self._parser.should_upgrade():
             return
         body = self._body
         path, _, query = self._url.partition(b"?")
+        if path[:1] != b"/":
+            path = _path_of(path)
         request = Request(
             self._parser.get_method(),
             path,
@@ -199,20 +241,53 @@ class AgentConnection(asyncio.Protocol):
                 self.transport.pause_reading()
             return
         self.busy = True
-        self._gateway.dispatch(self, request)
+        self._serve(request)
+
+    def _serve(self, request: Request) -> None:
+        if request.method != b"HEAD":
+            self._gateway.dispatch(self, request)
+            return
+        # The answer to a HEAD has no body, whatever its length says; only a probe of our health has a use for one.
+        well = request.path in (b"/healthz", b"/health")
+        self.write(reply(200 if well else 405, b"", headers=((b"allow", b"GET, POST"),), keep_alive=request.keep_alive))
+        self.done(keep_alive=request.keep_alive)
+
+    def http10(self) -> bool:
+        """Whether the client speaks HTTP/1.0, which knows no chunks."""
+        return bool(self._parser.get_http_version() == "1.0")
 
     # -- towards the client
 
-    def refuse(self, status: int, message: str) -> None:
+    def refuse(self, message: str, *, kind: str = "invalid_request", status: int | None = None) -> None:
         """Answer with an error and end the connection:
 
         what follows on it cannot be told apart from the refused request.
         """
+        if self._refused:
+            return
         self._refused = True
+        self._release()
         self._body.clear()
-        kind = "too_large" if status in (413, 431) else "invalid_request"
-        self.transport.write(error_reply("chat", RequestError(message, kind=kind, status=status), keep_alive=False))
-        self.transport.close()
+        self._queue.clear()
+        if self.busy:
+            self._closing = True  # the reply that is being written must not get an error in its middle
+            return
+        dialect = "anthropic" if b"/v1/messages" in self._url else "chat"
+        self.transport.write(error_reply(dialect, RequestError(message, kind=kind, status=status), keep_alive=False))
+        self.transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self.transport.close)
+
+    def _refuse_head(self) -> None:
+        self.refuse(
+            f"the request head is larger than {self._gateway.limits.header_bytes} bytes", kind="too_large", status=431
+        )
+
+    def _refuse_body(self) -> None:
+        self.refuse(f"the request body is larger than {self._gateway.limits.body_bytes} bytes", kind="too_large")
+
+    def _release(self) -> None:
+        self._gateway.receiving -= self._counted
+        self._counted = 0
 
     def write(self, data: bytes) -> None:
         self.transport.write(data)
@@ -239,15 +314,28 @@ class AgentConnection(asyncio.Protocol):
             self.transport.close()
             return
         if self._queue:
-            self._gateway.dispatch(self, self._queue.popleft())
+            # Not at once: a thousand requests sent ahead would be a thousand calls deep.
+            asyncio.get_running_loop().call_soon(self._next)
             return
         self.busy = False
         if not self._reading:
             self._reading = True
             self.transport.resume_reading()
 
+    def _next(self) -> None:
+        if self._queue and not self.transport.is_closing():
+            self._serve(self._queue.popleft())
+
     def finish(self) -> None:
         """Close as soon as nothing is under way (the gateway is stopping)."""
         self._closing = True
         if not self.busy:
             self.transport.close()
+
+
+def _path_of(target: bytes) -> bytes:
+    """The path of a request that names it otherwise: whole, as proxies are asked (RFC 9112, 3.2.2), or not at all."""
+    scheme, found, rest = target.partition(b"://")
+    if not found or scheme.lower() not in (b"http", b"https"):
+        return b"/" + target
+    return b"/" + rest.partition(b"/")[2]

@@ -13,6 +13,7 @@ _HELP = {
     "calls": "Model calls received from agents",
     "refused": "Calls refused before they were sent on (keys, closed sessions, bad requests)",
     "retries": "Calls sent to another inference server after a failure",
+    "backpressure": "Times that Tinker had too much to do and calls waited",
     "stale_connections": "Calls repeated because the server had closed an idle connection",
     "turns_error": "Calls that ended in an error, not stored as turns",
     "turns_partial": "Replies that broke off at the engine, not stored as turns",
@@ -30,6 +31,7 @@ _HELP = {
 def snapshot(gateway: Gateway) -> dict[str, Any]:
     """Everything that is counted. Units: seconds, bytes."""
     sessions, journal = gateway.sessions, gateway.journal
+    histories = gateway.token_mode.histories if gateway.token_mode is not None else None
     return {
         **{name: gateway.counters[name] for name in _HELP},
         "turns": sessions.turns,
@@ -43,6 +45,9 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
         "weight_version": gateway.weight_version,
         "event_loop_lag_s": gateway.lag_s,
         "event_loop_lag_max_s": gateway.lag_max_s,
+        "history_bytes": histories.held_bytes if histories is not None else 0,
+        "history_reloads": histories.reloads if histories is not None else 0,
+        "histories_lost": histories.lost if histories is not None else 0,
         "journal_queue": journal.queue_depth,
         "journal_bytes": journal.total_bytes,
         "journal_slow_writes": journal.slow_writes,
@@ -60,6 +65,9 @@ _GAUGES = {
     "connections": "Open client connections",
     "event_loop_lag_s": "How late the last timer ran",
     "event_loop_lag_max_s": "How late a timer ran at worst",
+    "history_bytes": "Tokens and messages of sessions held in memory, where the gateway tokenises",
+    "history_reloads": "Histories made again from the store since the start",
+    "histories_lost": "Histories that could not be made again (their sessions began a new branch)",
     "journal_queue": "Frames waiting for the operating system",
     "journal_bytes": "Size of the store",
 }
@@ -77,8 +85,13 @@ def exposition(gateway: Gateway) -> bytes:
         lines += [f"# HELP {metric} {text}", f"# TYPE {metric} gauge", f"{metric} {values[name]}"]
     metric = "agentcore_rl_gateway_upstream_in_flight"
     lines += [f"# HELP {metric} Model calls at an inference server", f"# TYPE {metric} gauge"]
-    lines += [f'{metric}{{worker="{w["worker_id"]}"}} {w["active"]}' for w in values["workers"]]
+    lines += [f'{metric}{{worker="{_label(w["worker_id"])}"}} {w["active"]}' for w in values["workers"]]
     metric = "agentcore_rl_gateway_upstream_healthy"
     lines += [f"# HELP {metric} 1 while calls to the server succeed", f"# TYPE {metric} gauge"]
-    lines += [f'{metric}{{worker="{w["worker_id"]}"}} {int(w["healthy"])}' for w in values["workers"]]
+    lines += [f'{metric}{{worker="{_label(w["worker_id"])}"}} {int(w["healthy"])}' for w in values["workers"]]
     return ("\n".join(lines) + "\n").encode()
+
+
+def _label(value: str) -> str:
+    """A label's value, which whoever adds a server may choose. Source: Prometheus' exposition format 0.0.4."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

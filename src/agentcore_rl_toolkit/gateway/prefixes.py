@@ -19,13 +19,17 @@ BUDGET_BYTES = 48 * 2**20
 class Seen:
     """A text seen earlier: which record it belongs to (``ordinal``) and what it means there (``units``).
 
-    ``choices`` holds, per choice of that record, the bytes of its ids and their hash.
+    ``choices`` holds, per choice of that record, the bytes of its ids and their hash; ``crc`` is the CRC-32 of the text
+    where one is kept.
     """
 
-    __slots__ = ("choices", "digest", "length", "ordinal", "tail", "text", "units")
+    __slots__ = ("choices", "crc", "digest", "length", "ordinal", "tail", "text", "units")
 
-    def __init__(self, text: bytes, ordinal: int, units: int, choices: tuple[tuple[int, int], ...] = ()) -> None:
+    def __init__(
+        self, text: bytes, ordinal: int, units: int, choices: tuple[tuple[int, int], ...] = (), crc: int = 0
+    ) -> None:
         self.length = len(text)
+        self.crc = crc
         self.text: bytes | None = text
         self.tail = b""
         self.digest = 0
@@ -33,11 +37,12 @@ class Seen:
         self.units = units
         self.choices = choices
 
-    def begins(self, text: bytes) -> bool:
+    def begins(self, text: bytes, start: int = 0) -> bool:
+        """Whether `text` begins with this one at `start`."""
         if self.text is not None:
-            return text.startswith(self.text)
-        length = self.length
-        return text[max(0, length - _TAIL) : length] == self.tail and hash(text[:length]) == self.digest
+            return text.startswith(self.text, start)
+        end = start + self.length
+        return text[max(start, end - _TAIL) : end] == self.tail and hash(text[start:end]) == self.digest
 
     def fold(self) -> None:
         """Keep only what is needed to recognise the text."""
@@ -88,13 +93,13 @@ class Prefixes:
     def __init__(self) -> None:
         self._seen: list[Seen] = []
 
-    def longest(self, text: bytes) -> Seen | None:
-        """The longest remembered text that `text` starts with, or None."""
+    def longest(self, text: bytes, start: int = 0) -> Seen | None:
+        """The longest remembered text that `text` has at `start`, or None."""
         best: Seen | None = None
-        size = len(text)
+        size = len(text) - start
         for seen in reversed(self._seen):
             length = seen.length
-            if length <= size and (best is None or length > best.length) and seen.begins(text):
+            if length <= size and (best is None or length > best.length) and seen.begins(text, start):
                 best = seen
         return best
 

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, GatewayError
+from .acceptor import listen
 from .config import GatewayConfig
-from .server import BACKLOG, Gateway, settle_memory, write_ready
+from .server import Gateway
+from .service import settle_memory, write_ready
 from .sessions import store_secret
 from .sharding import Shard, remove_folder
 
@@ -41,7 +43,7 @@ def serve_sharded(
     base.mkdir(parents=True, exist_ok=True)
     _check_count(base, workers)
     secret, key = store_secret(base), secrets.token_urlsafe(24)
-    listening = _listen(config)
+    listening = listen(config.host, config.port)
     folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-shards-"))
     # A child needs nothing of its parent but the socket and these values; there are no threads yet, so forking is safe.
     context = multiprocessing.get_context("fork")
@@ -108,19 +110,6 @@ def _check_count(base: Path, workers: int) -> None:
         raise ConfigError(f"{base} was written by a single process; leave --workers out, or take a new --store")
     else:
         note.write_text(str(workers))
-
-
-def _listen(config: GatewayConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((config.host, config.port))
-    except OSError as e:
-        listening.close()
-        raise ConfigError(f"port {config.port} on {config.host} cannot be used: {e.strerror or e}") from e
-    listening.listen(BACKLOG)
-    return listening
 
 
 def _told(pipe: Connection) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,29 +14,36 @@ from .prefixes import Seen
 from .records import INVALID, NO_BASE, OK, PARTIAL, UNTRAINABLE, VERSION, Base, CallRecord
 
 if TYPE_CHECKING:
-    from .calls import Call
+    from .exchange import Exchange
     from .sessions import Session
 
 _to_json = msgspec.json.Encoder().encode
 _HISTORY = ("messages", "prompt", "input")
 
 
-def build(call: Call, status: str, captured: Captured) -> CallRecord:
+def build(call: Exchange, status: str, captured: Captured) -> CallRecord:
     """The record of a call. The session learns the texts that a later call may go on from."""
     session = call.session
     ordinal = session.records
     prompt_base, prompt_ids = NO_BASE, b""
-    if captured.prompt and status in (OK, PARTIAL):
+    if captured.prompt and status in (OK, PARTIAL, INVALID):
         try:
             prompt_base, prompt_ids = _prompt(session, captured, ordinal)
         except CaptureError as e:
             captured.problem, status = str(e), INVALID
     fields = call.fields
     messages_base, messages = NO_BASE, b""
-    for name in _HISTORY:
+    long = call.long
+    if long is not None:
+        messages_base, messages = _messages(session, long.text, ordinal, long.crc)
+    for name in _HISTORY if long is None else ():
         said = fields.pop(name, None)
         if said is not None:
-            messages_base, messages = _messages(session, bytes(said), ordinal)
+            text = bytes(said)
+            if text[-1:] != b"]":
+                messages = text
+            else:
+                messages_base, messages = _messages(session, text[:-1], ordinal)
             break
     rest = _to_json(fields)
     digest = hash(rest)
@@ -103,14 +111,14 @@ def _prompt(session: Session, captured: Captured, ordinal: int) -> tuple[Base, b
     return base, ids
 
 
-def _messages(session: Session, text: bytes, ordinal: int) -> tuple[Base, bytes]:
-    if text[-1:] != b"]":
-        return NO_BASE, text
+def _messages(session: Session, text: bytes, ordinal: int, crc: int | None = None) -> tuple[Base, bytes]:
+    """What of a message list (without its closing bracket) is new, and what it goes on from."""
     seen = session.messages.longest(text)
-    session.messages.add(Seen(text[:-1], ordinal, 0), instead_of=seen)
-    if seen is None:
-        return NO_BASE, text
-    return Base(seen.ordinal, -1, seen.length), text[seen.length :]
+    base, new = (NO_BASE, text) if seen is None else (Base(seen.ordinal, -1, seen.length), text[seen.length :])
+    if crc is None:
+        crc = zlib.crc32(new, seen.crc if seen is not None else 0)
+    session.messages.add(Seen(text, ordinal, 0, crc=crc), instead_of=seen)
+    return base, new + b"]"
 
 
 def whole_again(record: CallRecord) -> bytes:

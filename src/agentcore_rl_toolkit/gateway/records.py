@@ -127,6 +127,14 @@ def unpack_ids(data: bytes) -> list[int]:
     return unpacked.tolist()
 
 
+def ids_array(data: bytes) -> array.array[int]:
+    """Packed ids as an array, four bytes each."""
+    ids = array.array("I", data)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids
+
+
 def pack_logprobs(logprobs: Iterable[float]) -> bytes:
     """Logprobs as float32. Raises: CaptureError on a missing or non-numeric value: absent is not zero."""
     try:
@@ -174,6 +182,42 @@ def whole_prompts(records: list[CallRecord]) -> list[bytes]:
     return prompts
 
 
+def _whole_ids(records: list[CallRecord]) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """Whole prompt ids of each record, and completion ids of each of its choices.
+
+    What prompts share are the same int objects: making one costs ten times as much as copying a reference, and 20 turns of one
+    session repeat each of their tokens ten times on average.
+    """
+    completions = [[unpack_ids(choice.ids) for choice in record.choices] for record in records]
+    prompts: list[list[int]] = []
+    for record in records:
+        base = record.prompt_base
+        whole: list[int] = []
+        if base.ordinal >= 0:
+            whole = prompts[base.ordinal][: base.length]
+            if base.choice >= 0:
+                whole += completions[base.ordinal][base.choice][: base.length - len(whole)]
+        whole += unpack_ids(record.prompt_ids)
+        prompts.append(whole)
+    return prompts, completions
+
+
+def whole_prompt(records: Sequence[CallRecord], place: int) -> bytes:
+    """The packed prompt ids of one record, whole; the records before it are needed, no other prompt is built."""
+    pieces: list[bytes] = []
+    wanted = -1  # bytes to take from the front of what this record's prompt (and a completion behind it) is; -1: all
+    choice = -1
+    while place >= 0:
+        record = records[place]
+        base = record.prompt_base
+        taken = base.length * 4 if base.ordinal >= 0 else 0
+        tail = record.prompt_ids + (record.choices[choice].ids if choice >= 0 else b"")
+        pieces.append(tail if wanted < 0 else tail[: max(0, wanted - taken)])
+        wanted = taken if wanted < 0 else min(wanted, taken)
+        place, choice = base.ordinal, base.choice
+    return b"".join(reversed(pieces))
+
+
 def whole_messages(records: list[CallRecord]) -> list[bytes]:
     """The JSON of each record's message list, whole."""
     texts: list[bytes] = []
@@ -192,7 +236,7 @@ def expand(records: list[CallRecord]) -> Expanded:
 
     The records must be all of the session's, in stored order, since later ones refer to earlier ones by place.
     """
-    prompts = whole_prompts(records)
+    prompts, completions = _whole_ids(records)
     messages = whole_messages(records)
     order = sorted(range(len(records)), key=lambda i: records[i].index)
     turns: list[Turn] = []
@@ -203,10 +247,10 @@ def expand(records: list[CallRecord]) -> Expanded:
         if record.status not in (OK, UNTRAINABLE):
             errors.append(_error(record))
             continue
-        prompt = unpack_ids(prompts[i])
+        prompt = prompts[i]
         dialogue = _grow(dialogue, messages[i], record)
-        for choice in record.choices:
-            ids, logprobs = unpack_ids(choice.ids), _logprobs(choice)
+        for choice, ids in zip(record.choices, completions[i], strict=True):
+            logprobs = _logprobs(choice)
             untrainable = None if record.status == OK else "engine_gives_no_tokens"
             if len(logprobs) != len(ids):  # absent is not zero, and one such choice must not hide all other turns
                 logprobs, untrainable = [None] * len(ids), "missing_logprobs"

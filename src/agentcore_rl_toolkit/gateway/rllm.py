@@ -88,14 +88,14 @@ class RLLMRoutes:
         name = unquote_to_bytes(request.path[10:])
         session = self._gateway.sessions.by_id.get(name)
         records = session.records if session is not None else 0
-        self._admin.delete_sessions([name.decode("utf-8", "replace")])
+        self._admin.sessions.delete_sessions([name.decode("utf-8", "replace")])
         self._answer(conn, request, {"deleted": records})
 
     async def _batch_delete(self, conn: AgentConnection, request: Request) -> None:
         names = _decode(request.body, _Query).session_ids
         by_id = self._gateway.sessions.by_id
         records = sum(by_id[n.encode()].records for n in names if n.encode() in by_id)
-        self._admin.delete_sessions(names)
+        self._admin.sessions.delete_sessions(names)
         self._answer(conn, request, {"deleted": records})
 
     # -- traces
@@ -227,5 +227,5 @@ def _bounds(request: Request) -> tuple[float | None, int | None]:
 def _decode(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise RequestError(f"the request body does not fit: {e}") from e

@@ -74,6 +74,7 @@ class Router:
         self.workers: dict[str, Worker] = {}
         self._connect_s = connect_s
         self._count = 0
+        self.gives_tokens = True  # whether any server is more than a plain OpenAI endpoint
         for upstream in upstreams:
             self.add(upstream)
 
@@ -91,7 +92,12 @@ class Router:
         worker = self.workers[worker_id] = Worker(
             worker_id, upstream, Pool(upstream, connect_s=self._connect_s, pacer=self._pacer)
         )
+        self._changed()
         return worker
+
+    def _changed(self) -> None:
+        engines = {worker.config.engine for worker in self.workers.values()}
+        self.gives_tokens = engines != {"openai"}
 
     def drain(self, worker_id: str) -> Worker | None:
         """Give a server no further calls; it is removed by `sweep` when its running ones are done."""
@@ -127,6 +133,7 @@ class Router:
             if worker.draining and not worker.inflight:
                 del self.workers[worker.id]
                 worker.pool.close()
+                self._changed()
 
     def close(self) -> None:
         for worker in self.workers.values():

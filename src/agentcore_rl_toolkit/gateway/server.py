@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import hmac
 import itertools
-import json
 import logging
-import os
 import secrets
 import shutil
-import signal
 import socket
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from ..errors import ConfigError
+from .acceptor import Acceptor, listen
 from .admin import Admin
 from .calls import Call
 from .config import GatewayConfig, is_loopback
@@ -33,15 +30,16 @@ from .pacing import Pacer
 from .routing import Router, Worker
 from .sessions import Session, Sessions, store_secret
 from .sharding import Shard
+from .slices import Slices
 from .translated import TranslatedCall
 from .wire import Request, error_reply
 
 if TYPE_CHECKING:
-    from .token_calls import TokenMode
+    from .tinker_service import TinkerServices
+    from .token_mode import TokenMode
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 4096  # the default of 100 makes the kernel drop connection attempts of a burst, each then repeated after 1 s
 TICK_S = 0.25
 _CALLS = {
     b"chat/completions": "chat",
@@ -66,6 +64,7 @@ class Gateway:
         self.counters: Counter[str] = Counter()
         self.connections: set[AgentConnection] = set()
         self.running: set[Call] = set()
+        self.receiving = 0  # bytes of larger request bodies that are on their way in
         self.waiting: list[Call] = []
         self.paused: str | None = None  # None, "hold" or "reject"
         self.weight_version = config.weight_version
@@ -87,36 +86,32 @@ class Gateway:
         self.recovered = self.journal.recover(self.sessions.replay)
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
-        pacer = Pacer(lambda: len(self.running))
-        self.router = Router(config.upstreams, connect_s=self.limits.connect_s, pacer=pacer)
+        self.router = Router(config.upstreams, connect_s=self.limits.connect_s, pacer=Pacer())
+        self.slices = Slices()
         self.admin = Admin(self)
         self.token_mode: TokenMode | None = None
+        self.tinker: TinkerServices | None = None
         if config.model_dir is not None:
             self._load_model(config.model_dir)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
         self._heads: dict[tuple[str, bytes], bytes] = {}
-        self._server: asyncio.Server | None = None
-        self._private: asyncio.Server | None = None
+        self._server: Acceptor | None = None
+        self._private: Acceptor | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     def _load_model(self, directory: str) -> None:
         """Get the tokenizer and template. Raises: ConfigError, MissingExtraError."""
-        from concurrent.futures import ThreadPoolExecutor
+        from .token_calls import TokenCall
+        from .token_mode import load
 
-        from .render import Renderer
-        from .token_calls import TokenCall, TokenMode
+        mode = self.token_mode = load(directory, self.config, self.sessions)
+        kind: type[TokenCall] = TokenCall
+        if any(u.engine == "tinker" for u in self.config.upstreams):
+            from .tinker_calls import TinkerCall
+            from .tinker_service import TinkerServices
 
-        unfit = [u.url for u in self.config.upstreams if u.engine == "openai"]
-        if unfit:
-            raise ConfigError(f"{unfit[0]} takes no token ids (engine openai); leave --model out, or give its engine")
-        # One thread: rendering holds the interpreter's lock most of the time, so a second one would only add switches.
-        mode = self.token_mode = TokenMode(
-            Renderer.from_path(directory),
-            ThreadPoolExecutor(1, "gateway-render"),
-            context_tokens=self.config.context_tokens,
-            max_tokens=self.config.default_max_tokens,
-        )
-        self.token_call = lambda conn, session, dialect: TokenCall(self, conn, session, dialect, mode)
+            kind, self.tinker = TinkerCall, TinkerServices(self)
+        self.token_call = lambda conn, session, dialect: kind(self, conn, session, dialect, mode)
 
     # -- life
 
@@ -124,29 +119,20 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self.journal.start(loop)
         try:
-            if sock is not None:
-                self._server = await loop.create_server(lambda: AgentConnection(self), sock=sock, backlog=BACKLOG)
-            else:
-                self._server = await loop.create_server(
-                    lambda: AgentConnection(self), self.config.host, self.config.port, backlog=BACKLOG
-                )
-        except OSError as e:
+            listening = sock or listen(self.config.host, self.config.port)
+        except ConfigError:
             self.journal.close()
-            raise ConfigError(f"port {self.config.port} on {self.config.host} cannot be used: {e.strerror or e}") from e
-        host, port = self._server.sockets[0].getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{port}"
+            raise
+        self._server = Acceptor(listening, lambda: AgentConnection(self))
+        self.url = self._server.url
         if self.shard is not None:
             self.shard.start(self)
         self._ticker = loop.create_task(self._tick())
 
     async def start_private(self) -> str:
         """Listen on a loopback port for the other processes of a sharded gateway. Returns its URL."""
-        loop = asyncio.get_running_loop()
-        self._private = await loop.create_server(
-            lambda: AgentConnection(self, private=True), "127.0.0.1", 0, backlog=BACKLOG
-        )
-        return f"http://127.0.0.1:{self._private.sockets[0].getsockname()[1]}"
+        self._private = Acceptor(listen("127.0.0.1", 0), lambda: AgentConnection(self, private=True))
+        return self._private.url
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
@@ -171,6 +157,8 @@ class Gateway:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
         self.admin.close()
+        if self.tinker is not None:
+            await self.tinker.close()
         if self.token_mode is not None:
             self.token_mode.executor.shutdown(wait=False, cancel_futures=True)
         self.router.close()
@@ -189,7 +177,10 @@ class Gateway:
             due = now + TICK_S
             for call in [c for c in self.running if c.deadline is not None and now > c.deadline]:
                 self.counters["deadlines"] += 1
-                call.abort(RequestError(f"the call took longer than {self.limits.call_s:g} s", kind="timeout"))
+                if call in self.waiting:
+                    call.abort(RequestError("the policy is still being updated; try again", kind="rate_limit"))
+                else:
+                    call.abort(RequestError(f"the call took longer than {self.limits.call_s:g} s", kind="timeout"))
             for conn in list(self.connections):
                 if conn.paused_since is not None and now - conn.paused_since > self.limits.stalled_write_s:
                     self.counters["stalled_agents"] += 1
@@ -229,17 +220,37 @@ class Gateway:
         self.counters["admin_requests"] += 1
         self.admin.dispatch(conn, request)
 
+    def admit(self, request: Request) -> None:
+        """Check who sends a request before its body is read, so that strangers cannot send much.
+
+        Raises: RequestError.
+        """
+        name, slash, _ = request.path[10:].partition(b"/v1/")
+        if slash and request.path[:10] == b"/sessions/":
+            session = self.sessions.by_id.get(name)
+            if session is not None:
+                self._check_key(session, request)
+            elif not self.config.implicit_sessions:
+                raise _no_session(name)
+        elif not self.is_admin(request):
+            raise RequestError("the admin key is missing or wrong", kind="authentication")
+
+    def _check_key(self, session: Session, request: Request) -> None:
+        if self.config.session_keys and not hmac.compare_digest(request.key(), session.key):
+            raise RequestError(
+                "the api key is not this session's; use the api_key of the rollout's `_rollout` block",
+                kind="authentication",
+            )
+
     def _agent_request(self, conn: AgentConnection, request: Request, name: bytes, rest: bytes) -> None:
-        dialect = _CALLS.get(rest, "anthropic" if rest.startswith(b"messages") else "chat")
+        if rest not in _CALLS:
+            rest = rest.rstrip(b"/")
+        dialect = _CALLS.get(rest, "anthropic" if rest.startswith((b"messages", b"v1/messages")) else "chat")
         session = self.sessions.by_id.get(name)
         try:
             if session is None:
                 session = self._unknown_session(name, request)
-            if self.config.session_keys and not hmac.compare_digest(request.key(), session.key):
-                raise RequestError(
-                    "the api key is not this session's; use the api_key of the rollout's `_rollout` block",
-                    kind="authentication",
-                )
+            self._check_key(session, request)
             if session.closed:
                 raise RequestError(f"session {session.id} is closed", kind="permission")
             if rest not in _CALLS:
@@ -249,7 +260,8 @@ class Gateway:
                 raise RequestError("use POST", kind="method_not_allowed")
         except RequestError as e:
             self.counters["refused"] += 1
-            conn.write(error_reply(dialect, e, keep_alive=request.keep_alive))
+            headers = ((b"allow", b"POST"),) if e.kind == "method_not_allowed" else ()
+            conn.write(error_reply(dialect, e, headers=headers, keep_alive=request.keep_alive))
             conn.done(keep_alive=request.keep_alive)
             return
         self.counters["calls"] += 1
@@ -271,19 +283,21 @@ class Gateway:
                 return self.sessions.create(name.decode(), SessionSettings())
             except (ContractError, UnicodeDecodeError) as e:
                 raise RequestError(str(e)) from e
-        shown = name.decode("utf-8", "replace")[:120]
-        raise RequestError(f"there is no session {shown!r} here: never opened, or deleted", kind="not_found")
+        raise _no_session(name)
 
     def _other_route(self, conn: AgentConnection, request: Request, session: Session, rest: bytes) -> None:
-        if rest == b"models" and request.method == b"GET":
-            self.admin.models(conn, request, session)
+        models, _, wanted = rest.partition(b"/")
+        if models == b"models" and request.method == b"GET":
+            name = unquote(wanted.decode("latin-1")) if wanted else None
+            self.admin.start(self.admin.models.models(conn, request, session, name), conn)
             return
         if rest == b"messages/count_tokens" and request.method == b"POST":
-            self.admin.start(self.admin.count_tokens(conn, request, session), conn)
+            self.admin.start(self.admin.models.count_tokens(conn, request, session), conn)
             return
         shown = rest.decode("utf-8", "replace")[:80]
+        hint = " (Anthropic's clients want the base URL without its /v1)" if rest.startswith(b"v1/") else ""
         raise RequestError(
-            f"/v1/{shown} is not served here; there are chat/completions, completions, responses, messages and models",
+            f"/v1/{shown} is not served here; there are chat/completions, completions, responses, messages and models{hint}",
             kind="not_found",
         )
 
@@ -352,7 +366,7 @@ class Gateway:
             self.call_ended.discard(changed)
 
     def _active(self) -> int:
-        return len(self.running) - len(self.waiting)
+        return len(self.running) - sum(not call.ended for call in self.waiting)
 
     def resume(self) -> dict[str, Any]:
         self.paused = None
@@ -362,58 +376,12 @@ class Gateway:
         started = 0
         for call in waiting:
             if not call.ended:
+                call.deadline = None if self.limits.call_s is None else time.monotonic() + self.limits.call_s
                 call.route()
                 started += 1
         return {"paused": False, "started": started}
 
 
-def settle_memory() -> None:
-    """Keep the collector from looking at the import-time heap again, and from looking often at all."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 1000)
-
-
-async def serve(
-    config: GatewayConfig,
-    *,
-    ready_file: str | None = None,
-    parent_pid: int | None = None,
-    extra: dict[str, Any] | None = None,
-) -> None:
-    """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone). Raises: ConfigError."""
-    gateway = Gateway(config)
-    await gateway.start()
-    settle_memory()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    ready = {"url": gateway.url, "pid": os.getpid(), **(extra or {})}
-    if ready_file is not None:
-        write_ready(Path(ready_file), ready)
-    print(f"gateway listening on {gateway.url} ({gateway.recovered} stored frames)", file=sys.stderr, flush=True)
-    watch = loop.create_task(_watch_parent(parent_pid, stop)) if parent_pid is not None else None
-    await stop.wait()
-    if watch is not None:
-        watch.cancel()
-    await gateway.stop()
-
-
-async def _watch_parent(pid: int, stop: asyncio.Event) -> None:
-    while True:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            stop.set()
-            return
-        except PermissionError:
-            return
-        await asyncio.sleep(1.0)
-
-
-def write_ready(path: Path, content: dict[str, Any]) -> None:
-    """Write the ready file in one step, so that whoever waits for it never reads half of it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    temporary.write_text(json.dumps(content))
-    os.replace(temporary, path)
+def _no_session(name: bytes) -> RequestError:
+    shown = name.decode("utf-8", "replace")[:120]
+    return RequestError(f"there is no session {shown!r} here: never opened, or deleted", kind="not_found")

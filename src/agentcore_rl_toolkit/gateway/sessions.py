@@ -10,11 +10,12 @@ import asyncio
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +23,20 @@ import msgspec
 
 from ..errors import ConfigError, ContractError
 from . import journal as journals
+from .finished import FinishedSessions
 from .journal import Journal
 from .prefixes import Prefixes
 from .records import ERROR, NO_BASE, OK, UNTRAINABLE, VERSION, CallRecord, decode, encode
 
 if TYPE_CHECKING:
-    from .calls import Answered, Call
-    from .render import Conversation
+    from .calls import Call
+    from .histories import History
+    from .repeats import Answered
     from .routing import Worker
 
 _TOMBSTONES = 100_000
+# What a client writes into the path of a URL as it is (RFC 3986, pchar); anything else would arrive under another name.
+_ID = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]{1,200}")
 # Stands where the disk failed to take a record, so that the places of the others hold.
 LOST = encode(
     CallRecord(
@@ -78,9 +83,9 @@ class Session:
     __slots__ = (
         "closed",
         "closed_s",
-        "conversation",
         "created_s",
         "errors",
+        "history",
         "id",
         "id_bytes",
         "inflight",
@@ -119,7 +124,7 @@ class Session:
         self.prompts = Prefixes()
         self.messages = Prefixes()
         self.recent: OrderedDict[int, Answered] | None = OrderedDict()
-        self.conversation: Conversation | None = None  # token mode: the session's history as tokens
+        self.history: History | None = None  # token mode: the session's messages as tokens, while they are in memory
         self.request: tuple[int, int] | None = (
             None  # hash of the last call's other fields, and the record that holds them
         )
@@ -156,8 +161,9 @@ class Sessions:
         self.created = 0
         self.deleted = 0
         self.turns = 0
-        self.finished: list[str] = []  # ids in the order the sessions were closed
+        self.finished = FinishedSessions()
         self.waiting: set[asyncio.Event] = set()  # those who wait for the next one
+        self.closing: Callable[[Session], None] | None = None  # told of a session that will make no further call
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
         self._frames: dict[bytes, array[int]] = {}  # positions of opened/closed frames, needed only to free disk space
@@ -170,19 +176,14 @@ class Sessions:
 
         Raises: ContractError on an unusable id, a closed session, or when there are too many.
         """
-        if (
-            not session_id
-            or len(session_id) > 200
-            or not session_id.isprintable()
-            or any(c in session_id for c in "/?#% ")
-        ):
+        if not _ID.fullmatch(session_id) or session_id in (".", ".."):
             raise ContractError(
-                f"session id {session_id!r} must be 1 to 200 printable characters without / ? # % or space"
+                f"session id {session_id[:250]!r} must be 1 to 200 letters, digits or characters of .-_~!$&'()*+,;=:@"
             )
         name = session_id.encode()
-        if len(name) > 255:
-            raise ContractError(f"session id {session_id!r} is longer than 255 bytes")
         known = self.by_id.get(name)
+        if self.defaults:
+            settings = msgspec.structs.replace(settings, sampling_params={**self.defaults, **settings.sampling_params})
         if known is not None:
             if known.closed:
                 raise ContractError(
@@ -194,8 +195,6 @@ class Sessions:
             return known
         if len(self.by_id) >= self.limit:
             raise ContractError(f"there are {self.limit} sessions already; fetch and delete finished ones")
-        if self.defaults:
-            settings = msgspec.structs.replace(settings, sampling_params={**self.defaults, **settings.sampling_params})
         session = Session(session_id, self.key_of(session_id), settings, time.time())
         self.by_id[name] = session
         self._tombstones.pop(name, None)
@@ -225,7 +224,9 @@ class Sessions:
         self._frames.setdefault(session.id_bytes, array("Q")).append(position)
         session.forget_texts()
         session.recent = None
-        session.worker = session.conversation = None
+        session.worker = None
+        if self.closing is not None:
+            self.closing(session)
         return running
 
     def delete(self, names: Iterable[bytes]) -> list[Session]:
@@ -238,6 +239,8 @@ class Sessions:
                 continue
             session.closed = True
             session.forget_texts()
+            if self.closing is not None:
+                self.closing(session)
             self.journal.append(journals.DELETED, name, b"")
             dead.extend(session.positions)
             dead.extend(self._frames.pop(name, ()))
@@ -315,6 +318,12 @@ class Sessions:
         """The stored records of a session, encoded, in stored order."""
         read = self.journal.read
         return [read(p, n) if n else LOST for p, n in zip(session.positions, session.lengths, strict=True)]
+
+    def payloads_at(self, frames: Iterable[tuple[int, int]]) -> list[bytes]:
+        """The same for a thread, of frames that were flushed before (`Journal.flush`)."""
+        self.journal.wait()
+        read = self.journal.read
+        return [read(p, n, settled=True) if n else LOST for p, n in frames]
 
 
 def store_secret(directory: Path) -> bytes:

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .dialects.errors import RequestError
+from .finished import FinishedSessions
 from .http_client import request as ask
 from .http_client import stream
-from .wire import LAST_CHUNK, Request, reply, stream_head
+from .session_routes import Finished
+from .wire import LAST_CHUNK, Request, decode_body, reply, stream_head
 
 if TYPE_CHECKING:
     from .listener import AgentConnection
@@ -70,7 +72,7 @@ class Shard:
         self._socket: socket.socket | None = None
         self._gateway: Gateway | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._finished: list[str] = []
+        self._finished = FinishedSessions()
         self._cursors = [0] * count
 
     def start(self, gateway: Gateway) -> None:
@@ -169,7 +171,7 @@ class Shard:
         try:
             asked = msgspec.json.decode(body or b"{}", type=dict[str, Any])
             names = [str(n) for n in asked.get("session_ids", [])]
-        except (msgspec.DecodeError, TypeError) as e:
+        except (msgspec.DecodeError, RecursionError, TypeError) as e:
             raise RequestError(f"the request body does not fit: {e}") from e
         parts: dict[int, list[str]] = {}
         for name in names:
@@ -200,7 +202,10 @@ class Shard:
                 conn.write(reply(200, text, content_type=b"text/plain; version=0.0.4", keep_alive=request.keep_alive))
                 conn.done(keep_alive=request.keep_alive)
                 return
-            body = _to_json(_merge([msgspec.json.decode(answer) for _, _, answer in told], path))
+            merged = _merge([msgspec.json.decode(answer) for _, _, answer in told], path)
+            if path in _SPLIT:
+                _in_order(merged, request.body)
+            body = _to_json(merged)
         conn.task = None
         conn.write(reply(200, body, keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
@@ -230,21 +235,19 @@ class Shard:
         conn.done(keep_alive=request.keep_alive)
 
     async def _finished_everywhere(self, request: Request) -> dict[str, Any]:
-        asked = msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
-        after, deadline = (
-            int(asked.get("after", 0)),
-            asyncio.get_running_loop().time() + float(asked.get("wait_s", 0.0)),
-        )
+        asked = decode_body(request.body, Finished)
+        deadline = asyncio.get_running_loop().time() + asked.wait_s
         while True:
             bodies = {i: _to_json({"after": at}) for i, at in enumerate(self._cursors)}
             for i, _, told in await self._all(request, bodies):
                 answer = msgspec.json.decode(told)
                 if answer["next"] > self._cursors[i]:
-                    self._finished += answer["session_ids"][self._cursors[i] - answer["next"] :]
+                    for name in answer["session_ids"][self._cursors[i] - answer["next"] :]:
+                        self._finished.append(name)
                     self._cursors[i] = answer["next"]
-            if len(self._finished) > after or asyncio.get_running_loop().time() >= deadline:
-                names = self._finished[after : after + int(asked.get("limit", 1000))]
-                return {"session_ids": names, "next": after + len(names)}
+            if len(self._finished) > asked.after or asyncio.get_running_loop().time() >= deadline:
+                names, place = self._finished.since(asked.after, asked.limit)
+                return {"session_ids": names, "next": place}
             await asyncio.sleep(0.1)
 
 
@@ -270,6 +273,17 @@ def _merge(answers: list[Any], path: bytes) -> Any:
         else:
             merged[key] = value
     return merged
+
+
+def _in_order(merged: Any, body: bytes) -> None:
+    """Put what is told of sessions in the order in which they were asked for, as one process would."""
+    asked = msgspec.json.decode(body or b"{}", type=dict[str, Any]).get("session_ids", [])
+    place = {str(name): i for i, name in enumerate(asked)}
+    for told in merged.values() if isinstance(merged, dict) else ():
+        if isinstance(told, list):
+            told.sort(
+                key=lambda each: place.get(str(each.get("session_id") if isinstance(each, dict) else each), len(place))
+            )
 
 
 def _add_metrics(texts: list[bytes]) -> bytes:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import UpstreamError
-from .calls import Call, Fields, chunk
-from .dialects import DIALECTS, Dialect, RequestError, StreamEncoder
+from .calls import Call
+from .dialects import DIALECTS, ChatStream, Dialect, RequestError, StreamEncoder, decode_reply
 from .dialects import Request as Asked
 from .dialects.builder import deltas_of
 from .dialects.canonical import Choice, Delta, Reply, ToolCall, Usage, new_id
-from .dialects.openai_stream import ChatStream, decode_reply
+from .engine_errors import upstream_error
+from .exchange import Fields
 from .records import CallRecord
-from .wire import reply, stream_head
+from .wire import chunk, reply, stream_head
 
 if TYPE_CHECKING:
     from .listener import AgentConnection
@@ -34,6 +35,8 @@ class SpokenCall(Call):
     """A call that is answered in its dialect's own words, written from deltas."""
 
     __slots__ = ("asked", "encoder", "reply_id", "sent", "speaks")
+
+    relays = False
 
     def __init__(self, gateway: Gateway, conn: AgentConnection, session: Session, dialect: str) -> None:
         super().__init__(gateway, conn, session, dialect)
@@ -69,6 +72,14 @@ class SpokenCall(Call):
     def _sent(self) -> bytes:
         return b"".join(self.sent)
 
+    def _broken(self) -> RequestError | None:
+        captured = self.captured
+        if captured is None or (captured.complete and captured.error is None and captured.choices):
+            return None
+        if captured.error is not None:
+            return RequestError(upstream_error(500, b'{"error":%b}' % captured.error).message, kind="upstream")
+        return RequestError("the inference server ended its reply before it was whole", kind="upstream")
+
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
         return EVENT_STREAM
 
@@ -81,7 +92,7 @@ class SpokenCall(Call):
     def _error_event(self, error: RequestError) -> bytes:
         return self.encoder.error(error) if self.encoder is not None else super()._error_event(error)
 
-    def _replayed(self, record: CallRecord) -> bytes:
+    def replayed(self, record: CallRecord) -> bytes:
         said = reply_of(record)
         if not self.stream:
             return self.speaks.encode_reply(said, self.asked)
@@ -107,6 +118,11 @@ class TranslatedCall(SpokenCall):
     def _compose(self, fields: Fields, path: bytes) -> None:
         super()._compose(fields, b"chat/completions")
 
+    def _broken(self) -> RequestError | None:
+        captured = self.captured
+        unread = captured is not None and captured.problem is not None and not captured.choices
+        return None if unread else super()._broken()  # where only the tokens are at fault the agent gets its text
+
     def _relay(self, data: bytes) -> None:
         try:
             self._say(self.reader.feed(data))
@@ -114,12 +130,12 @@ class TranslatedCall(SpokenCall):
             self._stop_upstream()
             self._again_never(str(e))
 
-    def _whole(self) -> bytes:
+    def _write_whole(self, conn: AgentConnection) -> None:
         try:
             body = self.speaks.encode_reply(decode_reply(self._body()), self.asked)
         except UpstreamError as e:
             raise RequestError(str(e), kind="upstream") from e
-        return reply(200, body, keep_alive=self.keep_alive)
+        conn.write(reply(200, body, keep_alive=self.keep_alive))
 
 
 def reply_of(record: CallRecord) -> Reply:

@@ -17,6 +17,7 @@ import httptools
 
 from .config import UpstreamConfig
 from .pacing import SMALL_BYTES, Pacer
+from .wire import JOINED_BYTES
 
 # Inference servers listen with a backlog of 100 to 2048; a burst of connection attempts above it waits a whole second
 # for the kernel's retransmission, which is what p99 at a few hundred agents would consist of.
@@ -73,11 +74,14 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
-    def send(self, reader: Reader, request: bytes) -> None:
+    def send(self, reader: Reader, head: bytes, body: bytes = b"") -> None:
         self.reader = reader
         self.uses += 1
         self._began = self._complete = self._until_close = False
-        self.transport.write(request)
+        if len(body) < JOINED_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
 
     def abort(self) -> None:
         """Drop the call: the server sees its client go away and stops generating."""

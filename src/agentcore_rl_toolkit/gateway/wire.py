@@ -6,12 +6,16 @@ requests it has read, bytes of the replies it writes, errors in each dialect's o
 from __future__ import annotations
 
 import http
+from typing import TypeVar
+
+import msgspec
 
 from .dialects.errors import RequestError, error_body
 
 _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _LINES = {code: b"HTTP/1.1 %d %b\r\n" % (code, reason) for code, reason in _REASONS.items()}
 
+JOINED_BYTES = 32 * 2**10  # up to here one buffer costs less than two
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON = b"application/json"
@@ -21,6 +25,9 @@ JSON = b"application/json"
 PASSED_HEADERS = frozenset(
     {b"content-type", b"x-request-id", b"retry-after", b"retry-after-ms", b"openai-processing-ms", b"cache-control"}
 )
+
+
+_T = TypeVar("_T")
 
 
 class Request:
@@ -59,10 +66,21 @@ def reply(
     keep_alive: bool = True,
 ) -> bytes:
     """A whole response with its length."""
-    head = [status_line(status), b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body))]
+    return reply_head(status, len(body), content_type=content_type, headers=headers, keep_alive=keep_alive) + body
+
+
+def reply_head(
+    status: int,
+    size: int,
+    *,
+    content_type: bytes = JSON,
+    headers: tuple[tuple[bytes, bytes], ...] | list[tuple[bytes, bytes]] = (),
+    keep_alive: bool = True,
+) -> bytes:
+    """What comes before a body of `size` bytes."""
+    head = [status_line(status), b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, size)]
     head.extend(b"%b: %b\r\n" % pair for pair in headers)
     head.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-    head.append(body)
     return b"".join(head)
 
 
@@ -74,6 +92,11 @@ def stream_head(
     lines.extend(b"%b: %b\r\n" % pair for pair in headers)
     lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     return b"".join(lines)
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body; nothing for nothing, as an empty one would be the last."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def passed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -91,3 +114,11 @@ def error_reply(
 
 
 _FINAL = frozenset({"turn_limit", "permission"})
+
+
+def decode_body(body: bytes, kind: type[_T]) -> _T:
+    """The JSON body of an administrative request. Raises: RequestError."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise RequestError(f"the request body does not fit: {e}") from e

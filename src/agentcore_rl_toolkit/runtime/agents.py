@@ -18,13 +18,17 @@ _ALPHABET = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """One version of one agent. ``idle_timeout_s``/``max_lifetime_s`` None: the runtime's defaults."""
+    """One version of one agent. ``idle_timeout_s``/``max_lifetime_s`` None: the runtime's defaults.
+
+    ``image``: a container image that is the agent; ``script`` and ``python`` are then not used.
+    """
 
     runtime_id: str
     version: int
     name: str
     script: Path
     python: Path = Path(sys.executable)
+    image: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     header_allowlist: frozenset[bytes] = frozenset()
     idle_timeout_s: float | None = None

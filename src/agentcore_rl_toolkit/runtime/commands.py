@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from . import eventstream
@@ -37,14 +37,16 @@ def parse_command(body: bytes) -> tuple[str, int]:
     return command, timeout
 
 
-async def run_command(session: Session, command: str, timeout_s: float, send: Send) -> None:
+async def run_command(
+    session: Session, command: str, timeout_s: float, send: Send, more_headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     """Run the command beside the session's server, in the same confinement; it ends with the session.
 
     A caller that goes away does not end it.
     """
     number = next(_numbers)
     path = f"{session.socket_path}{number}"
-    headers = [(b"content-type", eventstream.CONTENT_TYPE), (SESSION_HEADER, session.id.encode())]
+    headers = [(b"content-type", eventstream.CONTENT_TYPE), (SESSION_HEADER, session.id.encode()), *more_headers]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def emit(payload: Any) -> None:

@@ -17,10 +17,12 @@ from .quotas import PROFILES, QuotaProfile
 class IsolationConfig:
     """How sessions are kept apart.
 
-    ``tier``: auto (the strongest one here that can hold ``network``), or namespaces, landlock, process. ``writable``
-    and ``read_only``: paths
-    sessions may use besides their own folder and the agent's. ``network``: host, loopback (only ``endpoints``, as
-    127.0.0.1:PORT) or none. Limits are per session; None: no limit. Units: bytes, cores.
+    ``tier``: auto (the strongest one here that can hold ``network``), or namespaces, landlock, process, docker, gvisor.
+    ``writable`` and ``read_only``: paths sessions may use besides their own folder and the agent's. ``network``: host,
+    loopback (only ``endpoints``, as 127.0.0.1:PORT) or none. Limits are per session; None: no limit. Units: bytes, cores.
+    ``disk_bytes`` bounds all files that a session writes, together. ``engine``: auto, docker or podman, for container
+    sessions. ``image``: what the docker and gvisor tiers run agents in that are given by path; None: this machine's own
+    programs.
     """
 
     tier: str = "auto"
@@ -32,6 +34,9 @@ class IsolationConfig:
     cpus: float | None = None
     processes: int | None = None
     file_bytes: int | None = None
+    disk_bytes: int | None = None
+    engine: Literal["auto", "docker", "podman"] = "auto"
+    image: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from .agents import NAME
+from .idempotency import Tokens
 from .registry import DEFAULT, Endpoint, Record, Registry, Version
-from .wire import WireError, invalid
+from .wire import WireError, invalid, runtime_id
 
 STORED = (
     "agentRuntimeArtifact",
@@ -37,6 +38,7 @@ STORED = (
 )
 LIFETIME_MIN_S, LIFETIME_MAX_S = 60, 28_800
 LOCAL_ARTIFACT = "local://"
+MAX_TAGS = 50
 
 
 class Deployer(Protocol):
@@ -56,6 +58,19 @@ class Call:
     endpoint: str
     query: Mapping[str, str]
     body: Mapping[str, Any]
+    tag_keys: tuple[str, ...] = ()  # the one parameter that comes several times
+
+    @property
+    def client_token(self) -> str | None:
+        """Of a request that may be repeated: in the body, of deletions in the query."""
+        token = self.body.get("clientToken", self.query.get("clientToken"))
+        return token if isinstance(token, str) else None
+
+    @property
+    def parameters(self) -> str:
+        """Everything but the token, for comparison."""
+        rest = ({k: v for k, v in part.items() if k != "clientToken"} for part in (self.query, self.body))
+        return json.dumps([self.runtime, self.endpoint, *rest], sort_keys=True)
 
 
 _ROUTES: tuple[tuple[str, str, str], ...] = (
@@ -70,11 +85,14 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "GetAgentRuntimeEndpoint"),
     ("PUT", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "UpdateAgentRuntimeEndpoint"),
     ("DELETE", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "DeleteAgentRuntimeEndpoint"),
+    ("POST", r"tags/(?P<runtime>.+)", "TagResource"),
+    ("DELETE", r"tags/(?P<runtime>.+)", "UntagResource"),
+    ("GET", r"tags/(?P<runtime>.+)", "ListTagsForResource"),
 )
 
 
 def match(method: str, path: Sequence[str]) -> tuple[str, str, str] | None:
-    """Operation, runtime id and endpoint name of a control-plane path, or None when it is none."""
+    """Operation, runtime id (of tags: the ARN) and endpoint name of a control-plane path, or None when it is none."""
     joined = "/".join(path)
     for verb, pattern, operation in _ROUTES:
         found = re.fullmatch(pattern, joined) if verb == method else None
@@ -121,6 +139,14 @@ def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def check_tags(tags: Any) -> dict[str, str]:
+    """Tags of a request, none for None. Raises: WireError 400."""
+    given = {} if tags is None else tags
+    if not isinstance(given, dict) or not all(isinstance(value, str) and key for key, value in given.items()):
+        raise invalid("tags must be an object of strings", field="tags")
+    return dict(given)
+
+
 class ControlPlane:
     """Answers control-plane calls over a registry; `Deployer` loads what is created."""
 
@@ -139,11 +165,18 @@ class ControlPlane:
             "UpdateAgentRuntimeEndpoint": self._update_endpoint,
             "DeleteAgentRuntimeEndpoint": self._delete_endpoint,
             "ListAgentRuntimeEndpoints": self._list_endpoints,
+            "TagResource": self._tag,
+            "UntagResource": self._untag,
+            "ListTagsForResource": self._list_tags,
         }
+        self._tokens = Tokens()
 
     async def call(self, call: Call) -> tuple[int, dict[str, Any]]:
         """Status and JSON of the reply. Raises: WireError."""
-        return await self._handlers[call.operation](call)
+        handler = self._handlers[call.operation]
+        if call.client_token is None or call.operation.startswith(("Get", "List")):
+            return await handler(call)
+        return await self._tokens.answer((call.operation, call.client_token), call.parameters, lambda: handler(call))
 
     # -- runtimes
     async def _create(self, call: Call) -> tuple[int, dict[str, Any]]:
@@ -151,6 +184,8 @@ class ControlPlane:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise invalid(f"agentRuntimeName must match {NAME.pattern}", field="agentRuntimeName")
         record = self.registry.create(name, check_fields(call.body))
+        record.tags = check_tags(call.body.get("tags"))
+        self.registry.save()
         version = record.latest
         reply = {**self._identity(record, version), "createdAt": iso(version.created_s), "status": "CREATING"}
         await self.deployer.deploy(record, version)
@@ -231,6 +266,8 @@ class ControlPlane:
         endpoint = self.registry.create_endpoint(
             call.runtime, name, None if number is None else _number(number), call.body.get("description")
         )
+        endpoint.tags = check_tags(call.body.get("tags"))
+        self.registry.save()
         return 202, {
             **self._endpoint_arns(call.runtime, name),
             "targetVersion": str(endpoint.version),
@@ -271,6 +308,31 @@ class ControlPlane:
         record = self.registry.get(call.runtime)
         page, token = paginate(sorted(record.endpoints.values(), key=lambda e: e.created_s), call.query)
         return 200, _with_token({"runtimeEndpoints": [self._describe(call.runtime, e) for e in page]}, token)
+
+    # -- tags
+    def _tags(self, arn: str) -> dict[str, str]:
+        record = self.registry.get(runtime_id(arn, None))
+        _, marked, endpoint = arn.partition("/runtime-endpoint/")
+        return self.registry.endpoint(record.id, endpoint).tags if marked else record.tags
+
+    async def _tag(self, call: Call) -> tuple[int, dict[str, Any]]:
+        tags = self._tags(call.runtime)
+        more = check_tags(call.body.get("tags"))
+        if len(tags | more) > MAX_TAGS:
+            raise WireError("ServiceQuotaExceededException", f"{MAX_TAGS} tags per resource are the limit")
+        tags.update(more)
+        self.registry.save()
+        return 204, {}
+
+    async def _untag(self, call: Call) -> tuple[int, dict[str, Any]]:
+        tags = self._tags(call.runtime)
+        for key in call.tag_keys:
+            tags.pop(key, None)
+        self.registry.save()
+        return 204, {}
+
+    async def _list_tags(self, call: Call) -> tuple[int, dict[str, Any]]:
+        return 200, {"tags": self._tags(call.runtime)}
 
     def _endpoint_arns(self, runtime: str, name: str) -> dict[str, str]:
         arn = self.registry.arn(runtime)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AgentLoadError, ConfigError, LocalRuntimeError
-from . import environments, roots
+from . import code_artifacts, environments, images, roots
 from .agents import Agent
-from .cluster.nodes import Cluster
+from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .control import LOCAL_ARTIFACT, ControlPlane
 from .metrics import Metrics
@@ -32,7 +32,9 @@ _PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP an
 class Runtime:
     """Everything behind the HTTP face. Use as: ``start``, then serve, then ``close``. Raises: ConfigError."""
 
-    def __init__(self, config: RuntimeConfig, *, s3_url: str | None = None, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self, config: RuntimeConfig, *, s3_url: str | None = None, cluster: SessionCluster | None = None
+    ) -> None:
         self.config = config
         self._root_lock = roots.new_root()
         self.root = self._root_lock.path
@@ -53,10 +55,10 @@ class Runtime:
             account_id=config.account_id,
             path=self.state_dir / "agents.json" if config.state_dir is not None else None,
         )
-        s3 = config.s3_endpoint or s3_url
+        s3 = self._s3_url = config.s3_endpoint or s3_url
         extra_env = {"AWS_ENDPOINT_URL_S3": s3, "AWS_ALLOW_HTTP": "true"} if s3 is not None else {}
         self.cluster = cluster
-        self.node: LocalNode | Cluster = cluster or LocalNode(
+        self.node: LocalNode | SessionCluster = cluster or LocalNode(
             config,
             state_dir=self.state_dir,
             root=self.root,
@@ -119,7 +121,10 @@ class Runtime:
 
     async def _deploy(self, record: Record, version: Version) -> None:
         try:
-            version.script, version.python = await asyncio.to_thread(self._resolve, version)
+            if images.image_of(version.fields) is None:
+                version.script, version.python = await asyncio.to_thread(self._resolve, version)
+            elif self.cluster is not None:
+                raise ConfigError("container images run on a single machine's runtime only, not on a cluster")
             await self._load(record, version)
         except (LocalRuntimeError, ConfigError, OSError) as e:
             self.registry.settle(record, version, str(e))
@@ -141,12 +146,16 @@ class Runtime:
         if version.script is not None and version.python is not None and Path(version.python).exists():
             return version.script, version.python
         artifact = version.fields["agentRuntimeArtifact"]
+        if "codeConfiguration" in artifact:
+            return code_artifacts.resolve(
+                artifact["codeConfiguration"],
+                self.state_dir / "code",
+                endpoint_url=self._s3_url,
+                credentials=self.config.credentials,
+            )
         uri = artifact.get("containerConfiguration", {}).get("containerUri", "")
         if not uri.startswith(LOCAL_ARTIFACT):
-            raise ConfigError(
-                "this runtime serves agents by path: containerUri must be local:///path/to/agent.py, "
-                f"got {uri or next(iter(artifact))!r}"
-            )
+            raise ConfigError(f"an agent is containerConfiguration or codeConfiguration, not {next(iter(artifact))!r}")
         script = Path(uri.removeprefix(LOCAL_ARTIFACT))
         if not script.is_file():
             raise ConfigError(f"there is no agent file {script}")
@@ -233,7 +242,8 @@ class Runtime:
 
 
 def _agent_of(record: Record, version: Version) -> Agent:
-    if version.script is None or version.python is None:
+    image = images.image_of(version.fields)
+    if image is None and (version.script is None or version.python is None):
         raise AgentLoadError(f"agent {record.name} has no script")
     lifecycle = version.fields.get("lifecycleConfiguration", {})
     headers = version.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
@@ -243,8 +253,9 @@ def _agent_of(record: Record, version: Version) -> Agent:
         runtime_id=record.id,
         version=version.number,
         name=record.name,
-        script=Path(version.script),
-        python=Path(version.python),
+        script=Path(version.script or ""),
+        python=Path(version.python or ""),
+        image=image,
         env=version.fields.get("environmentVariables", {}),
         header_allowlist=frozenset(h.lower().encode() for h in headers),
         idle_timeout_s=lifecycle.get("idleRuntimeSessionTimeout"),

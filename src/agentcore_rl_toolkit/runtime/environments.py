@@ -25,23 +25,29 @@ _SOURCES = ("uv.lock", "pyproject.toml", "requirements.txt")
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """What an agent's environment is made from. ``file`` None: nothing beside the agent says, so it runs in this one."""
+    """What an agent's environment is made from. ``file`` None: nothing beside the agent says, so it runs in this one.
+
+    ``python``: the version it wants, as in 3.12; None, or this interpreter's: this interpreter.
+    """
 
     folder: Path
     file: Path | None
     lock: Path | None
+    python: str | None = None
 
     @classmethod
-    def beside(cls, script: Path) -> Dependencies:
+    def beside(cls, script: Path, *, python: str | None = None) -> Dependencies:
         """Look for uv.lock + pyproject.toml, pyproject.toml, or requirements.txt in the script's folder."""
+        if python == f"{sys.version_info.major}.{sys.version_info.minor}":
+            python = None
         folder = script.parent
         lock, project, requirements = (folder / name for name in _SOURCES)
         if project.is_file():
-            return cls(folder=folder, file=project, lock=lock if lock.is_file() else None)
-        return cls(folder=folder, file=requirements if requirements.is_file() else None, lock=None)
+            return cls(folder=folder, file=project, lock=lock if lock.is_file() else None, python=python)
+        return cls(folder=folder, file=requirements if requirements.is_file() else None, lock=None, python=python)
 
     def key(self) -> str:
-        digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}".encode())
+        digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}\0{self.python}".encode())
         for file in (self.file, self.lock):
             digest.update(b"\0" if file is None else file.name.encode() + b"\0" + file.read_bytes())
         return digest.hexdigest()[:20]
@@ -52,7 +58,7 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
 
     Raises: LocalRuntimeError with uv's output when it cannot be built.
     """
-    if dependencies.file is None:
+    if dependencies.file is None and dependencies.python is None:
         return Path(sys.executable)
     home = root / dependencies.key()
     python = home / "bin" / "python"
@@ -88,8 +94,9 @@ def find_uv() -> str:
 
 
 def _install(dependencies: Dependencies, home: Path, uv: str) -> None:
-    assert dependencies.file is not None
-    _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], dependencies.folder)
+    _run([uv, "venv", "--quiet", "--python", dependencies.python or sys.executable, str(home)], dependencies.folder)
+    if dependencies.file is None:
+        return
     env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
     if dependencies.lock is not None:
         sync = [

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from .connection import send_whole
 from .session import Session
 from .sessions import SessionTable
 from .upstream import Connection, UpstreamLostError, header
-from .wire import REQUEST_ID_HEADER, SESSION_HEADER, Headers, WireError, forwarded_headers, returned_headers
+from .wire import (
+    REQUEST_ID_HEADER,
+    SESSION_HEADER,
+    Headers,
+    WireError,
+    forwarded_headers,
+    returned_headers,
+    trace_headers,
+)
+
+WHOLE_BYTES = 64 * 1024  # of a reply that says its length and is no larger, nothing is sent before it is complete
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -24,6 +35,7 @@ async def relay(
     headers: Headers,
     body: Sequence[bytes],
     request_id: str,
+    scope: Mapping[str, Any] | None = None,
 ) -> None:
     """Send a request to an acquired session and stream its reply to ``send``. The session is released when the agent is done.
 
@@ -49,18 +61,20 @@ async def relay(
                     localLog=str(session.log_path),
                 )
             reply = returned_headers(connection.headers)
+            reply += trace_headers(headers, reply)
             reply.append((SESSION_HEADER, session.id.encode()))
             content_type = header(connection.headers, b"content-type") or b""
             if content_type.startswith(b"text/event-stream"):
                 limit.reschedule(asyncio.get_running_loop().time() + config.stream_timeout_s)
+            length = header(connection.headers, b"content-length")
+            if length is not None and length.isdigit() and int(length) <= WHOLE_BYTES:
+                await connection.whole()  # servers send head and body apart; two writes would wake the caller twice
             started = True
             if connection.complete:
                 data = connection.take()
                 reply.append((b"content-length", b"%d" % len(data)))
-                await send({"type": "http.response.start", "status": 200, "headers": reply})
-                await send({"type": "http.response.body", "body": data})
+                await send_whole(scope or {}, send, 200, reply, data)
                 return
-            length = header(connection.headers, b"content-length")
             if length is not None:
                 reply.append((b"content-length", length))
             await send({"type": "http.response.start", "status": 200, "headers": reply})

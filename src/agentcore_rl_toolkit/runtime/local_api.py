@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,10 +14,12 @@ from . import metrics
 from .core import Runtime
 from .faults import FaultPlan
 from .session import Session
+from .usage import usage
 from .wire import invalid, not_found
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 LOG_BYTES = 1_000_000
+MEASURED_AT_ONCE = 200  # reading a process's memory map costs a millisecond or so
 
 
 async def answer(
@@ -31,6 +34,11 @@ async def answer(
             await _json(send, runtime.status())
         case ("GET", "metrics"):
             await _send(send, _metrics(runtime), b"text/plain; version=0.0.4")
+        case ("POST", "usage"):
+            wanted = json.loads(body or b"[]")
+            if not isinstance(wanted, list) or len(wanted) > MEASURED_AT_ONCE:
+                raise invalid(f"a list of at most {MEASURED_AT_ONCE} session ids", reason="CannotParse")
+            await _json(send, {"usage": await asyncio.gather(*(_usage(runtime, str(name)) for name in wanted))})
         case ("GET", "sessions", session_id, "log"):
             text = await _log(runtime, session_id, int(query.get("offset", "0")))
             await _send(send, text, b"text/plain; charset=utf-8")
@@ -55,6 +63,21 @@ async def answer(
             await _json(send, {"rules": len(runtime.faults.rules)})
         case _:
             raise not_found(f"{method} /_local/{'/'.join(path)}")
+
+
+async def _usage(runtime: Runtime, session_id: str) -> tuple[int | None, float | None]:
+    """Memory and CPU of a session, asked of its node where that is another machine."""
+    process = next((s.process for s in runtime.table.sessions.values() if s.id == session_id), None)
+    if process is None or process.pid is None:
+        return None, None
+    ask = getattr(process, "usage", None)
+    if ask is None:
+        return await asyncio.to_thread(usage, process.pid)
+    try:
+        memory, cpu_s = await ask()
+    except LocalRuntimeError:  # its node has just gone
+        return None, None
+    return memory, cpu_s
 
 
 def _find(runtime: Runtime, prefix: str) -> list[Session]:

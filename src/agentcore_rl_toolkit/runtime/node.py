@@ -14,18 +14,22 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import AgentLoadError
 from .agents import Agent, runtime_arn
 from .config import RuntimeConfig
 from .isolation import choose_tier
 from .isolation.relay import Relay
-from .launcher.handle import SessionProcess, TemplateProcess, TemplateSpec
+from .launcher.handle import TemplateProcess, TemplateSpec
 from .roots import MARKER, marker
+
+if TYPE_CHECKING:
+    from .containers import ContainerNode
 
 log = logging.getLogger(__name__)
 
+CONTAINER_TIERS = ("docker", "gvisor")
 # What sessions see of the runtime's own environment: nothing else is inherited.
 INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 
@@ -79,6 +83,7 @@ class LocalNode:
         self._templates: dict[tuple[str, int], TemplateProcess] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._relay: Relay | None = None
+        self._container_node: ContainerNode | None = None
         self.tier = ""
 
     async def start(self) -> None:
@@ -86,6 +91,8 @@ class LocalNode:
         wanted = self._config.isolation
         tier = await asyncio.to_thread(choose_tier, wanted.tier, network=wanted.network)
         self.tier = tier.name
+        if tier.name in CONTAINER_TIERS:
+            await self._containers().open()
         if tier.name == "process":
             log.warning("sessions are plain processes: nothing keeps them from other files and processes of this user")
         if wanted.network == "loopback" and self._endpoints and tier.name == "namespaces":
@@ -93,11 +100,16 @@ class LocalNode:
             await self._relay.start()
 
     async def prepare(self, agent: Agent) -> None:
-        """Load the agent's template. Raises: AgentLoadError with its traceback."""
-        await self._template(agent)
+        """Load the agent's template, or see to its image. Raises: AgentLoadError with its traceback."""
+        if self._in_container(agent):
+            await self._containers().prepare(agent)
+        else:
+            await self._template(agent)
 
-    async def start_session(self, order: SessionOrder) -> SessionProcess:
-        """Fork a session. Raises: AgentLoadError, LocalRuntimeError."""
+    async def start_session(self, order: SessionOrder) -> Any:
+        """Fork a session, or start a container. Raises: AgentLoadError, LocalRuntimeError."""
+        if self._in_container(order.agent):
+            return await self._containers().start_session(order)
         template = await self._template(order.agent)
         order.log_path.parent.mkdir(parents=True, exist_ok=True)
         return template.spawn(
@@ -106,7 +118,8 @@ class LocalNode:
 
     def describe(self) -> list[dict[str, Any]]:
         """The loaded agents: how they start their sessions, and why not by fork."""
-        return [
+        containers = self._container_node.describe() if self._container_node is not None else []
+        return containers + [
             {
                 "runtime_id": runtime_id,
                 "version": version,
@@ -120,21 +133,45 @@ class LocalNode:
 
     async def forget(self, agent: Agent) -> None:
         """End an agent version's template and with it its sessions."""
+        if self._in_container(agent):
+            await self._containers().forget(agent)
+            return
         template = self._templates.pop((agent.runtime_id, agent.version), None)
         if template is not None:
             await template.close()
 
     async def forget_if_unused(self, agent: Agent) -> None:
         """End the template of a version that has no sessions; should one be asked for again, it is loaded again."""
+        if self._in_container(agent):
+            await self._containers().forget_if_unused(agent)
+            return
         template = self._templates.get((agent.runtime_id, agent.version))
         if template is not None and not template.sessions:
             await self.forget(agent)
 
     async def close(self) -> None:
-        """End every template."""
+        """End every template and container."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))
+        if self._container_node is not None:
+            await self._container_node.close()
         if self._relay is not None:
             await self._relay.aclose()
+
+    def _in_container(self, agent: Agent) -> bool:
+        return agent.image is not None or self.tier in CONTAINER_TIERS
+
+    def _containers(self) -> ContainerNode:
+        if self._container_node is None:
+            from .containers import ContainerNode  # needs this module, and is not for everyone
+
+            self._container_node = ContainerNode(
+                self._config.isolation,
+                root=self._root,
+                environment=self.environment,
+                endpoints=self._endpoints,
+                gvisor=self.tier == "gvisor",
+            )
+        return self._container_node
 
     async def _template(self, agent: Agent) -> TemplateProcess:
         key = (agent.runtime_id, agent.version)
@@ -163,6 +200,7 @@ class LocalNode:
                 mode=self._config.start_mode,
                 strict_snapshot=self._config.strict_snapshot,
                 isolation=self._isolation(agent),
+                disk_bytes=self._config.isolation.disk_bytes,
                 log_path=log_path,
             )
         )
@@ -178,7 +216,7 @@ class LocalNode:
             "memory_bytes": c.memory_bytes,
             "cpus": c.cpus,
             "processes": c.processes,
-            "file_bytes": c.file_bytes,
+            "file_bytes": c.file_bytes if c.file_bytes is not None else c.disk_bytes,
         }
         if self.tier == "process" and not any(limits.values()):
             return {}

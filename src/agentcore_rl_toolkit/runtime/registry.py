@@ -56,6 +56,7 @@ class Record:
     versions: dict[int, Version]
     endpoints: dict[str, Endpoint]
     status: str = "READY"
+    tags: dict[str, str] = field(default_factory=dict)
 
     @property
     def latest(self) -> Version:

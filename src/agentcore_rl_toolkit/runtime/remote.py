@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import urllib.error
 import urllib.parse
@@ -18,6 +17,7 @@ from .control import LOCAL_ARTIFACT
 
 TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
+SHOWN = 40  # sessions in one picture of `top`
 _ROLE = "arn:aws:iam::123456789012:role/local"
 
 
@@ -83,13 +83,15 @@ class RuntimeView:
         query = "" if grace_s is None else f"?grace_s={grace_s}"
         self.call("DELETE", f"/_local/sessions/{urllib.parse.quote(session)}{query}")
 
-    def deploy(self, script: Path, name: str, env: Mapping[str, str]) -> str:
+    def deploy(self, agent: Path | str, name: str, env: Mapping[str, str]) -> str:
         """Create the agent, or a new version of it, and wait until it is loaded. Returns its ARN.
 
+        ``agent`` is the path of its file, or the name of a container image.
         Raises: LocalRuntimeError with the reason when it does not load.
         """
+        uri = f"{LOCAL_ARTIFACT}{agent}" if isinstance(agent, Path) else agent
         body = {
-            "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": f"{LOCAL_ARTIFACT}{script}"}},
+            "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": uri}},
             "roleArn": _ROLE,
             "environmentVariables": dict(env),
         }
@@ -123,7 +125,7 @@ class RuntimeView:
 
 def table(sessions: list[dict[str, Any]]) -> str:
     """Sessions as aligned text."""
-    head = ("SESSION", "AGENT", "STATE", "PID", "AGE", "IDLE", "CALLS", "START")
+    head = ("SESSION", "AGENT", "STATE", "PID", "AGE", "IDLE", "CALLS", "START", "CAUSE")
     rows = [
         (
             s["session_id"],
@@ -134,6 +136,7 @@ def table(sessions: list[dict[str, Any]]) -> str:
             _seconds(s["idle_s"]),
             str(s["invocations"]),
             "-" if s["start_s"] is None else f"{s['start_s'] * 1e3:.0f} ms",
+            (s.get("error") or "").partition("\n")[0][:120],
         )
         for s in sessions
     ]
@@ -156,24 +159,14 @@ def picture(view: RuntimeView, before: tuple[float, int] | None) -> tuple[tuple[
         "",
         f"{'SESSION':<44} {'AGENT':<16} {'STATE':<10} {'MEMORY':>9} {'CPU':>9}",
     ]
-    for s in sessions[:40]:
-        memory, cpu = usage(s["pid"]) if s["pid"] and not s.get("node") else (None, None)
+    shown = sessions[:SHOWN]
+    used = view.call("POST", "/_local/usage", [s["session_id"] for s in shown])
+    for s, (memory, cpu) in zip(shown, json.loads(used)["usage"], strict=True):
         lines.append(
             f"{s['session_id'][:44]:<44} {s['agent'][:16]:<16} {s['state']:<10} "
             f"{'-' if memory is None else f'{memory / 1e6:.1f} MB':>9} {'-' if cpu is None else f'{cpu:.2f} s':>9}"
         )
     return (now, status["started"]), "\n".join(lines)
-
-
-def usage(pid: int) -> tuple[float | None, float | None]:
-    """Private memory in bytes and CPU seconds of a process; None where the system does not tell."""
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        private = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_")) * 1024
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return private, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError):
-        return None, None
 
 
 def _seconds(value: float) -> str:

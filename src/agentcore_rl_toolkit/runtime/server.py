@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qs
 
 import websockets
 
@@ -18,8 +19,10 @@ from .commands import parse_command, run_command
 from .connection import break_off
 from .core import Runtime
 from .faults import Fault, as_error
+from .idempotency import Tokens
 from .invoke import relay
-from .session import Session
+from .session import Key, Session
+from .shells import Shells, check_shell_id
 from .upstream import UpstreamLostError
 from .websocket import bridge
 from .wire import (
@@ -34,6 +37,7 @@ from .wire import (
     not_found,
     session_id_of,
     split_path,
+    trace_headers,
 )
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -106,6 +110,8 @@ class RuntimeApp:
         self._s3 = s3
         self._s3_port = s3_port
         self._tasks: set[asyncio.Task[None]] = set()
+        self._tokens = Tokens()
+        self._shells = Shells()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -147,7 +153,7 @@ class RuntimeApp:
             if managed is None:
                 raise not_found(f"Operation {scope['method']} {scope['path']}")
             operation = managed[0]
-            status = await self._control(managed, query, body, send)
+            status = await self._control(managed, scope["query_string"], query, body, send)
         except WireError as e:
             status = e.status
             await reply(send, e.status, e.body(), [(b"x-amzn-errortype", e.code.encode())])
@@ -172,13 +178,19 @@ class RuntimeApp:
             )
 
     async def _control(
-        self, managed: tuple[str, str, str], query: Mapping[str, str], body: list[bytes], send: Send
+        self,
+        managed: tuple[str, str, str],
+        query_string: bytes,
+        query: Mapping[str, str],
+        body: list[bytes],
+        send: Send,
     ) -> int:
         operation, runtime, endpoint = managed
         self.runtime.quotas.control(operation, time.monotonic())
-        call = control.Call(operation, runtime, endpoint, query, control.parse_body(b"".join(body)))
+        keys = tuple(parse_qs(query_string.decode("latin-1")).get("tagKeys", ()))
+        call = control.Call(operation, runtime, endpoint, query, control.parse_body(b"".join(body)), keys)
         status, answer = await self.runtime.control.call(call)
-        await reply(send, status, json.dumps(answer).encode())
+        await reply(send, status, json.dumps(answer).encode() if status != 204 else b"")
         return status
 
     async def _data_plane(self, operation: str, route: Route, scope: Scope, body: list[bytes], send: Send) -> None:
@@ -192,9 +204,7 @@ class RuntimeApp:
         if operation == "StopRuntimeSession":
             if session_id is None:
                 raise invalid("runtimeSessionId is required", field="runtimeSessionId")
-            if self.runtime.table.stop((agent.runtime_id, route.qualifier, session_id)) is None:
-                raise not_found(f"Session {session_id}")
-            await reply(send, 200, b"{}", [(SESSION_HEADER, session_id.encode())])
+            await self._stop((agent.runtime_id, route.qualifier, session_id), body, send)
             return
         command = parse_command(b"".join(body)) if operation == "InvokeAgentRuntimeCommand" else None
         if any(f.kind == "drop" and f.when == "before" for f in faults):
@@ -206,7 +216,7 @@ class RuntimeApp:
             if fault.kind == "kill":
                 asyncio.get_running_loop().call_later(fault.delay_s, session.process.stop, 0.0)
         if command is not None:
-            await self._command(session, *command, send)
+            await self._command(session, *command, headers, send)
             return
         path = b"/.well-known/agent-card.json" if operation == "GetAgentCard" else agent.invocation_path
         dropped = any(f.kind == "drop" for f in faults)
@@ -224,6 +234,7 @@ class RuntimeApp:
             headers=headers,
             body=body,
             request_id=_request_id(by_name),
+            scope=None if dropped else scope,
         )
         if dropped:
             await break_off(scope)
@@ -243,9 +254,21 @@ class RuntimeApp:
         wanted = session_id or str(uuid.uuid4())
         return await self.runtime.table.acquire(agent, route.qualifier, wanted, start_delay_s=delay_s)
 
-    async def _command(self, session: Session, text: str, timeout_s: float, send: Send) -> None:
+    async def _stop(self, key: Key, body: list[bytes], send: Send) -> None:
+        """A stop whose client token comes again gets the answer of the first one."""
+
+        async def work() -> tuple[int, dict[str, Any]]:
+            if self.runtime.table.stop(key) is None:
+                raise not_found(f"Session {key[2]}")
+            return 200, {}
+
+        token = control.parse_body(b"".join(body)).get("clientToken")
+        status, answer = await (self._tokens.answer((key, token), "", work) if isinstance(token, str) else work())
+        await reply(send, status, json.dumps(answer).encode(), [(SESSION_HEADER, key[2].encode())])
+
+    async def _command(self, session: Session, text: str, timeout_s: float, headers: Headers, send: Send) -> None:
         try:
-            await run_command(session, text, timeout_s, send)
+            await run_command(session, text, timeout_s, send, trace_headers(headers, ()))
         finally:
             self.runtime.table.release(session)
 
@@ -266,19 +289,27 @@ class RuntimeApp:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The handshake is refused with the status the error would have had over HTTP."""
         pieces, query = split_path(scope["raw_path"], scope["query_string"])
-        status = 101
+        operation, status = "WebSocket", 101
         try:
-            if pieces[0] != "runtimes" or len(pieces) != 3 or pieces[2] != "ws":
+            shell = pieces[2:] == ("ws", "shells")
+            if pieces[0] != "runtimes" or not (shell or pieces[2:] == ("ws",)):
                 raise not_found(f"Path {scope['path']}")
+            operation = "InvokeAgentRuntimeCommandShell" if shell else "WebSocket"
             await receive()  # websocket.connect
+            self._authenticate({**scope, "method": "GET"}, [])
             by_name = dict(scope["headers"])
             given = {k.lower().encode(): v.encode() for k, v in query.items()}
             session_id = session_id_of({**given, **by_name})  # presigned addresses carry it in the query
-            agent = await self.runtime.find(Route("ws", pieces[1], query))
-            self.runtime.quotas.request("WebSocket", agent.runtime_id, time.monotonic())
-            session = await self._acquire(agent, Route("ws", pieces[1], query), session_id, 0.0)
+            shell_id = check_shell_id(query.get("shellId") or str(uuid.uuid4()))
+            route = Route("ws", pieces[1], query)
+            agent = await self.runtime.find(route)
+            self.runtime.quotas.request(operation, agent.runtime_id, time.monotonic())
+            session = await self._acquire(agent, route, session_id, 0.0)
             try:
-                await bridge(session, scope["headers"], _request_id(by_name), receive, send)
+                if shell:
+                    await self._shells.serve(session, shell_id, receive, send)
+                else:
+                    await bridge(session, scope["headers"], _request_id(by_name), receive, send)
             finally:
                 self.runtime.table.release(session)
         except WireError as e:
@@ -286,7 +317,7 @@ class RuntimeApp:
         except (OSError, websockets.InvalidHandshake):
             status = 424
         finally:
-            self.runtime.metrics.request("WebSocket", status)
+            self.runtime.metrics.request(operation, status)
         if status != 101:
             await _refuse(scope, send, status)
 

@@ -18,7 +18,7 @@ import uvloop
 
 from ..errors import ConfigError
 from . import roots
-from .cluster.nodes import Cluster
+from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .connection import RuntimeProtocol
 from .core import Runtime
@@ -60,7 +60,7 @@ async def serve(
     config: RuntimeConfig,
     agents: Sequence[tuple[str, Path]],
     *,
-    cluster: Cluster | None = None,
+    cluster: SessionCluster | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     ready_file: Path | None = None,
@@ -93,10 +93,6 @@ async def serve(
         if isinstance(e, asyncio.CancelledError) and loading.cancelled():
             return  # told to stop while loading
         raise
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)
-        # uvicorn raises the signal again after its shutdown; a graceful stop is exit status 0 here.
-        signal.signal(number, lambda signum, frame: None)
     server = uvicorn.Server(
         uvicorn.Config(
             RuntimeApp(runtime, s3=s3, s3_port=listeners[-1].getsockname()[1] if s3 is not None else None),
@@ -113,6 +109,14 @@ async def serve(
             timeout_graceful_shutdown=int(config.shutdown_grace_s),
         )
     )
+
+    def stop(signum: int, frame: Any) -> None:
+        server.should_exit = True  # told to stop before uvicorn listens for signals itself
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+        # uvicorn raises the signal again after its shutdown; a graceful stop is exit status 0 here.
+        signal.signal(number, stop)
     url = f"http://{host if ':' not in host else f'[{host}]'}:{listeners[0].getsockname()[1]}"
     content: dict[str, Any] = {"url": url, "pid": os.getpid(), "agents": arns, "isolation": runtime.node.tier}
     if s3_url is not None:

@@ -169,6 +169,8 @@ class SessionTable:
                 f"Runtime initialization time exceeded. Please make sure that initialization completes in {limit}s."
             )
             self._fail_start(session, failure, f"no healthy answer to /ping within {limit} s")
+        except WireError as e:  # its cluster has no room for it
+            self._fail_start(session, e.message, str(e.extra.get("localDetail", e.message)), code=e.code)
         except (LocalRuntimeError, UpstreamLostError, OSError) as e:
             if session.process is not None and not session.over:
                 try:
@@ -179,10 +181,10 @@ class SessionTable:
             failure = "Runtime initialization failed."
             self._fail_start(session, failure, str(e))
 
-    def _fail_start(self, session: Session, message: str, why: str) -> None:
+    def _fail_start(self, session: Session, message: str, why: str, *, code: str = "RuntimeClientError") -> None:
         cause = log_tail(session.log_path)
         session.error = f"{why}{': ' + cause if cause else ''}"
-        error = WireError("RuntimeClientError", message, localDetail=session.error)
+        error = WireError(code, message, localDetail=session.error)
         if not session.ready.done():
             session.ready.set_exception(error)
             session.ready.exception()
@@ -216,8 +218,9 @@ class SessionTable:
     async def _wait_end(self, session: Session) -> None:
         session.exit_status = await session.process.ended
         if not session.over and session.state == "ready":
-            session.error = getattr(session.process, "lost", None)
-            self._end(session, "crashed" if session.error is None else "lost", 0.0)
+            lost = getattr(session.process, "lost", None)
+            session.error = lost or getattr(session.process, "death", None)
+            self._end(session, "crashed" if lost is None else "lost", 0.0)
         self._stopping.discard(session)
         if session.ending is not None:  # what is known only now that its process is gone
             session.ending |= {

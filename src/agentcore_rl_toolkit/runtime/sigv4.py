@@ -6,12 +6,14 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, quote
 
 from .wire import Headers, WireError
 
 MAX_SKEW_S = 300.0
+MAX_PRESIGNED_S = 604_800  # a week, SigV4's own limit
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/([^/]+)/aws4_request, ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]{64})"
 )
@@ -19,6 +21,21 @@ _AUTHORIZATION = re.compile(
 
 def _refused(message: str) -> WireError:
     return WireError("AccessDeniedException", message)
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a request says about its own signature, in its header or, presigned, in its query."""
+
+    access_key: str
+    day: str
+    region: str
+    service: str
+    signed: str
+    signature: str
+    stamp: str
+    query: str
+    lifetime_s: float | None = None  # of a presigned address
 
 
 def verify(
@@ -33,21 +50,20 @@ def verify(
 ) -> None:
     """Check a request's signature against ``credentials`` (access key -> secret). Units: ``now`` in unix seconds.
 
-    Raises: WireError 403 when it is missing, of an unknown key, older than five minutes, or wrong.
+    Raises: WireError 403 when it is missing, of an unknown key, older than five minutes (a presigned one: than it says), or
+    wrong.
     """
     by_name: dict[str, list[str]] = {}
     for key, value in headers:
         by_name.setdefault(key.decode("latin-1"), []).append(" ".join(value.decode("latin-1").split()))
-    match = _AUTHORIZATION.fullmatch(", ".join(by_name.get("authorization", [])))
-    if match is None:
+    claim = _in_header(by_name, query_string.decode("latin-1")) or _in_query(query_string.decode("latin-1"))
+    if claim is None:
         raise _refused("Missing Authentication Token")
-    access_key, day, region, service, signed, signature = match.groups()
-    secret = credentials.get(access_key)
+    secret = credentials.get(claim.access_key)
     if secret is None:
         raise _refused("The security token included in the request is invalid.")
-    stamp = (by_name.get("x-amz-date") or [""])[0]
-    _check_time(stamp, day, now)
-    names = signed.split(";")
+    _check_time(claim, now)
+    names = claim.signed.split(";")
     if "host" not in names:
         raise _refused("Host must be a signed header.")
     payload_hash = hashlib.sha256(b"".join(body)).hexdigest()
@@ -59,34 +75,67 @@ def verify(
             method,
             # every service but S3 encodes the path once more on top of how it is sent
             quote(raw_path.split(b"?", 1)[0].decode("latin-1") or "/", safe="/~"),
-            _canonical_query(query_string.decode("latin-1")),
+            claim.query,
             *(f"{name}:{','.join(by_name.get(name, []))}" for name in names),
             "",
-            signed,
+            claim.signed,
             claimed,
         )
     )
-    scope = f"{day}/{region}/{service}/aws4_request"
-    to_sign = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    scope = f"{claim.day}/{claim.region}/{claim.service}/aws4_request"
+    to_sign = f"AWS4-HMAC-SHA256\n{claim.stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
     key = f"AWS4{secret}".encode()
-    for part in (day, region, service, "aws4_request"):
+    for part in (claim.day, claim.region, claim.service, "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
-    if not hmac.compare_digest(hmac.new(key, to_sign.encode(), "sha256").hexdigest(), signature):
+    if not hmac.compare_digest(hmac.new(key, to_sign.encode(), "sha256").hexdigest(), claim.signature):
         raise _refused(
             "The request signature we calculated does not match the signature you provided. "
             "Check your AWS Secret Access Key and signing method."
         )
 
 
-def _check_time(stamp: str, day: str, now: float) -> None:
+def _in_header(by_name: Mapping[str, list[str]], query: str) -> _Claim | None:
+    match = _AUTHORIZATION.fullmatch(", ".join(by_name.get("authorization", [])))
+    if match is None:
+        return None
+    access_key, day, region, service, signed, signature = match.groups()
+    stamp = (by_name.get("x-amz-date") or [""])[0]
+    return _Claim(access_key, day, region, service, signed, signature, stamp, _canonical_query(query))
+
+
+def _in_query(query: str) -> _Claim | None:
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    scope = given.get("X-Amz-Credential", "").split("/")
+    if given.get("X-Amz-Algorithm") != "AWS4-HMAC-SHA256" or len(scope) != 5 or scope[4] != "aws4_request":
+        return None
+    lifetime = given.get("X-Amz-Expires", "")
+    if not lifetime.isdigit() or not 1 <= int(lifetime[:9]) <= MAX_PRESIGNED_S:
+        raise _refused(f"X-Amz-Expires must be 1 to {MAX_PRESIGNED_S} seconds.")
+    access_key, day, region, service, _ = scope
+    return _Claim(
+        access_key,
+        day,
+        region,
+        service,
+        given.get("X-Amz-SignedHeaders", ""),
+        given.get("X-Amz-Signature", ""),
+        given.get("X-Amz-Date", ""),
+        _canonical_query(query, without="X-Amz-Signature"),
+        float(lifetime),
+    )
+
+
+def _check_time(claim: _Claim, now: float) -> None:
     try:
-        signed_at = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        signed_at = datetime.strptime(claim.stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
         raise _refused("X-Amz-Date is missing or malformed.") from None
-    if not stamp.startswith(day) or abs(now - signed_at) > MAX_SKEW_S:
-        raise _refused(f"Signature expired: {stamp} is not within five minutes of now.")
+    age_s, oldest_s = now - signed_at, MAX_SKEW_S if claim.lifetime_s is None else claim.lifetime_s
+    if not claim.stamp.startswith(claim.day) or not -MAX_SKEW_S <= age_s <= oldest_s:
+        raise _refused(f"Signature expired: {claim.stamp} is not within {oldest_s:g} seconds of now.")
 
 
-def _canonical_query(query: str) -> str:
-    pairs = sorted((quote(k, safe="-_.~"), quote(v, safe="-_.~")) for k, v in parse_qsl(query, keep_blank_values=True))
-    return "&".join(f"{k}={v}" for k, v in pairs)
+def _canonical_query(query: str, without: str | None = None) -> str:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    sent = sorted((quote(k, safe="-_.~"), quote(v, safe="-_.~")) for k, v in pairs if k != without)
+    return "&".join(f"{k}={v}" for k, v in sent)

@@ -127,6 +127,13 @@ class Connection(asyncio.Protocol):
                 return
             await self._wait()
 
+    async def whole(self) -> None:
+        """Wait until the reply is complete. Raises: UpstreamLostError when it breaks off."""
+        while not self.complete:
+            if self._lost:
+                raise UpstreamLostError("the agent closed the connection before its reply was complete")
+            await self._wait()
+
     def take(self) -> bytes:
         """Everything received so far, joined."""
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)

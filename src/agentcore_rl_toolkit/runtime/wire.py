@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +55,7 @@ RETURNED = frozenset(
         b"baggage",
     }
 )
+TRACE = frozenset({b"x-amzn-trace-id", b"traceparent", b"tracestate", b"baggage"})
 _LIMITS = {
     b"accept": 256,
     b"content-type": 256,
@@ -183,6 +184,15 @@ def forwarded_headers(headers: Headers, allowlist: frozenset[bytes]) -> Headers:
 def returned_headers(headers: Headers) -> Headers:
     """The agent's response headers a caller gets to see."""
     return [(k, v) for k, v in headers if k in RETURNED]
+
+
+def trace_headers(request: Headers, returned: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The trace headers of a request that go back with its reply: those the agent did not answer with its own."""
+    own = [(k, v) for k, v in request if k in TRACE]
+    if not own:
+        return own
+    names = {k for k, _ in returned}
+    return [(k, v) for k, v in own if k not in names]
 
 
 def parse_environment(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:

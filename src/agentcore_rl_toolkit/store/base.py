@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from .._portal import Portal
 from ..errors import ConfigError, ObjectExistsError, StoreError
-from .portal import run_sync
 from .retry import RetryPolicy, TransientStoreError, jitter
 
 T = TypeVar("T")
@@ -19,6 +19,8 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 60.0
 MAX_KEY_BYTES = 1024  # S3's limit; the other stores follow it so that a run can move between them
 TEMP_PREFIX = ".tmp-"
+
+run_sync = Portal("agentcore-rl-store").call  # one loop per process, under every store's sync face
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -154,7 +154,7 @@ class LocalStore(ObjectStore):
             return ObjectExistsError(f"{key!r} exists in {self.url}", key=key)
         if isinstance(e, FileNotFoundError):
             return ObjectNotFoundError(f"no object {key!r} in {self.url}", key=key)
-        if isinstance(e, PermissionError):
+        if isinstance(e, PermissionError) or e.errno == errno.EROFS:
             return StorePermissionError(f"no access to {key!r} in {self.url}: {e}", key=key)
         if isinstance(e, NotADirectoryError | IsADirectoryError):
             return StoreError(f"{key!r} in {self.url} is a folder and an object at once: {e}", key=key)

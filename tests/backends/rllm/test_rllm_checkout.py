@@ -1,16 +1,22 @@
-"""rLLM's own AgentCore runtime, from the checkout that RLLM_DIR names, over our client and the local runtime."""
+"""rLLM's own code, from the checkout that RLLM_DIR names, over our client, our gateway and the local runtime."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from agentcore_rl_toolkit.policy.arithmetic import problems
 
 RLLM_DIR = os.environ.get("RLLM_DIR")
 pytestmark = [
@@ -18,54 +24,151 @@ pytestmark = [
         not RLLM_DIR, reason="RLLM_DIR names no rLLM checkout; its calls are checked by signature instead"
     ),
     pytest.mark.slow,
+    pytest.mark.timeout(600),
 ]
 HERE = Path(__file__).parent
+COMPAT = HERE.parents[2] / "compat" / "rllm_model_gateway" / "src"
+ROLLOUTS = 6
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[dict[str, Any]]:
+    """`agentcore-rl ARGUMENTS` while the block runs; gives what the server wrote into its ready file."""
+    ready = folder / f"{arguments[0]}.json"
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *arguments]
+    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    with (folder / f"{arguments[0]}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        give_up_s = time.monotonic() + 90
+        while not ready.exists():
+            assert process.poll() is None, (folder / f"{arguments[0]}.log").read_text()[-2000:]
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        yield json.loads(ready.read_text())
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+def driven(python: str, script: str, marker: str, *arguments: str, endpoint: str = "") -> Any:
+    """What a script of rLLM's printed behind its marker."""
+    done = subprocess.run(
+        [python, "-W", "ignore", str(HERE / script), *arguments],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{RLLM_DIR}{os.pathsep}{COMPAT}",
+            "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": endpoint,
+            "AWS_ACCESS_KEY_ID": "local",
+            "AWS_SECRET_ACCESS_KEY": "local",
+            "AGENTCORE_RL_GATEWAY_ADMIN_KEY": "for-this-test-only",  # rLLM has the gateway listen on every address
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(text for text in done.stdout.splitlines() if text.startswith(marker + " "))
+    return json.loads(line.removeprefix(marker + " "))
 
 
 def test_rllms_runtime_gets_rewards_errors_and_timeouts(tmp_path: Path) -> None:
-    (tmp_path / "records").mkdir()
-    ready = tmp_path / "runtime.json"
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve"]
-    command += ["--agent", f"plain={HERE / 'plain_agent.py'}", "--writable", str(tmp_path / "records")]
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    with (tmp_path / "log").open("wb") as log:
-        runtime = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
-        give_up_s = time.monotonic() + 60
-        while not ready.exists():
-            assert runtime.poll() is None, (tmp_path / "log").read_text()[-2000:]
-            assert time.monotonic() < give_up_s
-            time.sleep(0.05)
-        at = json.loads(ready.read_text())
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                str(HERE / "drive.py"),
-                at["agents"]["plain"],
-                f"file://{tmp_path / 'records'}",
-            ],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(RLLM_DIR),
-                "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": at["url"],
-                "AWS_ACCESS_KEY_ID": "local",
-                "AWS_SECRET_ACCESS_KEY": "local",
-            },
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-    finally:
-        runtime.send_signal(signal.SIGTERM)
-        runtime.wait(timeout=30)
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(text for text in done.stdout.splitlines() if text.startswith("RESULTS "))
-    good, failed, late = json.loads(line.removeprefix("RESULTS "))
+    records = tmp_path / "records"
+    records.mkdir()
+    agent = f"plain={HERE / 'plain_agent.py'}"
+    with serving(tmp_path, "runtime", "serve", "--agent", agent, "--writable", str(records)) as at:
+        arguments = (at["agents"]["plain"], f"file://{records}")
+        found = driven(sys.executable, "drive.py", "RESULTS", *arguments, endpoint=at["url"])
+    good, failed, late = found
     assert (good["finished"], good["reward"], good["reason"]) == (True, 0.5, "ENV_DONE")
     assert good["metrics"] == {"steps": 2, "base_url": "http://gw/sessions/0/v1"}
     assert (failed["finished"], failed["reason"]) == (False, "ERROR")
     assert "injected failure" in failed["error"]
     assert (late["finished"], late["reason"]) == (False, "TIMEOUT")
     assert late["elapsed"] >= 15
+
+
+@pytest.mark.parametrize("backend", ["tinker", "verl"])
+def test_our_overrides_arrive_where_rllm_and_its_trainer_read_them(rllm_python: str, backend: str) -> None:
+    found = driven(rllm_python, "compose.py", "CONFIG", backend)
+    runtime = found["rllm.remote_runtime"]
+    assert (runtime["enabled"], runtime["backend"], runtime["session_timeout"]) == (True, "agentcore", 42)
+    assert runtime["agentcore"]["s3_bucket"] == "bucket"
+    assert found["rllm.compact_filtering.enable"] is True
+    assert (found["rllm.workflow.n_parallel_tasks"], found["rllm.trainer.experiment_name"]) == (17, "mine")
+    assert (found["rllm.rollout.n"], found["rllm.rollout.train.temperature"]) == (5, 0.7)
+    assert (found["data.train_batch_size"], found["data.max_prompt_length"]) == (24, 1111)
+    if backend == "tinker":
+        assert (found["training.group_size"], found["model.name"]) == (5, "some/model")
+    else:
+        assert (found["actor_rollout_ref.rollout.n"], found["actor_rollout_ref.rollout.temperature"]) == (5, 0.7)
+        assert found["algorithm.adv_estimator"] == "grpo"
+        assert found["algorithm.rollout_correction.bypass_mode"] is True
+        assert found["trainer.experiment_name"] == "mine"
+
+
+@pytest.fixture(scope="module")
+def rolled(rllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One group of the real math agent through rLLM's engine; one of its rollouts raises."""
+    folder = tmp_path_factory.mktemp("rllm")
+    records = folder / "records"
+    records.mkdir()
+    (problem,) = problems("train", 1, seed=3)
+    agent = f"math={HERE.parent / 'fails_once.py'}"
+    with (
+        serving(folder, "policy", "serve") as policy,
+        serving(folder, "runtime", "serve", "--agent", agent, "--writable", str(records)) as runtime,
+    ):
+        at = {
+            "policy": policy["url"],
+            "arn": runtime["agents"]["math"],
+            "store": f"file://{records}",
+            "n": ROLLOUTS,
+            "payload": {
+                "prompt": problem.prompt,
+                "answer": problem.answer,
+                "fail_marker": str(records / "one.failed"),
+            },
+        }
+        found = driven(rllm_python, "drive_engine.py", "EPISODES", json.dumps(at), endpoint=runtime["url"])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_rllm_gets_the_tokens_that_the_policy_sampled(rolled: dict[str, Any]) -> None:
+    import torch
+
+    from agentcore_rl_toolkit.policy import load_policy
+
+    model, _ = load_policy()
+    good = [e for e in rolled["episodes"] if e["reason"] == "ENV_DONE"]
+    assert len(good) == ROLLOUTS - 1
+    for episode in good:
+        before: list[int] = []
+        assert episode["steps"]
+        for prompt, response, logprobs, version in episode["steps"]:
+            assert prompt[: len(before)] == before  # the whole conversation stays one row in rLLM's merge
+            assert version == 0  # the policy server's own word, which goes before what the trainer told the gateway
+            with torch.no_grad():
+                logits_TV = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float()
+            recomputed_TV = torch.log_softmax(logits_TV, -1)
+            for t, (token, recorded) in enumerate(zip(response, logprobs, strict=True)):
+                assert float(recomputed_TV[t, token]) == pytest.approx(recorded, abs=1e-3)
+            before = prompt + response
+
+
+def test_the_injected_failure_reaches_rllm_as_an_error_and_compact_filtering_masks_it(rolled: dict[str, Any]) -> None:
+    (failed,) = [e for e in rolled["episodes"] if e["reason"] == "ERROR"]
+    assert "injected failure" in failed["error"]["error_message"]
+    assert "injected failure" in failed["error"]["traceback"]
+    assert failed["steps"]  # it had sampled something
+    rewards = [e["reward"] for e in rolled["episodes"] if e["reason"] == "ENV_DONE"]
+    (masked,) = rolled["groups"]["masked"]
+    assert sorted(reward for reward, _ in masked) == sorted(rewards)
+    mean = sum(rewards) / len(rewards)
+    spread = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
+    for reward, advantages in masked:
+        wanted = (reward - mean) / (spread + 1e-6) if spread else 0.0
+        assert advantages == pytest.approx([wanted] * len(advantages), rel=0.15, abs=1e-6)
+    (kept,) = rolled["groups"]["kept"]
+    assert len(kept) == ROLLOUTS  # what rLLM does without the filter: the failure is a reward of 0

@@ -40,9 +40,7 @@ def test_failed_rollouts_are_masked_unless_asked_otherwise() -> None:
     assert "reward 0" in config(mask_failures=False).plan().render()
 
 
-@pytest.mark.parametrize(
-    ("backend", "key"), [("verl", "actor_rollout_ref.rollout.n"), ("tinker", "training.group_size")]
-)
+@pytest.mark.parametrize(("backend", "key"), [("verl", "rllm.rollout.n"), ("tinker", "training.group_size")])
 def test_each_trainer_gets_its_own_keys(backend: str, key: str) -> None:
     overrides = config(backend=backend, group_size=4).hydra_overrides()
     assert f"{key}=4" in overrides
@@ -51,9 +49,9 @@ def test_each_trainer_gets_its_own_keys(backend: str, key: str) -> None:
 
 
 def test_an_override_has_the_last_word() -> None:
-    overrides = config(overrides={"data.train_batch_size": 7}).hydra_overrides()
-    assert "data.train_batch_size=7" in overrides
-    assert sum(o.startswith("data.train_batch_size=") for o in overrides) == 1
+    overrides = config(overrides={"rllm.data.train_batch_size": 7}).hydra_overrides()
+    assert "rllm.data.train_batch_size=7" in overrides
+    assert sum(o.startswith("rllm.data.train_batch_size=") for o in overrides) == 1
 
 
 def test_other_trainers_are_refused() -> None:

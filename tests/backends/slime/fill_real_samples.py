@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import torch
+from slime.observability.rollout_data_utils import validate_rollout_routed_experts_for_replay
 from slime.utils.types import Sample
 
 from agentcore_rl_toolkit.backends.recorded import EXPERT_LAYERS, EXPERT_TOP_K, recorded_episodes
@@ -19,6 +21,7 @@ async def main() -> None:
     settings = SlimeSettings(agent_runtime_arn="arn", s3_bucket="memory://r", exp_id="e")
     module.use(RolloutService(settings.service(), replay.client, replay.gateway))
     args = SimpleNamespace(num_layers=EXPERT_LAYERS, moe_router_topk=EXPERT_TOP_K, use_rollout_routing_replay=True)
+    filled: list[Sample] = []
     for i in range(64):
         made = await module.generate(args, Sample(index=i, group_index=i // 8, prompt="p"), {"temperature": 1.0})
         for sample in made if isinstance(made, list) else [made]:
@@ -27,7 +30,12 @@ async def main() -> None:
             assert again.tokens == sample.tokens
             assert again.status is sample.status
             assert sample.effective_response_length == sum(sample.loss_mask)
-    print("64 rollouts filled")
+        filled += made if isinstance(made, list) else [made]
+    # slime stacks the routing of a whole batch: one sample without would end the run.
+    routing = [torch.as_tensor(s.rollout_routed_experts) for s in filled]
+    validate_rollout_routed_experts_for_replay(routing, args)
+    assert all(len(r) == len(s.tokens) - 1 for r, s in zip(routing, filled, strict=True))
+    print(f"64 rollouts filled, {sum(not s.remove_sample for s in filled)} samples with routing")
 
 
 asyncio.run(main())

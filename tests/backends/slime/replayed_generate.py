@@ -1,4 +1,6 @@
-"""Our generate function over an endless supply of replayed episodes, for slime's own contract test to load by name."""
+"""Our functions as slime's own contract tests load them by name: `generate` over an endless supply of replayed episodes, the
+logs with the mark that those tests look for.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from agentcore_rl_toolkit.backends.recorded import recorded_episodes
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
+from agentcore_rl_toolkit.backends.slime import logs
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 
 _replay = Replay([e for e in recorded_episodes(120) if e.kind == "multi_turn"], by_input=False)
@@ -17,3 +20,13 @@ module.use(RolloutService(_settings.service(), _replay.client, _replay.gateway))
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     return await module.generate(args, sample, sampling_params, evaluation=evaluation)
+
+
+def log_rollouts(rollout_id: int, args: Any, samples: Any, rollout_extra_metrics: Any, rollout_time: float) -> bool:
+    args.logged_rollout_id = rollout_id
+    return logs.log_rollouts(rollout_id, args, samples, rollout_extra_metrics, rollout_time)
+
+
+def log_eval(rollout_id: int, args: Any, data: Any, extra_metrics: Any) -> bool:
+    args.logged_eval_rollout_id = rollout_id
+    return logs.log_eval(rollout_id, args, data, extra_metrics)

@@ -7,17 +7,20 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.recorded import recorded_episodes
+from agentcore_rl_toolkit.backends.recorded import EXPERT_LAYERS, EXPERT_TOP_K, recorded_episodes
 from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
-from agentcore_rl_toolkit.backends.slime.convert import NOTE
+from agentcore_rl_toolkit.backends.slime.convert import NOTE, flat
+from agentcore_rl_toolkit.backends.slime.hooks import normalize_rewards
 from agentcore_rl_toolkit.backends.slime.logs import log_eval, log_rollouts
+from agentcore_rl_toolkit.backends.slime.rollout import generate_rollout
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.errors import ConfigError
 
@@ -47,7 +50,7 @@ async def run(n: int, **more: Any) -> list[Any]:
 async def test_every_kind_of_episode_comes_back_as_slime_samples(replay: Replay, episodes: list[Episode]) -> None:
     for episode, made in zip(episodes, await run(64), strict=True):
         samples = made if isinstance(made, list) else [made]
-        assert (len(samples) == 2) == (episode.kind in ("rewritten", "sub_agent"))
+        assert (len(samples) > 1) == (episode.kind in ("rewritten", "sub_agent"))
         for sample in samples:
             assert sample.reward is not None  # slime would call its reward model otherwise
             assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
@@ -137,6 +140,83 @@ async def test_evaluation_means_leave_masked_rollouts_out(replay: Replay) -> Non
     assert "broken" not in data
     assert extra["agentcore/eval/gsm8k/masked"] == 16 - len(usable)
     assert extra["agentcore/eval/broken/masked"] == 1
+
+
+async def test_steps_that_mix_forked_and_plain_rollouts_come_back_flat(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await run(64)
+    assert {isinstance(m, list) for m in made} == {True, False}
+    slime = ModuleType("slime.rollout.sglang_rollout")
+    output = SimpleNamespace(samples=[made[i : i + 8] for i in range(0, 64, 8)], metrics=None)
+    slime.generate_rollout = lambda args, rollout_id, data_source, evaluation: output  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "slime.rollout.sglang_rollout", slime)
+    got = generate_rollout(arguments(), 0, None)
+    assert all(isinstance(s, Sample) for group in got.samples for s in group)
+    assert sum(map(len, got.samples)) > 64
+    assert got.metrics["agentcore/rollouts"] == 64
+    raw, normalised = normalize_rewards(arguments(), [s for group in got.samples for s in group])
+    assert len(raw) == len(normalised) == sum(map(len, got.samples))
+
+
+async def test_a_fork_answers_as_one_sample_where_slime_puts_groups_back(replay: Replay) -> None:
+    fork = next(m for m in await run(64) if isinstance(m, list))
+    assert fork.status is Sample.Status.COMPLETED
+    assert fork.session_id == fork[0].session_id
+    assert fork.response_length == sum(s.response_length for s in fork)
+    fork.metadata["start_rollout_id"] = 3
+    fork.loss_mask = [0] * fork.response_length  # how slime masks old tokens of a partial rollout
+    assert [s.loss_mask for s in fork] == [[0] * s.response_length for s in fork]
+
+
+async def test_with_routing_replay_every_sample_has_routing_or_is_masked(replay: Replay) -> None:
+    args = arguments(use_rollout_routing_replay=True, num_layers=EXPERT_LAYERS, moe_router_topk=EXPERT_TOP_K)
+    routed, masked = 0, 0
+    for i in range(64):
+        for sample in flat(await module.generate(args, Sample(index=i, prompt="p"), dict(PARAMS))):
+            assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1
+            assert len(sample.rollout_routed_experts[0]) == EXPERT_LAYERS
+            routed, masked = routed + (not sample.remove_sample), masked + bool(sample.remove_sample)
+    assert routed > 0
+    assert masked > 20  # those that failed, and those of an engine that gave no routing
+
+
+async def test_a_rollout_whose_call_the_engine_aborted_is_not_trained(episodes: list[Episode]) -> None:
+    whole = next(e for e in episodes if e.kind == "multi_turn")
+    cut = replace(whole, turns=(*whole.turns[:-1], replace(whole.turns[-1], finish_reason="abort")))
+    for args, status in (
+        (arguments(), Sample.Status.FAILED),
+        (arguments(rollout_function_path="slime.rollout.fully_async_rollout.f"), Sample.Status.ABORTED),
+    ):
+        replay = Replay([cut], by_input=False)
+        module.use(RolloutService(SlimeSettings.from_args(args).service(), replay.client, replay.gateway))
+        sample = await module.generate(args, Sample(index=0, prompt="p"), dict(PARAMS))
+        module.use(None)
+        assert sample.status is status
+        assert not sample.tokens or sample.remove_sample
+
+
+@pytest.mark.parametrize(("more", "match"), [({"rollout_top_p": 0.9}, "top-p"), ({"group_rm": True}, "group-rm")])
+def test_options_that_cannot_work_are_refused(more: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        module.rollouts(arguments(**more))
+
+
+def test_the_gateway_renders_with_the_model_that_slime_trains() -> None:
+    assert SlimeSettings.from_args(arguments(hf_checkpoint="models/m")).service().gateway_model == "models/m"
+    assert SlimeSettings.from_args(arguments(hf_checkpoint="a", gateway_model="b")).service().gateway_model == "b"
+
+
+async def test_an_evaluation_with_pass_rates_keeps_whole_prompts_only(replay: Replay) -> None:
+    samples = [s for m in await run(32) for s in flat(m)]
+    args = arguments(log_passrate=True, n_samples_per_eval_prompt=4)
+    data = {"set": {"rewards": [s.reward for s in samples], "truncated": [False] * len(samples), "samples": samples}}
+    log_eval(0, args, data, {})
+    kept = data["set"]["samples"]
+    assert 0 < len(kept) < 32
+    assert len(kept) % 4 == 0
+    assert not any(s.remove_sample for s in kept)
+    assert len({s.index for s in kept}) == len(kept) == len(data["set"]["rewards"])
 
 
 def test_a_missing_setting_names_both_ways_to_give_it(monkeypatch: pytest.MonkeyPatch) -> None:

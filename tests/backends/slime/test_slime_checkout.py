@@ -18,31 +18,55 @@ pytestmark = [
     pytest.mark.slow,
 ]
 HERE = Path(__file__).parent
+PACKAGE = "agentcore_rl_toolkit.backends.slime"
+_PREPARED = Path(os.environ.get("SLIME_PYTHON", str(HERE.parents[2] / ".venvs/slime/bin/python")))
+PYTHON = str(_PREPARED) if _PREPARED.exists() else sys.executable
 
 
-def test_slimes_own_contract_test_passes_for_our_generate() -> None:
+@pytest.mark.parametrize(
+    ("file", "flags"),
+    [
+        ("generate", ["--custom-generate-function-path", "replayed_generate.generate"]),
+        ("runtime_hook", ["--custom-reward-post-process-path", f"{PACKAGE}.hooks.normalize_rewards"]),
+        ("runtime_hook", ["--custom-rollout-log-function-path", "replayed_generate.log_rollouts"]),
+        ("runtime_hook", ["--custom-eval-rollout-log-function-path", "replayed_generate.log_eval"]),
+        ("path_loading", ["--dynamic-sampling-filter-path", f"{PACKAGE}.hooks.keep_informative_group"]),
+    ],
+)
+def test_slimes_own_contract_tests_pass_for_our_functions(file: str, flags: list[str]) -> None:
     assert SLIME_DIR
     done = subprocess.run(
-        [
-            sys.executable,
-            "tests/plugin_contracts/test_plugin_generate_contracts.py",
-            "--custom-generate-function-path",
-            "replayed_generate.generate",
-        ],
+        [PYTHON, f"tests/plugin_contracts/test_plugin_{file}_contracts.py", *flags],
         cwd=SLIME_DIR,
         env={**os.environ, "PYTHONPATH": f"{HERE}:."},
         capture_output=True,
         text=True,
         timeout=110,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["generate_rollout", "generate_rollout_fully_async"])
+def test_our_rollout_functions_have_the_signature_of_slimes(name: str) -> None:
+    assert SLIME_DIR
+    check = (
+        "import inspect; from slime.rollout.sglang_rollout import generate_rollout as theirs; "
+        f"from {PACKAGE}.rollout import {name} as ours; a, b = (inspect.signature(f).parameters for f in (theirs, ours)); "
+        "assert [(p.name, p.kind, p.default) for p in a.values()] == [(p.name, p.kind, p.default) for p in b.values()]"
+    )
+    env = {**os.environ, "PYTHONPATH": "."}
+    done = subprocess.run(
+        [PYTHON, "-c", check], cwd=SLIME_DIR, env=env, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_our_generate_fills_slimes_own_sample_class() -> None:
     assert SLIME_DIR
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "fill_real_samples.py")],
+        [PYTHON, "-W", "ignore", str(HERE / "fill_real_samples.py")],
         cwd=SLIME_DIR,
         env={**os.environ, "PYTHONPATH": f"{HERE}:."},
         capture_output=True,
@@ -50,7 +74,9 @@ def test_our_generate_fills_slimes_own_sample_class() -> None:
         timeout=110,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("64 rollouts filled")
+    filled = re.fullmatch(r"64 rollouts filled, (\d+) samples with routing", done.stdout.strip().splitlines()[-1])
+    assert filled
+    assert int(filled[1]) > 0
 
 
 def test_every_flag_is_one_of_slimes_or_megatrons(tmp_path: Path) -> None:

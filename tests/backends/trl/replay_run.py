@@ -23,6 +23,7 @@ from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, make
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 
 VOCABULARY = 512
+LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 
 
 class WeightServer(ThreadingHTTPServer):
@@ -77,7 +78,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>", unk_token="w0")
 
 
-def settings(server: WeightServer, out: Path, **more: Any) -> TrlConfig:
+def settings(policy_url: str | None, out: Path, **more: Any) -> TrlConfig:
     training = {
         "per_device_train_batch_size": 64,
         "learning_rate": 1e-2,
@@ -91,7 +92,7 @@ def settings(server: WeightServer, out: Path, **more: Any) -> TrlConfig:
         exp_id="trl",
         model="tiny",
         gateway_url="http://replay",
-        policy_url=server.url,
+        policy_url=policy_url,
         output_dir=out,
         training=training,
         **more,
@@ -120,7 +121,7 @@ def trainer_for(config: TrlConfig, replay: Replay, seen: list[dict[str, Any]]) -
 
 def plain_step(server: WeightServer, out: Path) -> dict[str, Any]:
     replay, seen = Replay(recorded_episodes(), by_input=False), []
-    trainer = trainer_for(settings(server, out), replay, seen)
+    trainer = trainer_for(settings(server.url, out), replay, seen)
     trainer.train()
     rows, stats = trainer.rollouts.groups, trainer.rollouts.stats
     return {
@@ -144,22 +145,41 @@ def plain_step(server: WeightServer, out: Path) -> dict[str, Any]:
 
 
 def lora_step(server: WeightServer, out: Path) -> dict[str, Any]:
-    replay, seen = Replay(recorded_episodes(), by_input=False), []
-    lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
-    trainer = trainer_for(settings(server, out, lora=lora), replay, seen)
+    replay, seen = Replay(recorded_episodes(192), by_input=False), []
+    config = settings(server.url, out, lora=LORA, training={"max_steps": 3})
+    trainer = trainer_for(config, replay, seen)
     trainer.train()
     base = {name for name, _ in tiny_model().named_parameters()}
     first, last = server.tensors[0], server.tensors[-1]
     return {
         "names_are_the_models_own": set(last) == base,
+        "versions": [post["version"] for post in server.posts],
         "changed": sorted({n.split(".")[-2] for n in last if not torch.equal(last[n], first[n])}),
+        "merge_gap": max(float((last[n] - w).abs().max()) for n, w in merged_by_hand(trainer.model).items()),
+        "moved": max(float((last[n] - first[n]).abs().max()) for n in last),
+        "trained": sorted({n.split(".")[-3] for n, p in trainer.model.named_parameters() if p.requires_grad}),
     }
+
+
+def merged_by_hand(model: Any) -> dict[str, torch.Tensor]:
+    """W + B A alpha / r of every adapted matrix, from the adapter's own tensors."""
+    tensors = dict(model.named_parameters())
+    merged = {}
+    for name, weight in tensors.items():
+        if name.endswith(".base_layer.weight"):
+            stem = name.removesuffix(".base_layer.weight")
+            down, up = tensors[f"{stem}.lora_A.default.weight"], tensors[f"{stem}.lora_B.default.weight"]
+            plain = stem.removeprefix("base_model.model.") + ".weight"
+            merged[plain] = (weight + up @ down * (LORA["lora_alpha"] / LORA["r"])).detach()
+    return merged
 
 
 def all_failed(server: WeightServer, out: Path) -> dict[str, Any]:
     episodes = [e for e in recorded_episodes(640) if e.kind in ("lost", "agent_error", "no_tokens")]
     replay = Replay(episodes, by_input=False)
-    config = settings(server, out, training={"max_steps": 5, "per_device_train_batch_size": 16}, max_empty_batches=2)
+    config = settings(
+        server.url, out, training={"max_steps": 5, "per_device_train_batch_size": 16}, max_empty_batches=2
+    )
     try:
         trainer_for(config, replay, []).train()
     except Exception as e:

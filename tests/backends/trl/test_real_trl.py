@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -22,9 +23,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 @pytest.fixture(scope="module")
 def result(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("trl") / "result.json"
-    script = Path(__file__).parent / "replay_run.py"
+    found: dict[str, Any] = run(trl_python, "replay_run.py", out)
+    return found
+
+
+def run(python: str, name: str, out: Path) -> Any:
+    """What a script, run in an environment with TRL, wrote down."""
+    script = Path(__file__).parent / name
     done = subprocess.run(
-        [trl_python, "-W", "ignore", str(script), str(out)],
+        [python, "-W", "ignore", str(script), str(out)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -111,8 +118,40 @@ def test_weights_are_published_before_the_first_batch_and_after_the_last_step(pl
 
 
 def test_lora_weights_are_published_merged_under_the_models_own_names(result: dict[str, Any]) -> None:
-    assert result["lora"]["names_are_the_models_own"]
-    assert result["lora"]["changed"] == ["q_proj", "v_proj"]
+    lora = result["lora"]
+    assert lora["names_are_the_models_own"]
+    assert lora["changed"] == ["q_proj", "v_proj"]
+    assert lora["trained"] == ["lora_A", "lora_B"]
+    assert lora["versions"] == [0, 1, 2, 3]
+    assert lora["moved"] > 1e-4
+    assert lora["merge_gap"] < 1e-6
+
+
+@pytest.fixture(scope="module")
+def vllm(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("vllm") / "result.json"
+    found: dict[str, Any] = run(trl_python, "vllm_run.py", out)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_a_vllm_server_has_the_weights_of_a_version_before_the_gateway_announces_it(
+    vllm: dict[str, Any], kind: str
+) -> None:
+    found = vllm[kind]
+    update = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
+    batches = ["version 0", "rollouts"], ["version 1", "rollouts"], ["version 2"]
+    assert found["order"] == ["/init_weight_transfer_engine", *(step for b in batches for step in [*update, *b])]
+    assert found["names_are_the_models_own"]
+    assert found["moved"] > 1e-4
+    assert found["last_gap"] < 1e-6  # the final weights, after the last step
+
+
+def test_with_vllm_the_importance_correction_is_trls_own_over_the_recorded_logprobs(vllm: dict[str, Any]) -> None:
+    found = vllm["full"]
+    assert found["ratio_gap"] < 1e-4  # exp(recomputed - recorded), capped, on exactly the trained tokens
+    assert found["trained_tokens"] > 100
+    assert all(math.isfinite(loss) for loss in found["losses"])
 
 
 def test_a_run_without_any_usable_rollout_ends_with_the_reason(result: dict[str, Any]) -> None:

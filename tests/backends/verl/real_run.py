@@ -134,7 +134,7 @@ def manager(out: Path, folder: Path) -> dict[str, Any]:
         "actor_rollout_ref.rollout.response_length=256",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     )
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    start_ray()
     try:
         tq.init(config.transfer_queue)
         name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
@@ -192,16 +192,30 @@ def manager(out: Path, folder: Path) -> dict[str, Any]:
         ray.shutdown()
 
 
+def start_ray() -> None:
+    """A local Ray. It gives its own helpers 15 s to start, which a busy machine does not always manage: then once more."""
+    import ray
+
+    for left in (3, 2, 1, 0):
+        try:
+            ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+            return
+        except Exception as e:
+            ray.shutdown()
+            if not left or "timed out during startup" not in str(e):
+                raise
+
+
 def _objects(values: list[Any]) -> np.ndarray:
     made = np.empty(len(values), dtype=object)
     made[:] = values
     return made
 
 
-def _wait_for_prompts(tq: Any, uids: list[str]) -> dict[str, Any]:
-    give_up_s = time.monotonic() + 60
+def _wait_for_prompts(tq: Any, uids: list[str], partition: str = "train") -> dict[str, Any]:
+    give_up_s = time.monotonic() + 120
     while time.monotonic() < give_up_s:
-        listed: dict[str, Any] = tq.kv_list("train")["train"]
+        listed: dict[str, Any] = tq.kv_list(partition)[partition]
         if all(listed.get(u, {}).get("status") in ("finished", "failure") for u in uids):
             return listed
         time.sleep(0.1)

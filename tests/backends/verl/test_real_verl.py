@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from agentcore_rl_toolkit.backends.collect import Group, collect
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
+from agentcore_rl_toolkit.policy.arithmetic import problems
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).parent / "real_run.py"
@@ -98,3 +101,125 @@ def test_the_v1_manager_writes_rows_and_final_tags_and_masked_rollouts_move_no_a
                 assert tag["min_global_steps"] == output["extra_fields"]["min_global_steps"]
                 seen += 1
     assert seen == len(rows) == len(result["tags"])
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two prompts of four rollouts each, for training and for validation; one rollout of each prompt fails once."""
+    python = verl_python()
+    folder = tmp_path_factory.mktemp("verl")
+    (folder / "records").mkdir()
+    agent = Path(__file__).parents[1] / "fails_once.py"
+    rows = folder / "rows.jsonl"
+    rows.write_text(
+        "".join(
+            json.dumps({"prompt": p.prompt, "answer": p.answer, "fail_marker": str(folder / "records" / f"{i}.failed")})
+            + "\n"
+            for i, p in enumerate(problems("train", 2, seed=5))
+        )
+    )
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_AUTH_MODE": "disabled",
+        "AWS_ACCESS_KEY_ID": "local",
+        "AWS_SECRET_ACCESS_KEY": "local",
+        "PYTHONPATH": str(SCRIPT.parent),
+    }
+    command = ["runtime", "serve", "--agent", f"math={agent}", "--writable", str(folder / "records")]
+    ready = folder / "runtime.json"
+    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    with (folder / "runtime.log").open("wb") as log:
+        runtime = subprocess.Popen([sys.executable, "-m", "agentcore_rl_toolkit.cli", *command], stdout=log, stderr=log)
+    try:
+        give_up_s = time.monotonic() + 90
+        while not ready.exists():
+            assert runtime.poll() is None, (folder / "runtime.log").read_text()[-2000:]
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        served = json.loads(ready.read_text())
+        place = {
+            "policy": str(ROOT / "src/agentcore_rl_toolkit/policy/weights"),
+            "rows": str(rows),
+            "agentcore": {
+                "agent_runtime_arn": served["agents"]["math"],
+                "s3_bucket": f"file://{folder / 'records'}",
+                "exp_id": "real-verl",
+                "endpoint_url": served["url"],
+                "model_id": "policy",
+                "gateway_host": "127.0.0.1",
+                "gateway_port": 0,
+                "reqs_per_sec": 200,
+                "max_rollout_time": 120,
+            },
+        }
+        (folder / "place.json").write_text(json.dumps(place))
+        done = subprocess.run(
+            [
+                python,
+                "-W",
+                "ignore",
+                str(SCRIPT.with_name("real_rollouts.py")),
+                str(folder / "place.json"),
+                str(folder / "out.json"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=380,
+            env=environment,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    finally:
+        runtime.terminate()
+        runtime.wait(timeout=30)
+    loaded: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return loaded
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_every_row_is_what_verls_server_sampled(rollouts: dict[str, Any], partition: str) -> None:
+    found, sampled = rollouts[partition], rollouts["sampled"]
+    assert found["keys"]
+    for tokens, mask, logprobs in zip(
+        found["input_ids"], found["response_mask"], found["rollout_log_probs"], strict=True
+    ):
+        start = at = len(tokens) - len(mask)
+        while at < len(tokens):
+            if not mask[at - start]:
+                at += 1
+                continue
+            here = [
+                g
+                for g in sampled
+                if g["ids"] and g["prompt"] == tokens[:at] and g["ids"] == tokens[at : at + len(g["ids"])]
+            ]
+            assert any(logprobs[at - start :][: len(g["ids"])] == pytest.approx(g["logprobs"], abs=1e-6) for g in here)
+            at += len(here[0]["ids"])
+
+
+def test_rollouts_outlive_an_update_of_the_weights_and_say_so(rollouts: dict[str, Any]) -> None:
+    train = rollouts["train"]
+    assert train["cut"] >= 1
+    spans = {(tag["min_global_steps"], tag["max_global_steps"]) for tag in train["tags"]}
+    assert spans <= {(4, 4), (4, 5), (5, 5)}
+    assert (4, 5) in spans
+    assert all(tag["global_steps"] == 5 for tag in train["tags"])
+
+
+def test_a_failed_rollout_has_no_row_and_its_prompt_still_finishes(rollouts: dict[str, Any]) -> None:
+    train, val = rollouts["train"], rollouts["val"]
+    assert set(train["status"].values()) == {"finished"}
+    sessions = [{key.rsplit("_", 2)[1] for key in train["keys"] if key.startswith(uid)} for uid in train["status"]]
+    assert [len(s) for s in sessions] == [3, 3]  # one of four failed
+    assert len(val["keys"]) == 2  # val_kwargs.n is 1
+    assert {tag["min_global_steps"] for tag in val["tags"]} == {5}
+
+
+def test_verls_loss_takes_a_step_on_the_rows_and_finds_them_on_policy(rollouts: dict[str, Any]) -> None:
+    loss = rollouts["loss"]
+    assert loss["furthest"] < 1e-3  # the logprobs in the rows are those of the tokens they stand at
+    assert abs(loss["kl"]) < 1e-3
+    assert math.isfinite(loss["loss"])
+    assert loss["gradient"] > 0

@@ -144,6 +144,14 @@ def test_tool_choice_of_each_dialect(name, given, expected) -> None:
         assert body["tool_choice"] == expected
 
 
+def test_a_tool_that_is_to_be_held_to_its_schema_says_so_in_each_dialect() -> None:
+    chat = parse("chat", tools=[{"type": "function", "function": {**FUNCTION, "strict": True}}])
+    anthropic = parse("anthropic", tools=[{**ANTHROPIC_TOOL, "strict": True}])
+    responses = parse("responses", tools=[{**RESPONSES_TOOL, "strict": True}])
+    assert chat.tools == anthropic.tools == responses.tools
+    assert chat.tools[0]["function"]["strict"] is True
+
+
 def test_structured_output_of_each_dialect() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     chat = parse("chat", response_format={"type": "json_schema", "json_schema": {"name": "o", "schema": schema}})
@@ -333,7 +341,7 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     name=st.sampled_from(sorted(DIALECTS)),
     fields=st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, max_size=3),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agentcore_rl_toolkit.errors import UpstreamError
 from agentcore_rl_toolkit.gateway.dialects import (
     DIALECTS,
+    ChatStream,
     Choice,
     Delta,
     Reply,
@@ -19,8 +20,11 @@ from agentcore_rl_toolkit.gateway.dialects import (
     ToolCall,
     ToolDelta,
     Usage,
+    decode_reply,
     deltas_of,
 )
+
+from .readers import REPLIES, STREAMS
 
 CHATTY = ["chat", "responses", "anthropic"]
 
@@ -32,7 +36,7 @@ def stream(name: str, deltas: list[Delta], *, n: int = 1, logprobs: bool = False
 
 
 def read(name: str, pieces: list[bytes]) -> Reply:
-    decoder = DIALECTS[name].decoder()
+    decoder = STREAMS[name]()
     for piece in pieces:
         decoder.feed(piece)
     decoder.finish()
@@ -62,7 +66,7 @@ def test_what_is_written_is_read_at_every_cut(name, full_reply) -> None:
 def test_a_whole_answer_is_read_as_it_was_written(name, full_reply) -> None:
     dialect = DIALECTS[name]
     body = dialect.encode_reply(full_reply, Request(dialect=name, model="m"))
-    reply = dialect.decode_reply(body)
+    reply = REPLIES[name](body)
     assert told(reply.choices[0]) == told(full_reply.choices[0])
     assert reply.complete
     assert reply.usage is not None
@@ -195,12 +199,12 @@ def test_sglang_answer_with_its_own_fields() -> None:
         ],
         "usage": {"prompt_tokens": 2, "completion_tokens": 1},
     }
-    reply = DIALECTS["chat"].decode_reply(json.dumps(body).encode())
+    reply = decode_reply(json.dumps(body).encode())
     assert (reply.prompt_token_ids, reply.choices[0].token_ids) == ([1, 2], [7])
     assert reply.weight_version_first == 12
     assert reply.choices[0].stop_sequence == "\n\n"
     body["choices"][0]["meta_info"]["weight_version"] = "default"
-    assert DIALECTS["chat"].decode_reply(json.dumps(body).encode()).weight_version_first is None
+    assert decode_reply(json.dumps(body).encode()).weight_version_first is None
 
 
 def test_text_completion_with_logprobs() -> None:
@@ -215,7 +219,7 @@ def test_text_completion_with_logprobs() -> None:
 
 def test_a_stream_that_breaks_off_is_not_complete() -> None:
     data = stream("chat", [Delta(text="half"), Delta(text=" more")])
-    decoder = DIALECTS["chat"].decoder()
+    decoder = ChatStream()
     decoder.feed(data[: data.index(b"more")])
     with pytest.raises(UpstreamError):  # half an event is left over
         decoder.finish()
@@ -232,7 +236,7 @@ def test_a_usage_chunk_alone_is_no_answer() -> None:
 
 
 def test_an_error_inside_a_stream_is_kept() -> None:
-    decoder = DIALECTS["chat"].decoder()
+    decoder = ChatStream()
     decoder.feed(chunk(choices=[{"index": 0, "delta": {"content": "x"}}]) + b'data: {"error": {"message": "boom"}}\n\n')
     assert decoder.error == {"message": "boom"}
     assert not decoder.reply().complete
@@ -243,7 +247,7 @@ def test_an_error_written_into_a_stream_is_read_as_one(name) -> None:
     encoder = DIALECTS[name].encoder(Request(dialect=name, model="m", stream=True), reply_id="x")
     data = encoder.start() + encoder.feed(Delta(text="a"))
     data += encoder.error(RequestError("the engine died", kind="upstream"))
-    decoder = DIALECTS[name].decoder()
+    decoder = STREAMS[name]()
     decoder.feed(data)
     assert decoder.error is not None
     assert "the engine died" in decoder.error["message"]
@@ -253,13 +257,13 @@ def test_an_error_written_into_a_stream_is_read_as_one(name) -> None:
 @pytest.mark.parametrize("data", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
 def test_an_engine_that_sends_nonsense_is_an_upstream_error(data) -> None:
     with pytest.raises(UpstreamError):
-        DIALECTS["chat"].decoder().feed(data)
+        ChatStream().feed(data)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"choices": 3}'])
 def test_an_answer_that_is_none_is_an_upstream_error(body) -> None:
     with pytest.raises(UpstreamError):
-        DIALECTS["chat"].decode_reply(body)
+        decode_reply(body)
 
 
 def test_anthropic_arguments_that_are_no_object_are_shown_as_they_are() -> None:
@@ -287,3 +291,64 @@ def test_reasons_to_finish_in_each_dialects_words(finish, stop_sequence, anthrop
     assert (body["stop_reason"], body["stop_sequence"]) == (anthropic, stop_sequence)
     body = json.loads(DIALECTS["responses"].encode_reply(reply, Request(dialect="responses", model="m")))
     assert body["status"] == responses
+
+
+CHUNK = {
+    "id": "chatcmpl-1",
+    "created": 1,
+    "model": "m",
+    "prompt_token_ids": [1],
+    "choices": [
+        {
+            "index": 0,
+            "delta": {
+                "role": "assistant",
+                "content": "x",
+                "reasoning_content": "y",
+                "tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            "logprobs": {"content": [{"token": "x", "logprob": -1.0, "bytes": [120], "top_logprobs": []}]},
+            "token_ids": [7],
+            "finish_reason": "stop",
+        },
+        {"index": 1, "text": "x", "logprobs": {"tokens": ["x"], "token_logprobs": [-1.0], "top_logprobs": [{"x": -1}]}},
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1}},
+}
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for name, member in members for found in places(member, (*path, name)))]
+
+
+ODD = [None, True, -1, 1.5, "", "x", [], {}, [None], [1], ["x"], [{}], {"a": 1}, 10**30]
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_no_answer_of_an_engine_can_do_worse_than_an_upstream_error(name) -> None:
+    request = Request(dialect=name, model="m", stream=True, include_usage=True, logprobs=True)
+    read_well = 0
+    for path in places(CHUNK)[1:]:
+        for odd in ODD:
+            chunk = json.loads(json.dumps(CHUNK))
+            inner = chunk
+            for step in path[:-1]:
+                inner = inner[step]
+            inner[path[-1]] = odd
+            choices = chunk["choices"] if isinstance(chunk["choices"], list) else []
+            whole = {
+                **chunk,
+                "choices": [{**c, "message": c.get("delta")} if isinstance(c, dict) else c for c in choices],
+            }
+            encoder = DIALECTS[name].encoder(request, reply_id="chatcmpl-9")
+            decoder = ChatStream()
+            try:
+                DIALECTS[name].encode_reply(decode_reply(json.dumps(whole).encode()), request)
+                deltas = decoder.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+                decoder.reply()
+            except UpstreamError:
+                continue
+            assert encoder.start() + b"".join(map(encoder.feed, deltas)) + encoder.finish()
+            read_well += 1
+    assert read_well > 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.gateway.render import Conversation, Renderer, examine
+from agentcore_rl_toolkit.gateway.render import PastCall, Renderer, examine, replay
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
 FAMILIES = ["hermes", "qwen3", "qwen_coder", "glm", "harmony", "deepseek_v3", "deepseek_r1"]
@@ -73,10 +74,11 @@ def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, 
     conversation = renderer.conversation(now=0.0)
     known: list[Answered] = []
     turns: list[Turn] = []
+    past: list[PastCall] = []
     for index in range(data.draw(st.integers(1, 8))):
         do = data.draw(st.sampled_from(["on", "on", "on", "back", "edit", "fresh", "again", "fail", "aside"]))
         if do == "aside":
-            conversation = Conversation.load(conversation.dump())
+            conversation = replay(renderer, past, now=0.0)
         before = known[-1] if known else None
         if known and do in ("back", "again"):
             before = data.draw(st.sampled_from(known))
@@ -122,6 +124,20 @@ def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, 
         answer = parsed.to_message()
         renderer.commit(conversation, prompt, completion, answer, turn_id=f"t{index}")
         known.append(Answered(messages, answer, with_tools, [*ids, *completion]))
+        # A record names the turn that its prompt extends, or holds the prompt whole: both have to do.
+        told = prompt.extended and data.draw(st.booleans())
+        past.append(
+            PastCall(
+                messages=json.loads(json.dumps(messages)),
+                tools=tools if with_tools else None,
+                options=None,
+                after=prompt.parent_turn if told else None,
+                new=array("I", ids[prompt.reused_tokens :] if told else ids),
+                whole=lambda ids=ids: array("I", ids),  # type: ignore[misc]  # bound now, not at the end of the loop
+                extended=prompt.extended,
+                answers=[(f"t{index}", array("I", completion), json.loads(json.dumps(answer)))],
+            )
+        )
         turns.append(
             Turn(
                 turn_id=f"t{index}",

@@ -35,6 +35,11 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
+def sendable(text: str) -> bytes:
+    """Arguments have to survive the wire, and be JSON to any reader: ``parse_constant=int`` fails on NaN."""
+    return text.encode()
+
+
 def read(grammar: str, pieces: list[str], *, tools: Any = TOOLS, reasoning_open: bool = False) -> dict[str, Any]:
     parser = new_parser(grammar_named(grammar), tools=tools, reasoning_open=reasoning_open)
     builder = ReplyBuilder()
@@ -49,7 +54,9 @@ def read(grammar: str, pieces: list[str], *, tools: Any = TOOLS, reasoning_open:
         "status": parser.status,
         "content": said.content if said else "",
         "reasoning": said.reasoning if said else "",
-        "calls": [(c.name, json.loads(c.arguments)) for c in said.tool_calls] if said else [],
+        "calls": [(c.name, json.loads(sendable(c.arguments), parse_constant=int)) for c in said.tool_calls]
+        if said
+        else [],
     }
 
 
@@ -289,7 +296,111 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         expect("<|channel|>commentary to=functions.look_up<|message|>x", status="unparsed"),
     ),
     ("plain", "anything", "<tool_call>x</tool_call>", expect("<tool_call>x</tool_call>")),
+    (
+        "hermes",
+        "the closing marker inside a string",
+        '<tool_call>{"name": "look_up", "arguments": {"query": "a </tool_call> b"}}</tool_call>',
+        expect(status="parsed", calls=[("look_up", {"query": "a </tool_call> b"})]),
+    ),
+    (
+        "hermes",
+        "a string without its end before a good call",
+        '<tool_call>{"name": "now", "arguments": {"q": "a}}</tool_call>\n<tool_call>{"name": "now"}</tool_call>',
+        expect(
+            '<tool_call>{"name": "now", "arguments": {"q": "a}}</tool_call>', status="unparsed", calls=[("now", {})]
+        ),
+    ),
+    (
+        "hermes",
+        "text between calls",
+        'a\n<tool_call>{"name": "now"}</tool_call> b <tool_call>{"name": "now"}</tool_call>\n c',
+        expect("a\nb\nc", status="parsed", calls=[("now", {}), ("now", {})]),
+    ),
+    (
+        "hermes",
+        "a whole call whose closing marker is cut",
+        '<tool_call>{"name": "now"}\n</tool_c',
+        expect(status="parsed", calls=[("now", {})]),
+    ),
+    (
+        "hermes",
+        "half of a surrogate pair stays an escape",
+        '<tool_call>{"name": "look_up", "arguments": {"query": "\\ud83d"}}</tool_call>',
+        expect(status="parsed", calls=[("look_up", {"query": "\ud83d"})]),
+    ),
+    (
+        "hermes",
+        "a number that is none",
+        '<tool_call>{"name": "look_up", "arguments": {"limit": NaN}}</tool_call>',
+        expect('<tool_call>{"name": "look_up", "arguments": {"limit": NaN}}</tool_call>', status="unparsed"),
+    ),
+    (
+        "qwen_coder",
+        "closing tags inside values",
+        "<tool_call><function=look_up><parameter=query>a </function> c</tool_call> d</parameter>"
+        "</function></tool_call>",
+        expect(status="parsed", calls=[("look_up", {"query": "a </function> c</tool_call> d"})]),
+    ),
+    (
+        "qwen_coder",
+        "half a call",
+        "<tool_call><function=look_up><parameter=query>rm -rf /tmp",
+        expect("<tool_call><function=look_up><parameter=query>rm -rf /tmp", status="unparsed"),
+    ),
+    (
+        "qwen_coder",
+        "an integer written as a float",
+        "<tool_call><function=look_up><parameter=limit>3.0</parameter></function></tool_call>",
+        expect(status="parsed", calls=[("look_up", {"limit": 3})]),
+    ),
+    (
+        "glm",
+        "a name without the rest",
+        "<tool_call>look_up",
+        expect("<tool_call>look_up", status="unparsed"),
+    ),
+    (
+        "deepseek",
+        "a name without the rest",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n",
+        expect("<｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n", status="unparsed"),
+    ),
+    (
+        "llama",
+        "a call after prose",
+        'Sure: {"name": "look_up", "parameters": {}}',
+        expect('Sure: {"name": "look_up", "parameters": {}}', status="unparsed"),
+    ),
+    ("llama", "a call without its brackets", "now()", expect("now()", status="unparsed")),
+    ("llama", "an infinite number", "[look_up(limit=1e999)]", expect("[look_up(limit=1e999)]", status="unparsed")),
 ]
+
+ARGUMENTS = {"query": "rm -rf </tool_call> x", "limit": 3, "tags": ["a", "b"], "deep": True}
+_PAIRS = {k: v if isinstance(v, str) else json.dumps(v) for k, v in ARGUMENTS.items()}
+WRITTEN = {
+    "hermes": "<tool_call>\n" + json.dumps({"name": "look_up", "arguments": ARGUMENTS}) + "\n</tool_call>",
+    "qwen_coder": "<tool_call>\n<function=look_up>\n"
+    + "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in _PAIRS.items())
+    + "</function>\n</tool_call>",
+    "glm": "<tool_call>look_up\n"
+    + "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in _PAIRS.items())
+    + "</tool_call>",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n"
+    + json.dumps(ARGUMENTS)
+    + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "llama": json.dumps({"name": "look_up", "parameters": ARGUMENTS}),
+    "harmony": "<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>"
+    + json.dumps(ARGUMENTS)
+    + "<|call|>",
+}
+
+
+@pytest.mark.parametrize("grammar", WRITTEN)
+def test_half_a_call_is_no_call_wherever_the_answer_was_cut(grammar: str) -> None:
+    text = WRITTEN[grammar]
+    assert read(grammar, [text])["calls"] == [("look_up", ARGUMENTS)]
+    for at in range(len(text)):
+        assert read(grammar, [text[:at]])["calls"] in ([], [("look_up", ARGUMENTS)]), text[:at]
 
 
 @pytest.mark.parametrize(("grammar", "what", "text", "expected"), CASES, ids=[f"{g}: {w}" for g, w, _, _ in CASES])
@@ -308,6 +419,7 @@ MARKERS = sorted(
 FRAGMENTS = st.lists(
     st.one_of(
         st.sampled_from(MARKERS),
+        st.sampled_from(['"', "\\ud83d", "NaN", "1e999", '{"name": "now", "arguments": {"a": ']),
         st.sampled_from(['{"name": "now"}', "now", "now()", "[", "{", "<", "｜", " ", "\n", "\n\n", "x", "final"]),
         st.text(max_size=3),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,14 @@ import pytest
 
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError
 from agentcore_rl_toolkit.gateway.dialects import RequestError
-from agentcore_rl_toolkit.gateway.render import ChatTemplate, Conversation, Renderer, Tokenizer, examine
+from agentcore_rl_toolkit.gateway.render import (
+    ChatTemplate,
+    PastCall,
+    Renderer,
+    Tokenizer,
+    examine,
+    replay,
+)
 from agentcore_rl_toolkit.gateway.render.doctor import sampled_body
 
 USER = {"role": "user", "content": "hello there"}
@@ -324,16 +332,32 @@ def test_a_template_that_takes_arguments_as_text_gets_the_models_own_characters(
     assert '{"query": "x"}' in renderer.template.render([USER, said], tools=tools)
 
 
-def test_a_session_put_aside_and_brought_back_goes_on(renderer_for) -> None:
+def past(messages: list[dict[str, Any]], ids: list[int], name: str, said: str, completion: list[int]) -> PastCall:
+    """A call that was recorded with its prompt whole."""
+    return PastCall(
+        messages=messages,
+        tools=None,
+        options=None,
+        after=None,
+        new=array("I", ids),
+        whole=lambda: array("I", ids),
+        extended=name != "t0",
+        answers=[(name, array("I", completion), answer(said))],
+    )
+
+
+def test_a_session_made_again_from_its_records_goes_on(renderer_for) -> None:
     renderer = renderer_for("qwen3")
-    conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
-    running = renderer.render(conversation, [USER, answer("a"), USER])
-    with pytest.raises(CaptureError, match="running"):
-        conversation.dump()
-    renderer.commit(conversation, running, renderer.encode("b<|im_end|>"), answer("b"), turn_id="t1")
-    assert conversation.size_bytes > 4 * running.length
-    copy = Conversation.load(conversation.dump())
-    assert copy.size_bytes == conversation.size_bytes
+    a, b = renderer.encode("a<|im_end|>"), renderer.encode("b<|im_end|>")
+    conversation, before = first_turn(renderer, a, answer("a"))
+    second = renderer.render(conversation, [USER, answer("a"), USER])
+    renderer.commit(conversation, second, b, answer("b"), turn_id="t1")
+    history = [
+        past([USER], before[: -len(a)], "t0", "a", a),
+        past([USER, answer("a"), USER], second.token_ids, "t1", "b", b),
+    ]
+    copy = replay(renderer, history)
+    assert copy.size_bytes == conversation.size_bytes > 4 * second.length
     messages = [USER, answer("a"), USER, answer("b"), USER]
     restored = renderer.render(copy, messages)
     assert restored.parent_turn == "t1"
@@ -341,6 +365,47 @@ def test_a_session_put_aside_and_brought_back_goes_on(renderer_for) -> None:
     assert restored.token_ids == renderer.render(conversation, messages).token_ids
     assert restored.token_ids[: len(before)] == before
     assert json.loads(restored.json) == restored.token_ids
+    again = renderer.render(copy, [USER, answer("a"), USER])
+    assert (again.branch_reason, again.token_ids) == ("resampled", second.token_ids)
+
+
+def test_a_record_whose_messages_do_not_go_on_from_its_tokens_stands_alone(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    a = renderer.encode("a<|im_end|>")
+    _, before = first_turn(renderer, a, answer("a"))
+    history = [
+        past([USER], before[: -len(a)], "t0", "a", a),
+        past([USER, answer("a"), USER], [5, 6, 7], "t1", "b", [8]),
+    ]
+    prompt = renderer.render(replay(renderer, history), [USER, answer("a"), USER, answer("b"), USER])
+    assert prompt.token_ids[:4] == [5, 6, 7, 8]
+    with pytest.raises(CaptureError, match="answer"):
+        replay(renderer, [PastCall(**{**vars(history[0]), "answers": []})])
+
+
+def test_a_prompt_that_opened_reasoning_still_does_after_a_restart(renderer_for) -> None:
+    renderer = renderer_for("deepseek_r1")
+    first = renderer.render(renderer.conversation(), [USER])
+    assert first.opens_reasoning
+    completion = renderer.encode("hm</think>a")
+    copy = replay(renderer, [past([USER], first.token_ids, "t0", "a", completion)])
+    assert renderer.render(copy, [USER]).opens_reasoning
+
+
+def test_what_a_conversation_takes_is_counted_per_branch_and_given_back(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
+    one = conversation.size_bytes
+    long = {"role": "user", "content": "what is this? " * 500}
+    failed = renderer.render(conversation, [USER, answer("a"), long])
+    grown = conversation.size_bytes
+    assert grown > one + 4 * (failed.length - len(before)) + len(long["content"])
+    renderer.abandon(conversation, failed)
+    renderer.abandon(conversation, renderer.render(conversation, [USER, answer("a"), USER]))
+    assert conversation.size_bytes < grown
+    fork = renderer.render(conversation, [USER, answer("other"), USER])
+    assert conversation.size_bytes > one
+    renderer.abandon(conversation, fork)
 
 
 def test_threads_of_one_session_do_not_mix_their_tokens(renderer_for) -> None:

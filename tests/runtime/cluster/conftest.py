@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import subprocess
-import sys
-import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.errors import LocalRuntimeError
-from agentcore_rl_toolkit.runtime.environments import find_uv
-
-ROOT = Path(__file__).parents[3]
-ENVIRONMENT = ROOT / ".venvs" / "ray"
-WANTED = ["ray>=2.41,<3"]
-BUILD_LIMIT_S = 100
 START_LIMIT_S = 110.0
 
 # Small, quiet and alone: nothing is reported anywhere, and other Ray clusters of this machine are not found.
@@ -37,43 +27,9 @@ RAY_ENVIRONMENT = {
 
 
 @pytest.fixture(scope="session")
-def ray_python() -> str:
-    """Path of a Python with Ray and this package; skips, saying why, where none can be made."""
-    python = ENVIRONMENT / "bin" / "python"
-    ENVIRONMENT.parent.mkdir(exist_ok=True)
-    with open(ENVIRONMENT.parent / "ray.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ready = ENVIRONMENT / "ready"
-        stamp = f"{sysconfig.get_paths()['purelib']} {' '.join(WANTED)}"
-        if not ready.exists() or ready.read_text() != stamp:
-            trouble = _build(python)
-            if trouble:
-                pytest.skip(f"no environment with Ray could be made ({' '.join(WANTED)}): {trouble}")
-            ready.write_text(stamp)
-    return str(python)
-
-
-def _build(python: Path) -> str | None:
-    """Ray's own needs are installed; what this environment has stays visible through a .pth line."""
-    if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
-        return "AGENTCORE_RL_NO_INSTALL is set"
-    try:
-        uv = find_uv()
-    except LocalRuntimeError as e:
-        return str(e)
-    for command in (
-        [uv, "venv", "-q", "--clear", "--python", sys.executable, str(ENVIRONMENT)],
-        [uv, "pip", "install", "-q", "--python", str(python), *WANTED],
-    ):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return f"{' '.join(command[:3])} took longer than {BUILD_LIMIT_S} s"
-        if done.returncode != 0:
-            return (done.stderr or done.stdout)[-400:]
-    site = next((ENVIRONMENT / "lib").glob("python*/site-packages"))
-    (site / "base.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
-    return None
+def ray_python(make_environment: Callable[..., str]) -> str:
+    """Path of a Python with Ray and this package."""
+    return make_environment("ray", "ray>=2.41,<3", upon_this=True, limit_s=100)
 
 
 class RayCluster:

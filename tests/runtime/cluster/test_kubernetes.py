@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
-import threading
-import urllib.parse
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,105 +26,7 @@ from agentcore_rl_toolkit.runtime.cluster.kubernetes import (
     claim_name,
 )
 
-TOKEN = "a-token"
-CLAIMS = "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/rollouts/sandboxclaims"
-Reply = tuple[int, dict[str, str], Any]
-
-
-class ScriptedServer:
-    """Holds claims as the API server would; replies put into ``script`` are given first, in order."""
-
-    def __init__(self) -> None:
-        self.claims: dict[str, dict[str, Any]] = {}
-        self.requests: list[tuple[str, str, Any]] = []
-        self.script: list[Reply] = []
-        self.on_get: Callable[[dict[str, Any]], None] = lambda claim: None
-        self.page = 500
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self) -> None:
-                length = int(self.headers.get("Content-Length", "0"))
-                body = json.loads(self.rfile.read(length)) if length else None
-                status, headers, content = outer.reply(self.command, self.path, body, self.headers)
-                data = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                for name, value in {
-                    "Content-Type": "application/json",
-                    "Content-Length": str(len(data)),
-                    **headers,
-                }.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = do_DELETE = answer
-
-            def log_message(self, format: str, *args: Any) -> None:
-                return None
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,))
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join(5)
-
-    def reply(self, method: str, target: str, body: Any, headers: Any) -> Reply:
-        url = urllib.parse.urlsplit(target)
-        self.requests.append((method, target, body))
-        if headers.get("Authorization") != f"Bearer {TOKEN}":
-            return failure(401, "Unauthorized", "Unauthorized")
-        if self.script:
-            return self.script.pop(0)
-        name = url.path.removeprefix(CLAIMS).strip("/")
-        if not url.path.startswith(CLAIMS):
-            return failure(404, "NotFound", "the server could not find the requested resource")
-        if method == "POST":
-            return self._create(body)
-        if not name:
-            return self._list(dict(urllib.parse.parse_qsl(url.query)))
-        claim = self.claims.get(name)
-        if claim is None:
-            return failure(404, "NotFound", f'sandboxclaims.extensions.agents.x-k8s.io "{name}" not found')
-        if method == "DELETE":
-            assert body["kind"] == "DeleteOptions"
-            return 200, {}, self.claims.pop(name)
-        self.on_get(claim)
-        return 200, {}, claim
-
-    def _create(self, body: Any) -> Reply:
-        name = body["metadata"]["name"]
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) or len(name) > 63:
-            return failure(422, "Invalid", f"metadata.name: Invalid value: {name!r}")
-        if not body["spec"].get("warmPoolRef", {}).get("name"):
-            return failure(422, "Invalid", "spec.warmPoolRef: Required value")
-        if name in self.claims:
-            return failure(409, "AlreadyExists", f'sandboxclaims.extensions.agents.x-k8s.io "{name}" already exists')
-        self.claims[name] = body
-        return 201, {}, body
-
-    def _list(self, query: dict[str, str]) -> Reply:
-        key, _, value = query["labelSelector"].partition("=")
-        items = [c for c in self.claims.values() if c["metadata"]["labels"].get(key) == value]
-        start = int(query.get("continue", "0"))
-        rest = start + self.page < len(items)
-        metadata = {"continue": str(start + self.page)} if rest else {}
-        return 200, {}, {"kind": "SandboxClaimList", "metadata": metadata, "items": items[start : start + self.page]}
-
-
-def failure(code: int, reason: str, message: str, **headers: str) -> Reply:
-    return code, headers, {"kind": "Status", "status": "Failure", "reason": reason, "message": message, "code": code}
-
-
-def condition(kind: str, status: str, reason: str = "DependenciesReady") -> dict[str, str]:
-    return {"type": kind, "status": status, "reason": reason, "message": f"{kind} is {status}"}
+from .api_server import CLAIMS, TOKEN, Reply, ScriptedServer, condition, failure
 
 
 @pytest.fixture

@@ -157,6 +157,9 @@ async def test_output_of_a_remote_session_can_be_read_during_and_after_it(tmp_pa
         await s.invoke({"do": "print", "text": "a line of the agent"}, sid)
         [session] = s.runtime.table.sessions.values()
         assert b"a line of the agent" in await session.process.read_log(0)
+        memory, cpu_s = await session.process.usage()
+        assert memory > 2**20
+        assert cpu_s >= 0
         s.runtime.table.stop(session.key)
         await until(lambda: s.ended(sid).get("exit_status") is not None)
         assert "a line of the agent" in session.log_path.read_text()

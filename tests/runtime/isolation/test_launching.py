@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.runtime.isolation import Limits, tiers
-from agentcore_rl_toolkit.runtime.isolation.containers import bubblewrap_argv
+from agentcore_rl_toolkit.runtime.isolation.bubblewrap import bubblewrap_argv
 
 from .conftest import Launcher, Session, linux_only
 

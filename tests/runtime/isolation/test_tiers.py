@@ -1,12 +1,15 @@
-"""Choosing a tier, the reports, the spec, control groups and container command lines."""
+"""Choosing a tier, the reports, the spec, control groups and finding a container engine."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -17,9 +20,9 @@ from agentcore_rl_toolkit.runtime.isolation import (
     available_tiers,
     cgroups,
     choose_tier,
-    containers,
     landlock,
 )
+from agentcore_rl_toolkit.runtime.isolation.engines import find_engine, split_url
 from agentcore_rl_toolkit.runtime.isolation.tiers import TIERS
 
 from .conftest import linux_only
@@ -211,57 +214,42 @@ def test_groups_that_a_killed_launcher_left_are_swept(tmp_path: Path) -> None:
 # --- containers --------------------------------------------------------------------------------------------------------------
 
 
-def test_docker_command_line() -> None:
-    spec = IsolationSpec(
-        session_dir=Path("/s/a"),
-        image="agent:1",
-        env={"KEY": "secret"},
-        limits=Limits(memory_bytes=1 << 30, cpus=2, processes=50, tmp_bytes=1 << 20, open_files=100),
-        network="none",
-    )
-    argv = containers.docker_argv(["python", "app.py"], spec, program="docker")
-    limits = ["--memory=1073741824", "--cpus=2", "--pids-limit=50"]
-    for part in ["--network=none", "--cap-drop=ALL", "--read-only", "--env=KEY", *limits]:
-        assert part in argv
-    assert argv[-3:] == ["agent:1", "python", "app.py"]
-    assert "secret" not in " ".join(argv)
-    with pytest.raises(ConfigError, match="needs an image"):
-        containers.docker_argv(["true"], IsolationSpec(session_dir=Path("/s/a")))
-
-
-def test_container_tiers_start_by_exec_only() -> None:
+def test_container_tiers_are_not_for_launchers_that_fork() -> None:
     spec = IsolationSpec(session_dir=Path("/s/a"))
     for name in ("docker", "gvisor"):
         assert not TIERS[name].forks
-        with pytest.raises(ConfigError, match="by exec"):
-            TIERS[name].fork(spec)
-        with pytest.raises(ConfigError, match="by exec"):
-            TIERS[name].confine_child(spec)
+        for use in (lambda t: t.fork(spec), lambda t: t.confine_child(spec), lambda t: t.wrap_argv(["true"], spec)):
+            with pytest.raises(ConfigError, match=f"--isolation {name}"):
+                use(TIERS[name])
 
 
-def test_gvisor_runs_a_command(tmp_path: Path) -> None:
-    why = TIERS["gvisor"].describe().unavailable
-    if why:
-        pytest.skip(why)
-    spec = IsolationSpec(session_dir=tmp_path, network="none")
-    argv = TIERS["gvisor"].wrap_argv(
-        ["/bin/sh", "-c", "dmesg | head -1; echo from $(pwd); touch /etc/planted here"], spec
-    )
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert "gVisor" in done.stdout, done.stderr
-    assert f"from {tmp_path}" in done.stdout
-    assert not Path("/etc/planted").exists()
-    assert not (tmp_path / "here").exists()  # as its report says
+def test_an_engine_is_found_by_docker_host_and_named_by_what_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"Components": [{"Name": "Podman Engine"}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        Thread(target=server.serve_forever).start()
+        url = f"tcp://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("DOCKER_HOST", url)
+        assert (find_engine().name, find_engine().url) == ("podman", url)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        if not Path("/var/run/docker.sock").exists():
+            with pytest.raises(ConfigError, match="it is podman"):
+                find_engine("docker")
+        server.shutdown()
 
 
-def test_docker_runs_a_command(tmp_path: Path) -> None:
-    why = TIERS["docker"].describe().unavailable
-    if why:
-        pytest.skip(why)
-    spec = IsolationSpec(session_dir=tmp_path, network="none", image="busybox")
-    done = subprocess.run(
-        TIERS["docker"].wrap_argv(["echo", "hello"], spec), capture_output=True, text=True, timeout=100
-    )
-    if "Unable to find image" in done.stderr or "manifest" in done.stderr:
-        pytest.skip("the image is not here")
-    assert done.stdout == "hello\n", done.stderr
+@pytest.mark.parametrize("url", ["ssh://host", "tcp://host", "npipe://x"])
+def test_addresses_that_cannot_be_spoken_to_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="unix:///path or tcp"):
+        split_url(url)

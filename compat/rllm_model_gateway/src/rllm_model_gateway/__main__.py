@@ -19,12 +19,13 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=9090)
     parser.add_argument("--worker", action="append", default=[], help="inference server; repeat for several")
     parser.add_argument(
-        "--store", choices=["sqlite", "memory"], default="memory", help="sqlite: keep calls in --db-path"
+        "--store", choices=["sqlite", "memory", "compact"], default="memory", help="sqlite: keep calls in --db-path"
     )
     parser.add_argument("--db-path", default=None, help="directory of the store")
     parser.add_argument("--model", default=None)
     parser.add_argument("--cumulative-token-mode", action="store_true", help="tokenise here; --model is a directory")
-    parser.add_argument("--renderer-family", default="auto", help="accepted; the template itself decides")
+    for option in ("--renderer-family", "--sglang-tool-call-parser", "--sglang-reasoning-parser"):
+        parser.add_argument(option, default=None, help="accepted; the template itself decides")
     parser.add_argument("--engine", choices=["vllm", "sglang", "openai", "policy"], default="vllm")
     parser.add_argument("--use-sglang", action="store_const", const="sglang", dest="engine")
     parser.add_argument(

@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 
-from .models import TraceRecord, WorkerInfo
+from .models import ADMIN_KEY_ENV, TraceRecord, WorkerInfo
 
 
 def _headers() -> dict[str, str]:
-    key = os.environ.get("AGENTCORE_RL_GATEWAY_ADMIN_KEY")
+    key = os.environ.get(ADMIN_KEY_ENV)
     return {"authorization": f"Bearer {key}"} if key else {}
 
 

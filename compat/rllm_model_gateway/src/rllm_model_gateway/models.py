@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
+UPSTREAM_HOSTS_ENV = "AGENTCORE_RL_GATEWAY_UPSTREAM_HOSTS"
+_LOOPBACK = ["localhost", "127.0.0.0/8", "::1/128"]
+_PRIVATE = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fd00::/8"]
+
+
+def upstream_hosts() -> list[str]:
+    """Hosts of servers that a trainer may register: this machine; with an admin key, which agents lack, private networks;
+    and what the environment names, separated by commas.
+    """
+    named = [host.strip() for host in os.environ.get(UPSTREAM_HOSTS_ENV, "").split(",") if host.strip()]
+    return [*_LOOPBACK, *(_PRIVATE if os.environ.get(ADMIN_KEY_ENV) else []), *named]
 
 
 class TraceRecord(BaseModel):
@@ -54,9 +68,9 @@ class WorkerInfo(WorkerConfig):
 class GatewayConfig(BaseModel):
     """Settings under the names that rLLM uses.
 
-    ``add_logprobs``, ``add_return_token_ids``, ``strip_vllm_fields`` and ``sync_traces`` are accepted and always on,
-    on, off and on: this gateway asks for tokens in every call, leaves replies as they are, and stores before it
-    answers.
+    Without ``add_return_token_ids`` the workers are plain OpenAI endpoints (rLLM's evaluation runs), whose calls are no
+    traces. ``add_logprobs``, ``strip_vllm_fields`` and ``sync_traces`` are accepted and always on, off and on: this
+    gateway asks for tokens in every call, leaves replies as they are, and stores before it answers.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -78,4 +92,4 @@ class GatewayConfig(BaseModel):
     cumulative_token_mode: bool = False
     renderer_family: str = "auto"
     engine: str = "vllm"
-    allow_upstream_hosts: list[str] = Field(default_factory=lambda: ["127.0.0.1", "localhost", "::1"])
+    allow_upstream_hosts: list[str] = Field(default_factory=upstream_hosts)

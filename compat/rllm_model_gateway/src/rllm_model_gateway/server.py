@@ -7,7 +7,9 @@ to it. Agents of a large run should be given the command line's gateway instead,
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import httpx
 from agentcore_rl_toolkit.gateway import Gateway, UpstreamConfig
 from agentcore_rl_toolkit.gateway import GatewayConfig as OurConfig
 
-from .models import GatewayConfig
+from .models import ADMIN_KEY_ENV, GatewayConfig
 
 LocalHandler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -25,13 +27,17 @@ LocalHandler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 def our_config(config: GatewayConfig, *, port: int, host: str, upstreams: tuple[UpstreamConfig, ...]) -> OurConfig:
     """Their settings as ours. Raises: ConfigError."""
     durable = (config.store_worker or config.store) == "sqlite"
-    rendered = config.cumulative_token_mode and config.model is not None and Path(config.model).is_dir()
+    # rllm-model-gateway's SGLang mode always speaks token ids to the server.
+    rendered = config.cumulative_token_mode or config.engine == "sglang"
+    rendered = rendered and config.model is not None and Path(config.model).is_dir()
     if config.cumulative_token_mode and not rendered:
         raise ValueError("cumulative_token_mode needs `model` to be a directory with tokenizer and chat template")
     return OurConfig(
         upstreams=upstreams,
+        engine=engine_of(config),  # type: ignore[arg-type]  # checked when a server is added
         host=host,
         port=port,
+        admin_key=os.environ.get(ADMIN_KEY_ENV) or None,
         store_dir=config.db_path if durable else None,
         session_keys=False,
         implicit_sessions=True,
@@ -42,9 +48,13 @@ def our_config(config: GatewayConfig, *, port: int, host: str, upstreams: tuple[
 
 def upstreams_of(config: GatewayConfig) -> tuple[UpstreamConfig, ...]:
     return tuple(
-        UpstreamConfig(url=w.url, engine=config.engine, weight=float(w.weight))  # type: ignore[arg-type]  # checked by the class
+        UpstreamConfig(url=w.url, engine=engine_of(config), weight=float(w.weight))  # type: ignore[arg-type]  # checked by the class
         for w in config.workers
     )
+
+
+def engine_of(config: GatewayConfig) -> str:
+    return config.engine if config.add_return_token_ids else "openai"
 
 
 class _App:
@@ -88,7 +98,9 @@ class _App:
             self._local = await asyncio.start_server(self._serve_local, "127.0.0.1", 0, limit=2**26)
             port = self._local.sockets[0].getsockname()[1]
             upstreams = (*upstreams, UpstreamConfig(url=f"http://127.0.0.1:{port}", engine="vllm"))
-        self._gateway = Gateway(our_config(self._config, port=0, host="127.0.0.1", upstreams=upstreams))
+        # Whoever reaches the application reaches the gateway behind it, so what holds for its own address holds here.
+        outside = our_config(self._config, port=0, host=self._config.host, upstreams=upstreams)
+        self._gateway = Gateway(dataclasses.replace(outside, host="127.0.0.1"))
         await self._gateway.start()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(base_url=self._gateway.url, timeout=None, limits=limits)

@@ -1,6 +1,6 @@
 """``python -m agentcore_rl_toolkit.backends.rllm.main key=value ...``: rLLM's unified trainer over AgentCore.
 
-Takes rLLM's own hydra overrides. The data set is the one named by RLLM_DATASET in rLLM's registry (`data.register`
+Takes rLLM's own hydra overrides. The data set is the one named by RLLM_DATASET in rLLM's registry (`backends.gsm8k`
 puts it there).
 """
 
@@ -38,24 +38,13 @@ def main() -> None:
     def run(config: Any) -> None:
         splits = {split: DatasetRegistry.load_dataset(name, split) for split in ("train", "test")}
         if splits["train"] is None:
-            raise ConfigError(f"rLLM's registry has no data set {name!r}; make it with backends.rllm.data")
-        if backend == "verl":
-            from rllm.trainer import AgentTrainer
+            raise ConfigError(
+                f"rLLM's registry has no data set {name!r}; make it with "
+                "python -m agentcore_rl_toolkit.backends.gsm8k train.jsonl rllm:train"
+            )
+        from rllm.trainer import AgentTrainer
 
-            AgentTrainer(
-                backend="verl", config=config, train_dataset=splits["train"], val_dataset=splits["test"]
-            ).train()
-            return
-        from rllm.trainer.tinker.tinker_backend import TinkerBackend
-        from rllm.trainer.unified_trainer import UnifiedTrainer
-
-        trainer = UnifiedTrainer(
-            backend_cls=TinkerBackend, config=config, train_dataset=splits["train"], val_dataset=splits["test"]
-        )
-        try:
-            trainer.fit()
-        finally:
-            trainer.shutdown()
+        AgentTrainer(backend=backend, config=config, train_dataset=splits["train"], val_dataset=splits["test"]).train()
 
     hydra.main(config_path="pkg://rllm.trainer.config", config_name="unified", version_base=None)(run)()
 

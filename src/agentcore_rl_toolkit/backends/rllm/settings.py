@@ -65,7 +65,10 @@ class RllmConfig:
         return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
 
     def hydra_overrides(self) -> list[str]:
-        """The run as hydra overrides of rLLM's unified trainer."""
+        """The run as hydra overrides of rLLM's unified trainer.
+
+        What rLLM and its trainers both have a key for is set under ``rllm.``: rLLM copies it to the trainer's place.
+        """
         values: dict[str, Any] = {
             "rllm/backend": self.backend,
             "rllm.remote_runtime.enabled": True,
@@ -78,9 +81,12 @@ class RllmConfig:
             "rllm.compact_filtering.enable": self.mask_failures,
             "rllm.algorithm.adv_estimator": "grpo",
             "rllm.algorithm.norm_adv_by_std_in_grpo": True,
-            "data.train_batch_size": self.train_batch_size,
-            "data.max_prompt_length": self.max_prompt_length,
-            "data.max_response_length": self.max_response_length,
+            "rllm.rollout.train.temperature": self.temperature,
+            "rllm.data.train_batch_size": self.train_batch_size,
+            "rllm.data.max_prompt_length": self.max_prompt_length,
+            "rllm.data.max_response_length": self.max_response_length,
+            "rllm.trainer.project_name": self.project_name,
+            "rllm.trainer.experiment_name": self.experiment_name,  # also the experiment that records are stored under
             **(self._verl() if self.backend == "verl" else self._tinker()),
             **self.overrides,
         }
@@ -106,36 +112,38 @@ class RllmConfig:
         return Plan(backend="rllm", facts=facts, command=command, environment=environment, needs=needs)
 
     def _verl(self) -> dict[str, Any]:
-        rollout = "actor_rollout_ref.rollout"
+        actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+        tokens = self.max_prompt_length + self.max_response_length
         return {
-            "algorithm.adv_estimator": "grpo",
-            "algorithm.norm_adv_by_std_in_grpo": True,
+            "rllm.rollout.n": self.group_size,
             # The update takes its ratio against the logprobs that were sampled, not against recomputed ones.
             "rllm.algorithm.rollout_correction.bypass_mode": True,
             "+model.name": self.model_path,
             "actor_rollout_ref.model.path": self.model_path,
-            "actor_rollout_ref.actor.optim.lr": self.learning_rate,
+            "actor_rollout_ref.model.use_remove_padding": True,
+            f"{actor}.optim.lr": self.learning_rate,
+            f"{actor}.ppo_mini_batch_size": self.train_batch_size,
+            # verl refuses to start without a micro batch size; batches by length need none and waste no padding.
+            f"{actor}.use_dynamic_bsz": True,
+            f"{actor}.ppo_max_token_len_per_gpu": tokens,
+            f"{rollout}.log_prob_micro_batch_size_per_gpu": 1,
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 1,
+            f"{rollout}.max_model_len": tokens,
             f"{rollout}.name": "vllm",
             f"{rollout}.mode": "async",
-            f"{rollout}.n": self.group_size,
-            f"{rollout}.temperature": self.temperature,
             # Without these vLLM answers tool calls as plain text and the agent never calls a tool.
             f"+{rollout}.engine_kwargs.vllm.enable_auto_tool_choice": True,
             f"+{rollout}.engine_kwargs.vllm.tool_call_parser": self.tool_call_parser,
             "trainer.n_gpus_per_node": self.n_gpus_per_node,
-            "trainer.project_name": self.project_name,
-            "trainer.experiment_name": self.experiment_name,
         }
 
     def _tinker(self) -> dict[str, Any]:
         return {
             "model.name": self.model_path,
             "training.group_size": self.group_size,
+            "validation.group_size": 1,  # rLLM has no default for it
             "training.learning_rate": self.learning_rate,
             "training.max_length": self.max_prompt_length + self.max_response_length,
-            "sampling.train.temperature": self.temperature,
-            "rllm.trainer.project_name": self.project_name,
-            "rllm.trainer.experiment_name": self.experiment_name,
         }
 
 

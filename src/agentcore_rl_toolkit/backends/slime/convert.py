@@ -8,12 +8,17 @@ averaged as one rollout; `remove_sample` clears the loss mask of a sample while 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...errors import CaptureError
 from ..experts import routed_experts
 from ..groups import CollectedRollout
 from ..samples import Sample, rollout_samples
+from .fork import Fork
+
+log = logging.getLogger(__name__)
 
 NOTE = "agentcore"  # key under Sample.metadata where outcome, session and metrics are kept
 
@@ -23,14 +28,32 @@ def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_i
 
     A masked rollout gives one filler sample: two tokens, loss mask 0, `remove_sample` set, status FAILED, and reward
     0.0 because slime would call its reward model for None. That number never reaches the group's statistics:
-    `hooks.normalize_rewards` leaves removed samples out. `args` (slime's arguments) is needed for expert routing
-    only.
-    Raises: CaptureError when expert routing does not fit the model.
+    `hooks.normalize_rewards` leaves removed samples out. With `args.use_rollout_routing_replay` every sample carries
+    expert routing, because slime stacks a batch's; a rollout without it, or with routing that does not fit the
+    model, is masked.
     """
     samples = rollout_samples(rollout, 0.0)  # slime computes the advantages from the processed rewards
     if not samples:
-        return [_filler(rollout, base, filler_id)]
-    return [_filled(rollout, sample, base, args) for sample in samples]
+        return [_filler(rollout, base, args, filler_id, str(rollout.error) if rollout.error else None)]
+    try:
+        return [_filled(rollout, sample, base, args) for sample in samples]
+    except CaptureError as e:
+        log.warning("rollout %s cannot be replayed: %s", rollout.session_id, e)
+        return [_filler(rollout, base, args, filler_id, str(e))]
+
+
+def flat(samples: Any) -> Iterator[Any]:
+    """All samples of slime's nested lists: groups, and forked rollouts in them."""
+    if isinstance(samples, list):
+        for part in samples:
+            yield from flat(part)
+    else:
+        yield samples
+
+
+def joined(samples: list[Any]) -> Any:
+    """What slime gets for one rollout: its sample, or a `Fork` of several."""
+    return samples[0] if len(samples) == 1 else Fork(samples)
 
 
 def _filled(rollout: CollectedRollout, sample: Sample, base: Any, args: Any) -> Any:
@@ -45,14 +68,16 @@ def _filled(rollout: CollectedRollout, sample: Sample, base: Any, args: Any) -> 
     made.weight_versions = sorted({str(v) for v in sample.weight_versions if v is not None}, key=int)
     made.status = status.TRUNCATED if sample.truncated else status.COMPLETED
     made.remove_sample = False
-    if sample.routed_experts and args is not None and getattr(args, "use_rollout_routing_replay", False):
+    if _replays(args):
         experts = routed_experts(sample, layers=args.num_layers, top_k=args.moe_router_topk)
-        made.rollout_routed_experts = experts.tolist() if experts is not None else None
+        if experts is None:
+            raise CaptureError("the engine gave no expert routing", session_id=rollout.session_id)
+        made.rollout_routed_experts = _tensor(experts)
     _annotate(made, rollout, base, turns=sample.turns, branch=sample.sequence_index, branches=sample.sequences)
     return made
 
 
-def _filler(rollout: CollectedRollout, base: Any, filler_id: int) -> Any:
+def _filler(rollout: CollectedRollout, base: Any, args: Any, filler_id: int, error: str | None) -> Any:
     made = _copy(base)
     made.tokens = [filler_id, filler_id]
     made.response_length = 1
@@ -62,15 +87,30 @@ def _filler(rollout: CollectedRollout, base: Any, filler_id: int) -> Any:
     made.reward = 0.0
     made.status = type(base).Status.FAILED
     made.remove_sample = True
-    _annotate(made, rollout, base, error=str(rollout.error) if rollout.error else None)
+    if _replays(args):
+        # slime refuses routing that is all zero in some layer; the token is masked, so any other routing does.
+        made.rollout_routed_experts = [[list(range(args.moe_router_topk)) for _ in range(args.num_layers)]]
+    _annotate(made, rollout, base, error=error)
     return made
 
 
+def _replays(args: Any) -> bool:
+    return bool(getattr(args, "use_rollout_routing_replay", False))
+
+
+def _tensor(experts: memoryview[Any]) -> Any:
+    """As numpy, which slime makes a tensor of without looking at every number; a long episode has millions."""
+    import numpy as np
+
+    return np.array(experts)
+
+
 def _copy(base: Any) -> Any:
-    """A sibling of `base` whose lists are its own; a response left over from an aborted attempt is not carried along."""
+    """A sibling of `base` whose lists are its own; what an earlier attempt left is not carried along."""
     made = copy.copy(base)
     made.metadata = dict(base.metadata or {})
     made.weight_versions = []
+    made.rollout_routed_experts = None
     return made
 
 

@@ -11,11 +11,14 @@ import asyncio
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ...errors import ConfigError
+from ...contract import Outcome
+from ...errors import CaptureError, ConfigError
+from ..groups import CollectedRollout
 from ..service import RolloutService
-from .convert import NOTE, to_slime
+from .convert import NOTE, joined, to_slime
 from .settings import SlimeSettings
 
 ABORT_LOOK_S = 0.5  # how often a running rollout looks whether slime aborts the step
@@ -42,8 +45,14 @@ def rollouts(args: Any) -> RolloutService:
     global _opened
     with _lock:
         if _opened is None:
+            if getattr(args, "rollout_top_p", 1.0) != 1.0:
+                # slime trains with the kept vocabulary of every sampled token then, which HTTP calls of agents lack.
+                raise ConfigError(f"--rollout-top-p {args.rollout_top_p} cannot work here: leave it at 1.0")
+            if getattr(args, "group_rm", False):
+                raise ConfigError("--group-rm cannot work here: the agent computes the reward of each rollout")
+            engine = "sglang-experts" if getattr(args, "use_rollout_routing_replay", False) else "sglang"
             _opened = RolloutService.open(
-                SlimeSettings.from_args(args).service(), lambda: [router_url(args)], engine="sglang"
+                SlimeSettings.from_args(args).service(), lambda: [router_url(args)], engine=engine
             )
         return _opened
 
@@ -82,8 +91,19 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-    made = to_slime(task.result(), sample, args=args, filler_id=_filler_id(args))
-    return made[0] if len(made) == 1 else made
+    rollout = task.result()
+    if cut_off(rollout):
+        if "fully_async" in str(getattr(args, "rollout_function_path", "")) and not evaluation:
+            sample.status = type(sample).Status.ABORTED  # slime runs it again with the new weights
+            return sample
+        why = CaptureError("the engine aborted a call of the agent", session_id=rollout.session_id)
+        rollout = replace(rollout, outcome=Outcome.LOST, mask_reason="outcome", error=why)
+    return joined(to_slime(rollout, sample, args=args, filler_id=_filler_id(args)))
+
+
+def cut_off(rollout: CollectedRollout) -> bool:
+    """Whether SGLang aborted one of the rollout's calls, as it does when slime updates weights under running rollouts."""
+    return rollout.capture is not None and any(turn.finish_reason == "abort" for turn in rollout.capture.turns)
 
 
 def payload_of(sample: Any) -> dict[str, Any]:

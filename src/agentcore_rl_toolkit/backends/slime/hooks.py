@@ -6,11 +6,11 @@ slime.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ...errors import ConfigError
 from ..advantages import Estimator, advantages
+from .convert import flat
 
 _CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 
@@ -25,10 +25,11 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     with `grpo_std_normalization`.
     Shapes: (N,) -> (N,), (N,).
     """
-    if not (getattr(args, "rewards_normalization", True) and args.advantage_estimator in _CENTRED):
+    estimated_by = getattr(args, "advantage_estimator", "grpo")
+    if not (getattr(args, "rewards_normalization", True) and estimated_by in _CENTRED):
         raw = [_reward(args, s) for s in samples]
         return raw, [0.0 if s.remove_sample else r for s, r in zip(samples, raw, strict=True)]
-    spread = getattr(args, "grpo_std_normalization", True) and args.advantage_estimator != _CENTRED[3]
+    spread = getattr(args, "grpo_std_normalization", True) and estimated_by != _CENTRED[3]
     estimator: Estimator = "grpo" if spread else "dr_grpo"
     raw = [0.0] * len(samples)
     normalised = [0.0] * len(samples)
@@ -55,7 +56,7 @@ def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
     would see rewards 1, 1, 1, 0. Returns slime's DynamicFilterOutput where slime is importable, else a bool of the
     same meaning.
     """
-    rewards = {_reward(args, s) for s in _flatten(samples) if not s.remove_sample}
+    rewards = {_reward(args, s) for s in flat(samples) if not s.remove_sample}
     keep = len(rewards) > 1
     reason = None if keep else ("no_usable_rollout" if not rewards else f"all_rewards_{next(iter(rewards)):g}")
     try:
@@ -88,11 +89,3 @@ def _rollout_key(sample: Any, position: int) -> Any:
     if sample.rollout_id is not None:
         return ("rollout", sample.rollout_id)
     return ("index", sample.index) if sample.index is not None else ("position", position)
-
-
-def _flatten(samples: Iterable[Any]) -> Iterable[Any]:
-    for sample in samples:
-        if isinstance(sample, list):
-            yield from _flatten(sample)
-        else:
-            yield sample

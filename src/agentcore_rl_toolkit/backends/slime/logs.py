@@ -11,31 +11,35 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from .convert import NOTE
+from .convert import NOTE, flat
 
 log = logging.getLogger(__name__)
 
 
-def log_rollouts(rollout_id: int, args: Any, samples: Any, extra: dict[str, Any] | None, rollout_time_s: float) -> bool:
-    """Add counts by outcome, forks and the trained share of samples to the step's metrics."""
-    metrics = outcome_metrics(_flat(samples))
-    if extra is not None:
-        extra.update({f"agentcore/{name}": value for name, value in metrics.items()})
+def log_rollouts(
+    rollout_id: int, args: Any, samples: Any, rollout_extra_metrics: dict[str, Any] | None, rollout_time: float
+) -> bool:
+    """Add counts by outcome and forks to the step's metrics."""
+    metrics = outcome_metrics(flat(samples))
+    if rollout_extra_metrics is not None:
+        rollout_extra_metrics.update({f"{NOTE}/{name}": value for name, value in metrics.items()})
     else:
         log.info("rollout %s: %s", rollout_id, metrics)
     return False
 
 
-def log_eval(rollout_id: int, args: Any, data: dict[str, dict[str, Any]], extra: dict[str, Any] | None) -> bool:
-    """Take masked rollouts out of every evaluation set before slime averages it; count them instead.
+def log_eval(rollout_id: int, args: Any, data: dict[str, dict[str, Any]], extra_metrics: dict[str, Any] | None) -> bool:
+    """Leave in every evaluation set one row per usable rollout before slime averages it.
 
-    A set in which nothing was usable has no mean: it is removed from the data with a warning rather than reported as 0.
+    Masked rollouts are taken out, a forked one keeps its first row. With slime's `log_passrate`, which wants
+    `n_samples_per_eval_prompt` rows of each prompt, a prompt with a masked rollout is taken out whole. A set in which
+    nothing is left has no mean: it is removed with a warning rather than reported as 0.
     """
     for name in list(data):
         samples = list(data[name].get("samples") or [])
-        kept = [i for i, s in enumerate(samples) if not s.remove_sample]
-        if samples and extra is not None:
-            extra.update({f"agentcore/eval/{name}/{k}": v for k, v in outcome_metrics(samples).items()})
+        kept = _kept(samples, args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1)
+        if samples and extra_metrics is not None:
+            extra_metrics.update({f"{NOTE}/eval/{name}/{k}": v for k, v in outcome_metrics(samples).items()})
         if samples and not kept:
             log.warning("evaluation %s of rollout %s: none of %d rollouts was usable", name, rollout_id, len(samples))
             del data[name]
@@ -44,6 +48,20 @@ def log_eval(rollout_id: int, args: Any, data: dict[str, dict[str, Any]], extra:
                 if isinstance(values, list) and len(values) == len(samples):
                     data[name][key] = [values[i] for i in kept]
     return False
+
+
+def _kept(samples: list[Any], group_size: int) -> list[int]:
+    """Positions of each usable rollout's first sample; those of whole groups only when groups are larger than 1."""
+    first: dict[Any, int] = {}
+    for i, sample in enumerate(samples):
+        if not sample.remove_sample:
+            first.setdefault(sample.index if sample.index is not None else ("position", i), i)
+    if group_size == 1:
+        return list(first.values())
+    groups: dict[int, list[int]] = {}
+    for index, i in first.items():
+        groups.setdefault(index // group_size, []).append(i)
+    return [i for members in groups.values() if len(members) == group_size for i in members]
 
 
 def outcome_metrics(samples: Iterable[Any]) -> dict[str, float]:
@@ -55,9 +73,3 @@ def outcome_metrics(samples: Iterable[Any]) -> dict[str, float]:
     found["masked"] = float(sum(bool(s.remove_sample) for s in by_rollout.values()))
     found["forked"] = float(sum(s.metadata[NOTE].get("branches", 1) > 1 for s in by_rollout.values()))
     return found
-
-
-def _flat(samples: Any) -> list[Any]:
-    if isinstance(samples, list):
-        return [s for part in samples for s in _flat(part)]
-    return [samples]

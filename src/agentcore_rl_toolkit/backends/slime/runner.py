@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import AgentCoreRLError, ConfigError
 from ..data import encode_payload, read_rows
@@ -29,8 +29,13 @@ _MODEL_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ROLLOUT_KEYS = (
     *("agent_runtime_arn", "s3_bucket", "exp_id", "model_id", "acr_timeout", "acr_tps_limit", "max_concurrent"),
     *("max_pool_connections", "gateway_port", "gateway_host", "gateway_public_url", "gateway_url", "gateway_store"),
-    *("endpoint_url", "max_turns"),
+    *("gateway_model", "endpoint_url", "max_turns"),
 )
+_ROLLOUT_FUNCTIONS = {
+    "sync": "generate_rollout",
+    "async": "generate_rollout",
+    "fully_async": "generate_rollout_fully_async",
+}
 
 
 class SlimeError(AgentCoreRLError):
@@ -64,6 +69,7 @@ class SlimeRunner:
     gateway_public_url: str | None = None
     gateway_url: str | None = None
     gateway_store: str | None = None
+    gateway_model: str | None = None
     max_turns: int | None = None
     reward_postprocessing: str = "grpo"
     sglang_tool_call_parser: str | None = "qwen"
@@ -84,6 +90,13 @@ class SlimeRunner:
     weight_decay: float = 0.1
     adam_beta2: float = 0.98
     max_tokens_per_gpu: int = 9216
+    mode: Literal["sync", "async", "fully_async"] = "sync"
+    rollout_num_gpus: int | None = None
+    eval_data_path: str | None = None
+    eval_interval: int = 20
+    n_samples_per_eval_prompt: int = 1
+    save_dir: str | None = None
+    save_interval: int = 20
     use_tis: bool = True
     routing_replay: bool = False
     wandb_project: str | None = None
@@ -105,6 +118,15 @@ class SlimeRunner:
             )
         if self.reward_postprocessing not in ("grpo", "none"):
             raise ConfigError(f"reward_postprocessing must be 'grpo' or 'none', got {self.reward_postprocessing!r}")
+        if self.mode not in ("sync", "async", "fully_async"):
+            raise ConfigError(f"mode must be 'sync', 'async' or 'fully_async', got {self.mode!r}")
+        if self.mode == "sync" and self.rollout_num_gpus is not None:
+            raise ConfigError("rollout_num_gpus needs mode async or fully_async: sync shares num_gpus with training")
+        if self.rollout_gpus % self.rollout_gpus_per_engine:
+            raise ConfigError(
+                f"rollout_num_gpus={self.rollout_gpus} must be divisible by rollout_gpus_per_engine="
+                f"{self.rollout_gpus_per_engine}"
+            )
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> SlimeRunner:
@@ -148,7 +170,7 @@ class SlimeRunner:
         command = [
             *("ray", "job", "submit", "--address", self.ray_address or "http://127.0.0.1:8265"),
             *("--runtime-env-json", json.dumps({"env_vars": job_environment}, sort_keys=True)),
-            *("--", sys.executable, str(Path(self.slime_dir).absolute() / "train.py")),
+            *("--", sys.executable, str(Path(self.slime_dir).absolute() / self._script())),
             *self.flags(num_rollout),
         ]
         per_step = self.rollout_batch_size * self.n_samples_per_prompt
@@ -158,6 +180,12 @@ class SlimeRunner:
             ("model", f"{self.model_dir} ({self.model_type}), asked for as {self.model_id!r}"),
             ("rows", f"{rows} in {self.data_path}" if rows is not None else self.data_path),
             ("step", f"{self.rollout_batch_size} inputs x {self.n_samples_per_prompt} rollouts = {per_step}"),
+            ("GPUs", self._placement()),
+            *(
+                [("evaluation", f"{self.eval_data_path}, every {self.eval_interval} steps")]
+                if self.eval_data_path
+                else []
+            ),
             ("gateway", self.gateway_url or f"started on {self.gateway_host}:{self.gateway_port}"),
             ("deadline", f"rollout {self.acr_timeout:g} s, {self.acr_tps_limit} requests/s"),
             ("slime config", str(self.config_path)),
@@ -168,7 +196,8 @@ class SlimeRunner:
     def flags(self, num_rollout: int) -> list[str]:
         """Arguments of slime's train.py. Source: slime/utils/arguments.py and backends/sglang_utils/arguments.py, 0.3.1."""
         flags = [
-            *("--actor-num-nodes", "1", "--actor-num-gpus-per-node", str(self.num_gpus), "--colocate"),
+            *("--actor-num-nodes", "1", "--actor-num-gpus-per-node", str(self.num_gpus)),
+            *(("--colocate",) if self.mode == "sync" else ("--rollout-num-gpus", str(self.rollout_gpus))),
             *self.model_args(),
             # The model folder serves as both: slime reads Hugging Face weights straight from --load (slime >= 0.3).
             *("--hf-checkpoint", self.model_dir, "--load", self.model_dir),
@@ -179,6 +208,7 @@ class SlimeRunner:
             *("--rollout-max-response-len", str(self.rollout_max_response_len)),
             *("--rollout-temperature", str(self.rollout_temperature)),
             *("--global-batch-size", str(self.rollout_batch_size * self.n_samples_per_prompt), "--balance-data"),
+            *("--rollout-function-path", f"{PACKAGE}.rollout.{_ROLLOUT_FUNCTIONS[self.mode]}"),
             *("--custom-generate-function-path", f"{PACKAGE}.generate.generate"),
             *("--custom-rollout-log-function-path", f"{PACKAGE}.logs.log_rollouts"),
             *("--custom-eval-rollout-log-function-path", f"{PACKAGE}.logs.log_eval"),
@@ -200,8 +230,16 @@ class SlimeRunner:
             *("--attention-dropout", "0.0", "--hidden-dropout", "0.0"),
             *("--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32", "--attention-backend", "flash"),
         ]
-        if self.reward_postprocessing == "grpo":
-            flags += ["--custom-reward-post-process-path", f"{PACKAGE}.hooks.normalize_rewards"]
+        # Ours in both cases: slime's own would count masked rollouts as reward 0.
+        flags += ["--custom-reward-post-process-path", f"{PACKAGE}.hooks.normalize_rewards"]
+        if self.reward_postprocessing == "none":
+            flags.append("--disable-rewards-normalization")
+        if self.eval_data_path is not None:
+            flags += ["--eval-prompt-data", Path(self.eval_data_path).stem, str(self.prepared_eval_path)]
+            flags += ["--eval-interval", str(self.eval_interval)]
+            flags += ["--n-samples-per-eval-prompt", str(self.n_samples_per_eval_prompt)]
+        if self.save_dir is not None:
+            flags += ["--save", self.save_dir, "--save-interval", str(self.save_interval)]
         for flag, value in (
             ("--sglang-tool-call-parser", self.sglang_tool_call_parser),
             ("--sglang-reasoning-parser", self.sglang_reasoning_parser),
@@ -209,7 +247,12 @@ class SlimeRunner:
         ):
             flags += [flag, str(value)] if value is not None else []
         if self.sglang_data_parallel_size > 1:
-            flags += ["--sglang-data-parallel-size", str(self.sglang_data_parallel_size)]
+            # slime wants attention split the same way, and refuses the command otherwise.
+            flags += [
+                "--sglang-data-parallel-size",
+                str(self.sglang_data_parallel_size),
+                "--sglang-enable-dp-attention",
+            ]
         if self.use_tis:
             flags.append("--use-tis")
         if self.routing_replay:
@@ -244,6 +287,15 @@ class SlimeRunner:
     def prepared_data_path(self) -> Path:
         return Path(self.run_dir).absolute() / self.exp_id / "data.jsonl"
 
+    @property
+    def prepared_eval_path(self) -> Path:
+        return Path(self.run_dir).absolute() / self.exp_id / "eval.jsonl"
+
+    @property
+    def rollout_gpus(self) -> int:
+        """GPUs of the inference engines; in sync mode the same as training's."""
+        return self.num_gpus if self.rollout_num_gpus is None else self.rollout_num_gpus
+
     def rollout_settings(self) -> dict[str, Any]:
         """What goes into slime's --custom-config-path."""
         return {key: getattr(self, key) for key in _ROLLOUT_KEYS if getattr(self, key) is not None}
@@ -255,6 +307,8 @@ class SlimeRunner:
         # JSON is YAML: no YAML library is needed to write it.
         self.config_path.write_text(json.dumps(self.rollout_settings(), indent=2) + "\n")
         prepare_data(self.data_path, self.prepared_data_path)
+        if self.eval_data_path is not None:
+            prepare_data(self.eval_data_path, self.prepared_eval_path)
 
     def _ensure_ray(self) -> bool:
         """Start a local Ray head unless a cluster answers. Returns whether it was started here."""
@@ -266,7 +320,8 @@ class SlimeRunner:
             == 0
         ):
             return False
-        command = ["ray", "start", "--head", "--num-gpus", str(self.num_gpus), "--disable-usage-stats"]
+        gpus = self.num_gpus if self.mode == "sync" else self.num_gpus + self.rollout_gpus
+        command = ["ray", "start", "--head", "--num-gpus", str(gpus), "--disable-usage-stats"]
         if subprocess.call(command, timeout=RAY_START_S):
             raise SlimeError("ray start failed; its output is above")
         return True
@@ -274,13 +329,22 @@ class SlimeRunner:
     def _model_script(self) -> Path:
         return Path(self.slime_dir) / "scripts" / "models" / f"{self.model_type}.sh"
 
+    def _script(self) -> str:
+        return "train.py" if self.mode == "sync" else "train_async.py"
+
+    def _placement(self) -> str:
+        if self.mode == "sync":
+            return f"{self.num_gpus}, shared by training and inference"
+        return f"{self.num_gpus} for training, {self.rollout_gpus} for inference ({self.mode})"
+
     def _concurrency_per_engine(self) -> int:
-        engines = max(1, self.num_gpus // self.rollout_gpus_per_engine)
+        """slime's limit per engine; in fully_async mode slime counts groups by the same number."""
+        engines = max(1, self.rollout_gpus // self.rollout_gpus_per_engine)
         return max(1, -(-self.max_concurrent // engines))
 
     def _missing(self) -> list[str]:
         needs = []
-        if not (Path(self.slime_dir) / "train.py").is_file():
+        if not (Path(self.slime_dir) / self._script()).is_file():
             needs.append(f"slime at slime_dir={self.slime_dir} (git clone THUDM/slime; it is not on the package index)")
         elif not self._model_script().is_file():
             needs.append(f"model_type {self.model_type}: there is no {self._model_script()}")
@@ -290,6 +354,8 @@ class SlimeRunner:
             needs.append(f"the model at model_dir={self.model_dir}")
         if not Path(self.data_path).is_file():
             needs.append(f"the data at data_path={self.data_path}")
+        if self.eval_data_path is not None and not Path(self.eval_data_path).is_file():
+            needs.append(f"the data at eval_data_path={self.eval_data_path}")
         if shutil.which("ray") is None:
             needs.append("Ray (pip install 'ray[default]')")
         return needs

@@ -21,6 +21,7 @@ _ENVIRONMENT = {
     "acr_tps_limit": ("ACR_TPS_LIMIT",),
     "max_concurrent": ("MAX_CONCURRENT",),
     "model_id": ("MODEL_ID",),
+    "gateway_admin_key": ("AGENTCORE_RL_GATEWAY_ADMIN_KEY",),  # a secret: never in --custom-config-path
 }
 
 
@@ -29,7 +30,8 @@ class SlimeSettings:
     """What a rollout needs. slime hands them over as attributes of its arguments (``--custom-config-path``).
 
     Names and defaults are those of the published toolkit where it has them; `service.ServiceSettings` says what they
-    mean.
+    mean. Without `gateway_model` the gateway renders with the tokenizer of slime's `hf_checkpoint`, so that prompts and
+    replies are those tokens that slime trains.
     Units: seconds.
     """
 
@@ -48,6 +50,7 @@ class SlimeSettings:
     gateway_url: str | None = None
     gateway_admin_key: str | None = dataclasses.field(default=None, repr=False)
     gateway_store: str | None = None
+    gateway_model: str | None = None
     max_turns: int | None = None
 
     @classmethod
@@ -73,6 +76,8 @@ class SlimeSettings:
             elif f.default is dataclasses.MISSING:
                 names = " or ".join(_ENVIRONMENT[f.name])
                 raise ConfigError(f"slime rollouts need `{f.name}`: set it in --custom-config-path, or {names}")
+        if found.get("gateway_model") is None and getattr(args, "hf_checkpoint", None):
+            found["gateway_model"] = str(args.hf_checkpoint)
         return cls(**found)
 
     def service(self) -> ServiceSettings:
@@ -93,6 +98,7 @@ class SlimeSettings:
             gateway_url=self.gateway_url,
             gateway_admin_key=self.gateway_admin_key,
             gateway_store=self.gateway_store,
+            gateway_model=self.gateway_model,
             max_turns=self.max_turns,
         )
 

@@ -1,8 +1,7 @@
 """A small training loop over Tinker: collect, forward_backward, optim_step, new sampling weights, repeat.
 
-The training client is duck-typed by the methods used (Tinker SDK 0.38.0): `forward_backward_async(data, loss_fn)` and
-`optim_step_async(params)` return futures with `result_async()`, `save_weights_and_get_sampling_client_async(name)` gives a client
-that samples from the new weights. `Datum` and its parts come from the SDK unless `make_datum` replaces them.
+The training client is the SDK's (0.38: every verb sends its request and returns a future at once), duck-typed by the methods
+used. New weights reach the agents through the model gateway, which samples from Tinker by their ``tinker://`` path.
 """
 
 from __future__ import annotations
@@ -25,17 +24,41 @@ Loss = Literal["importance_sampling", "ppo", "cispo"]
 
 
 class TrainingClient(Protocol):
-    """The part of Tinker's training client that is used here."""
+    """The part of Tinker's training client that is used here. What the methods return can be awaited."""
 
-    async def forward_backward_async(self, data: list[Any], loss_fn: str) -> Any: ...
-    async def optim_step_async(self, adam_params: Any) -> Any: ...
-    async def save_weights_and_get_sampling_client_async(self, name: str) -> Any: ...
+    def forward_backward(
+        self, data: list[Any], loss_fn: Any, loss_fn_config: Mapping[str, float | str] | None = None
+    ) -> Awaitable[Any]: ...
+    def optim_step(self, optim_params: Any) -> Awaitable[Any]: ...
+    def save_weights_for_sampler(self, name: str) -> Awaitable[Any]: ...
+    def save_state(self, name: str, ttl_seconds: int | None = None, overwrite: bool = False) -> Awaitable[Any]: ...
+
+
+class SamplingGateway(Gateway, Protocol):
+    """A gateway that samples from Tinker: `GatewayClient` of one served with ``--engine tinker``."""
+
+    async def set_weight_version_async(self, version: int, *, sampler: str | None = None) -> None: ...
+
+
+Publish = Callable[[str, int], Awaitable[None]]
+
+
+def to_gateway(gateway: SamplingGateway) -> Publish:
+    """`publish` for our gateway: it samples from the new weights once this returns, and records their version with each
+    turn. Calls that run at that moment end on the old weights, and are recorded so."""
+
+    async def publish(path: str, version: int) -> None:
+        await gateway.set_weight_version_async(version, sampler=path)
+
+    return publish
 
 
 @dataclass(frozen=True, kw_only=True)
 class TinkerConfig:
     """Settings of the loop. Units: `learning_rate` per step; `max_tokens` of a whole sequence, longer ones are left out.
 
+    `loss_config` goes to the service with the loss (``clip_low_threshold``, ``clip_high_threshold``). `checkpoint_every`
+    steps the state is saved at the service, so that `train_async` can go on from it; 0 never does.
     Raises: ConfigError.
     """
 
@@ -43,10 +66,13 @@ class TinkerConfig:
     learning_rate: float = 2e-5
     beta1: float = 0.9
     beta2: float = 0.95
+    grad_clip_norm: float = 0.0
     loss: Loss = "importance_sampling"
+    loss_config: Mapping[str, float] = field(default_factory=dict)
     estimator: Estimator = "grpo"
     max_tokens: int | None = 32768
     max_empty_steps: int = 3
+    checkpoint_every: int = 0
     collect: CollectConfig = field(default_factory=CollectConfig)
 
     def __post_init__(self) -> None:
@@ -54,17 +80,25 @@ class TinkerConfig:
             raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
         if self.max_empty_steps < 1:
             raise ConfigError(f"max_empty_steps must be at least 1, got {self.max_empty_steps}")
+        if self.checkpoint_every < 0:
+            raise ConfigError(f"checkpoint_every cannot be negative, got {self.checkpoint_every}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step did. `trained` is False when no sample had a non-zero advantage; the weights are the old ones then."""
+    """What a step did. `trained` is False when no sample had a non-zero advantage; the weights are the old ones then.
+
+    `sampler` is the path of the weights that agents sample now; `state` that of a saved training state, if the step made
+    one.
+    """
 
     step: int
     weight_version: int
     trained: bool
     samples: int
     too_long: int
+    sampler: str
+    state: str | None
     stats: CollectStats
     metrics: Mapping[str, float]
 
@@ -75,24 +109,23 @@ async def train_async(
     config: TinkerConfig,
     training_client: TrainingClient,
     client: Client,
-    gateway: Gateway,
-    publish: Callable[[Any, int], Awaitable[None]],
+    gateway: SamplingGateway,
+    publish: Publish | None = None,
     on_step: Callable[[StepResult, list[Group]], None] | None = None,
-    make_datum: Callable[[Mapping[str, Any]], Any] | None = None,
-    make_adam: Callable[[TinkerConfig], Any] | None = None,
     first_version: int = 0,
+    first_step: int = 0,
 ) -> int:
     """Train over `batches`; returns the last weight version.
 
-    `publish(sampling_client, version)` puts the new weights where agents sample: behind the gateway. It is called
-    before the first batch too, so that the first rollouts come from the training client's own weights.
+    `publish(path, version)` puts new weights where agents sample; None tells `gateway`. It is called before the first
+    batch too, so that the first rollouts come from the training client's own weights. To go on from a saved state, give
+    a training client made from it, the batches that are left, and the version and step to count from.
     Raises: RolloutError after `max_empty_steps` steps in a row without any usable rollout; whatever the service raises.
     """
-    datum = make_datum or sdk_datum
-    adam = make_adam or sdk_adam
+    send = publish or to_gateway(gateway)
     version, empty = first_version, 0
-    await publish(await _sampler(training_client, config, version), version)
-    for step, requests in enumerate(batches):
+    sampler = await _publish(training_client, config, version, send)
+    for step, requests in enumerate(batches, first_step):
         groups = await collect_async(
             requests, client=client, gateway=gateway, config=config.collect, weight_version=version
         )
@@ -104,12 +137,16 @@ async def train_async(
         samples = [s for s in to_samples(groups, estimator=config.estimator) if s.advantage != 0.0]
         data, too_long = to_tinker_batch(samples, max_tokens=config.max_tokens)
         metrics: dict[str, float] = {}
+        state: str | None = None
         if data:
-            metrics = await _update(training_client, [datum(d) for d in data], adam(config), config.loss)
+            metrics = await _update(training_client, data, config)
             version += 1
-            await publish(await _sampler(training_client, config, version), version)
+            sampler = await _publish(training_client, config, version, send)
         else:
             log.warning("step %d has nothing to learn from: %s", step, dict(stats.outcomes))
+        if config.checkpoint_every and (step + 1) % config.checkpoint_every == 0:
+            name = f"{config.exp_id}-{step + 1:06d}"
+            state = str((await training_client.save_state(name, overwrite=True)).path)
         if on_step is not None:
             result = StepResult(
                 step=step,
@@ -117,6 +154,8 @@ async def train_async(
                 trained=bool(data),
                 samples=len(data),
                 too_long=len(too_long),
+                sampler=sampler,
+                state=state,
                 stats=stats,
                 metrics={**metrics, **_staleness(samples, version)},
             )
@@ -124,17 +163,19 @@ async def train_async(
     return version
 
 
-async def _update(client: TrainingClient, data: list[Any], adam: Any, loss: str) -> dict[str, float]:
+async def _update(client: TrainingClient, data: list[dict[str, Any]], config: TinkerConfig) -> dict[str, float]:
     # Both requests are sent before either is awaited: the service runs them in order without idling in between.
-    forward = await client.forward_backward_async(data, loss)
-    step = await client.optim_step_async(adam)
-    output = await forward.result_async()
-    await step.result_async()
-    return {str(k): float(v) for k, v in (getattr(output, "metrics", None) or {}).items()}
+    forward = client.forward_backward([sdk_datum(d) for d in data], config.loss, dict(config.loss_config) or None)
+    step = client.optim_step(sdk_adam(config))
+    output, stepped = await forward, await step
+    found = {**(getattr(output, "metrics", None) or {}), **(getattr(stepped, "metrics", None) or {})}
+    return {str(k): float(v) for k, v in found.items()}
 
 
-async def _sampler(client: TrainingClient, config: TinkerConfig, version: int) -> Any:
-    return await client.save_weights_and_get_sampling_client_async(f"{config.exp_id}-{version:06d}")
+async def _publish(client: TrainingClient, config: TinkerConfig, version: int, send: Publish) -> str:
+    path = str((await client.save_weights_for_sampler(f"{config.exp_id}-{version:06d}")).path)
+    await send(path, version)
+    return path
 
 
 def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:
@@ -146,7 +187,7 @@ def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:
 
 def sdk_datum(datum: Mapping[str, Any]) -> Any:
     """A `tinker.Datum`. Raises: MissingExtraError without the SDK."""
-    tinker = _sdk()
+    tinker = sdk()
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(datum["tokens"]), loss_fn_inputs=dict(datum["loss_fn_inputs"])
     )
@@ -154,10 +195,16 @@ def sdk_datum(datum: Mapping[str, Any]) -> Any:
 
 def sdk_adam(config: TinkerConfig) -> Any:
     """`tinker.AdamParams` of the configuration."""
-    return _sdk().AdamParams(learning_rate=config.learning_rate, beta1=config.beta1, beta2=config.beta2)
+    return sdk().AdamParams(
+        learning_rate=config.learning_rate,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        grad_clip_norm=config.grad_clip_norm,
+    )
 
 
-def _sdk() -> Any:
+def sdk() -> Any:
+    """The SDK. Raises: MissingExtraError."""
     try:
         import tinker
     except ModuleNotFoundError as e:

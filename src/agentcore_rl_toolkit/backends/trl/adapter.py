@@ -103,6 +103,10 @@ class AgentCoreRollouts:
             for old in path.parent.glob("*.safetensors"):
                 if old != path:
                     old.unlink()
+        if trainer.use_vllm and trainer._last_loaded_step != version:
+            # TRL syncs before each batch; after the last step nobody else would, and the gateway must not announce it unserved.
+            trainer.vllm_generation.sync_weights()
+            trainer._last_loaded_step = version
         trainer.accelerator.wait_for_everyone()
         if trainer.accelerator.is_main_process:
             self.gateway.set_weight_version(version)

@@ -12,11 +12,15 @@ verl's workers: name it in a YAML file given as ``actor_rollout_ref.rollout.agen
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 import threading
+from dataclasses import replace
 from typing import Any
 
 from ...errors import MissingExtraError
 from ..service import RolloutService
+from .bridge import Bridge
 from .convert import to_verl
 from .dataset import PAYLOAD_KEY
 from .settings import AgentCoreConfig
@@ -63,8 +67,9 @@ class AgentCoreAgentLoop(AgentLoopBase):
         key = repr(self.agentcore)
         with _lock:
             if key not in _services:
-                settings = self.agentcore.service(str(self.config.actor_rollout_ref.model.path))
-                _services[key] = RolloutService.open(settings, lambda: addresses(self.server_manager), engine="vllm")
+                # verl runs several workers, each with a gateway of its own: they cannot share a port.
+                ours = replace(self.agentcore, gateway_port=0)
+                _services[key], _ = open_service(ours, self.config, self.server_manager)
             return _services[key]
 
 
@@ -75,6 +80,33 @@ def use(config: AgentCoreConfig, service: RolloutService | None) -> None:
             _services.pop(repr(config), None)
         else:
             _services[repr(config)] = service
+
+
+def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tuple[RolloutService, Bridge | None]:
+    """Clients and gateway over verl's rollout servers; the bridge where the gateway samples through `llm_client`."""
+    rollout = config.actor_rollout_ref.rollout
+    settings = agentcore.service(str(config.actor_rollout_ref.model.path))
+    if agentcore.gateway_upstream == "http" or agentcore.gateway_url is not None:
+        return RolloutService.open(settings, lambda: addresses(llm_client), engine="vllm"), None
+    bridge = Bridge(llm_client, engine=str(rollout.name))
+    window = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
+    folder = agentcore.gateway_model or tokenizer_folder(str(config.actor_rollout_ref.model.path))
+    settings = replace(settings, gateway_model=folder, gateway_context_tokens=int(window))
+    return RolloutService.open(settings, lambda: [bridge.open()], engine="sglang"), bridge
+
+
+def tokenizer_folder(model_path: str) -> str:
+    """The model's tokenizer and chat template as a folder, which the gateway's process reads."""
+    from verl.utils.fs import copy_to_local
+
+    local = str(copy_to_local(model_path))
+    if os.path.isdir(local):
+        return local
+    from transformers import AutoTokenizer
+
+    folder = tempfile.mkdtemp(prefix="agentcore-rl-tokenizer-")
+    AutoTokenizer.from_pretrained(local).save_pretrained(folder)
+    return folder
 
 
 def addresses(llm_client: Any) -> list[str]:
@@ -90,8 +122,11 @@ def openai_params(sampling_params: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_steps(output: dict[str, Any], global_steps: Any) -> dict[str, Any]:
-    """Fill in unknown weight versions with the step that asked: never newer than the truth, so staleness is not understated."""
+    """Fill in unknown weight versions with those of the step that asked, whose weights are numbered one less.
+
+    Never newer than the truth, so staleness is not understated.
+    """
     extra = dict(output["extra_fields"])
     if extra["min_global_steps"] is None and global_steps is not None:
-        extra["min_global_steps"] = extra["max_global_steps"] = int(global_steps)
+        extra["min_global_steps"] = extra["max_global_steps"] = max(0, int(global_steps) - 1)
     return {**output, "extra_fields": extra}

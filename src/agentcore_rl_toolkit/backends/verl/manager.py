@@ -14,12 +14,13 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import MissingExtraError
+from ...errors import CaptureError, MissingExtraError
 from .._portal import start
-from ..collect import Group, GroupRequest, summarize
+from ..collect import CollectedRollout, Group, GroupRequest, summarize
 from ..data import payload_id
 from ..service import RolloutService
-from .adapter import addresses, openai_params, with_steps
+from .adapter import open_service, openai_params, with_steps
+from .bridge import Bridge
 from .convert import to_verl
 from .dataset import PAYLOAD_KEY
 from .settings import AgentCoreConfig
@@ -51,6 +52,7 @@ class AgentCoreManager:
         self.config, self.llm_client = config, llm_client
         self.rollout_config = config.actor_rollout_ref.rollout
         self._service = service
+        self._bridge: Bridge | None = None
         self._lock = threading.Lock()
         self._running: set[Any] = set()
 
@@ -63,8 +65,9 @@ class AgentCoreManager:
         """The clients; opened on the first batch, when the rollout servers are up."""
         with self._lock:
             if self._service is None:
-                settings = AgentCoreConfig.of(self.config).service(str(self.config.actor_rollout_ref.model.path))
-                self._service = RolloutService.open(settings, lambda: addresses(self.llm_client), engine="vllm")
+                self._service, self._bridge = open_service(
+                    AgentCoreConfig.of(self.config), self.config, self.llm_client
+                )
             return self._service
 
     def generate_sequences(self, prompts: TensorDict) -> None:
@@ -108,11 +111,7 @@ class AgentCoreManager:
     def _write(self, group: Group, row: Mapping[str, Any], uid: str, partition: str) -> int:
         keys, fields, tags = [], [], []
         for rollout in group.rollouts:
-            outputs = to_verl(
-                rollout,
-                prompt_length=self.rollout_config.prompt_length,
-                response_length=self.rollout_config.response_length,
-            )
+            outputs = self._outputs(rollout)
             for index, output in enumerate(outputs):
                 made = AgentLoopOutput(**with_steps(output, row.get("global_steps")))
                 keys.append(f"{uid}_{rollout.index}_{index}")
@@ -122,6 +121,23 @@ class AgentCoreManager:
             table = list_of_dict_to_tensordict(fields)
             tq.kv_batch_put(keys=keys, fields=table, tags=tags, partition_id=partition)
         return len(keys)
+
+    def _outputs(self, rollout: CollectedRollout) -> list[dict[str, Any]]:
+        """What the rollout gives to train on; with routing replay, nothing when its expert routing is missing or off."""
+        replays = bool(self.rollout_config.get("enable_rollout_routing_replay"))
+        try:
+            outputs = to_verl(
+                rollout,
+                prompt_length=self.rollout_config.prompt_length,
+                response_length=self.rollout_config.response_length,
+                expert_shape=self._bridge.expert_shape if replays and self._bridge is not None else None,
+            )
+            if replays and any("routed_experts" not in output for output in outputs):
+                raise CaptureError("the engine gave no expert routing", session_id=rollout.session_id)
+        except CaptureError as e:
+            log.warning("rollout %s cannot be replayed: %s", rollout.session_id, e)
+            return []
+        return outputs
 
 
 def rows_of(prompts: TensorDict) -> list[dict[str, Any]]:

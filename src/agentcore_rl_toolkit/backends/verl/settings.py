@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import ConfigError
 from ..service import ServiceSettings
@@ -18,6 +18,8 @@ PACKAGE = "agentcore_rl_toolkit.backends.verl"
 PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
 OUR_PREFIX = "agentcore."
 MAX_RESPONSE_KEY = "actor_rollout_ref.rollout.response_length"
+
+TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 
 # Overrides without which rollouts would not reach us or their data would be wrong; (key, value, why).
 REQUIRED: tuple[tuple[str, str, str], ...] = (
@@ -34,6 +36,9 @@ DEFAULTS: tuple[tuple[str, str], ...] = (
     ("algorithm.adv_estimator", "grpo"),
     ("actor_rollout_ref.rollout.name", "vllm"),
     ("actor_rollout_ref.rollout.n", "8"),
+)
+# Agents then call verl's servers themselves, so these must understand tool calls.
+HTTP_DEFAULTS: tuple[tuple[str, str], ...] = (
     ("+actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice", "true"),
     ("+actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser", "hermes"),
 )
@@ -45,7 +50,9 @@ class AgentCoreConfig:
 
     Units: `max_rollout_time` seconds. `gateway_store` is a folder for captured turns; the published "memory" keeps
     them in a temporary one. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` are accepted and have
-    no effect: the gateway always extends turns token by token.
+    no effect: the gateway always extends turns token by token. `gateway_upstream` is "tokens" (the gateway renders with
+    `gateway_model`, the trained model's tokenizer unless given, and samples through verl's own client) or "http" (it
+    relays chats to verl's servers).
     """
 
     agent_runtime_arn: str
@@ -62,6 +69,8 @@ class AgentCoreConfig:
     gateway_public_url: str | None = None
     gateway_url: str | None = None
     gateway_admin_key: str | None = field(default=None, repr=False)
+    gateway_upstream: Literal["tokens", "http"] = "tokens"
+    gateway_model: str | None = None
     endpoint_url: str | None = None
     model_id: str | None = None
     max_concurrent: int = 256
@@ -86,6 +95,7 @@ class AgentCoreConfig:
             gateway_url=self.gateway_url,
             gateway_admin_key=self.gateway_admin_key,
             gateway_store=None if self.gateway_store == "memory" else self.gateway_store,
+            gateway_model=self.gateway_model,
             max_turns=self.max_turns,
             extra_rollouts=self.extra_rollouts,
         )
@@ -155,7 +165,19 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
             raise ConfigError(f"{plain} is set by this backend ({value}); to use another, start verl's own main")
         if plain not in given:
             theirs.append(f"{key}={value}")
-    theirs += [f"{k}={v}" for k, v in DEFAULTS if k.lstrip("+") not in given]
+    defaults = (*DEFAULTS, *(HTTP_DEFAULTS if config.gateway_upstream == "http" else ()))
+    if not any("ppo_micro_batch_size" in key for key in given):
+        # verl wants one or the other; episodes differ too much in length for a fixed number of rows.
+        defaults = (*defaults, ("actor_rollout_ref.actor.use_dynamic_bsz", "true"))
+    theirs += [f"{k}={v}" for k, v in defaults if k.lstrip("+") not in given]
+    mode = given.get("trainer.v1.trainer_mode", "sync")
+    if mode not in TRAINER_MODES:
+        raise ConfigError(f"trainer.v1.trainer_mode={mode} is not one of {', '.join(TRAINER_MODES)}")
+    if mode != "sync" and config.gateway_upstream == "http":
+        raise ConfigError(
+            f"trainer.v1.trainer_mode={mode} needs agentcore.gateway_upstream=tokens: an update of the weights would cut "
+            "the calls of running agents"
+        )
     theirs += [
         f"+agentcore.{f.name}={_hydra(getattr(config, f.name))}"
         for f in fields(config)
@@ -183,6 +205,7 @@ def plan(arguments: Sequence[str]) -> Plan:
         ("trainer", f"V1, {given.get('trainer.v1.trainer_mode', 'sync')}"),
         ("forked rollouts", forks),
         ("gateway", config.gateway_url or f"started on {config.gateway_host}:{config.gateway_port}"),
+        ("sampling", "through verl's client" if config.gateway_upstream == "tokens" else "over HTTP at verl's servers"),
         ("deadline", f"rollout {config.max_rollout_time:g} s, {config.reqs_per_sec} requests/s"),
     ]
     packages = (("verl", "verl==0.9.1"), ("transfer_queue", "TransferQueue"), ("ray", "ray"))

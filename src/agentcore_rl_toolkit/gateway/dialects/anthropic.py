@@ -212,6 +212,8 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
     if tool.get("description"):
         function["description"] = tool["description"]
     function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
     return {"type": "function", "function": function}
 
 

@@ -251,20 +251,45 @@ def encode_reply(reply: Reply, request: Request) -> bytes:
     )
 
 
-class Encoder:
-    """Deltas -> the bytes of a chat completion stream."""
+class ChunkEncoder:
+    """What streams of chat and of text completions share: the head of each chunk, and how they end."""
 
     content_type = "text/event-stream"
+    kind = ""
 
     def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._head = {
             "id": reply_id,
-            "object": "chat.completion.chunk",
+            "object": self.kind,
             "created": created or int(time.time()),
             "model": model or request.model,
         }
         self._usage: Usage | None = None
+
+    def finish(self) -> bytes:
+        """The usage chunk, if asked for, and the end mark."""
+        tail = b"data: [DONE]\n\n"
+        if self._request.include_usage:
+            body = {**self._head, "choices": [], "usage": usage_dict(self._usage)}
+            return encode_event(msgspec.json.encode(body)) + tail
+        return tail
+
+    def error(self, error: RequestError) -> bytes:
+        """An error after the stream began; clients raise on an event with an ``error`` member."""
+        return encode_event(msgspec.json.encode(openai_error(error)))
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
+        return encode_event(msgspec.json.encode({**self._head, "choices": choices}))
+
+
+class Encoder(ChunkEncoder):
+    """Deltas -> the bytes of a chat completion stream."""
+
+    kind = "chat.completion.chunk"
+
+    def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
+        super().__init__(request, reply_id=reply_id, model=model, created=created)
         self._opened: set[int] = set()
 
     def start(self) -> bytes:
@@ -294,24 +319,9 @@ class Encoder:
             choice["stop_reason"] = delta.stop_sequence
         return opening + self._chunk([choice])
 
-    def finish(self) -> bytes:
-        """The usage chunk, if asked for, and the end mark."""
-        tail = b"data: [DONE]\n\n"
-        if self._request.include_usage:
-            body = {**self._head, "choices": [], "usage": usage_dict(self._usage)}
-            return encode_event(msgspec.json.encode(body)) + tail
-        return tail
-
-    def error(self, error: RequestError) -> bytes:
-        """An error after the stream began; clients raise on an event with an ``error`` member."""
-        return encode_event(msgspec.json.encode(openai_error(error)))
-
     def _open(self, index: int) -> bytes:
         self._opened.add(index)
         return self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
-        return encode_event(msgspec.json.encode({**self._head, "choices": choices}))
 
 
 def _tool_delta(call: ToolDelta) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from .canonical import Choice, Delta, Reply, Request, Usage
-from .chat import check_response_format, usage_dict
-from .errors import RequestError, openai_error, unsupported
+from .canonical import Choice, Delta, Reply, Request
+from .chat import ChunkEncoder, check_response_format, usage_dict
+from .errors import RequestError, unsupported
 from .fields import Fields, decode_body
-from .sse import encode_event
 
 DEFAULT_MAX_TOKENS = 16  # the provider's own default for this endpoint
 
@@ -93,14 +92,19 @@ def to_body(request: Request) -> dict[str, Any]:
 
 
 def _logprobs(entries: list[dict[str, Any]], offset: int) -> dict[str, Any]:
+    tokens = [str(entry.get("token") or "") for entry in entries]
     offsets = []
-    for entry in entries:
+    for token in tokens:
         offsets.append(offset)
-        offset += len(entry.get("token") or "")
+        offset += len(token)
+    tops = [entry.get("top_logprobs") for entry in entries]
     return {
-        "tokens": [entry.get("token") or "" for entry in entries],
+        "tokens": tokens,
         "token_logprobs": [entry.get("logprob") for entry in entries],
-        "top_logprobs": [{t["token"]: t["logprob"] for t in entry.get("top_logprobs") or ()} for entry in entries],
+        "top_logprobs": [
+            {str(t.get("token")): t.get("logprob") for t in top if isinstance(t, dict)} if isinstance(top, list) else {}
+            for top in tops
+        ],
         "text_offset": offsets,
     }
 
@@ -129,20 +133,13 @@ def encode_reply(reply: Reply, request: Request) -> bytes:
     )
 
 
-class Encoder:
+class Encoder(ChunkEncoder):
     """Deltas -> the bytes of a completion stream."""
 
-    content_type = "text/event-stream"
+    kind = "text_completion"
 
     def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
-        self._request = request
-        self._head = {
-            "id": reply_id,
-            "object": "text_completion",
-            "created": created or int(time.time()),
-            "model": model or request.model,
-        }
-        self._usage: Usage | None = None
+        super().__init__(request, reply_id=reply_id, model=model, created=created)
         self._offset: dict[int, int] = {}
 
     def start(self) -> bytes:
@@ -163,15 +160,4 @@ class Encoder:
             "finish_reason": delta.finish_reason,
             "logprobs": _logprobs(entries, offset) if entries is not None else None,
         }
-        return encode_event(msgspec.json.encode({**self._head, "choices": [choice]}))
-
-    def finish(self) -> bytes:
-        """The usage chunk, if asked for, and the end mark."""
-        tail = b"data: [DONE]\n\n"
-        if self._request.include_usage:
-            body = {**self._head, "choices": [], "usage": usage_dict(self._usage)}
-            return encode_event(msgspec.json.encode(body)) + tail
-        return tail
-
-    def error(self, error: RequestError) -> bytes:
-        return encode_event(msgspec.json.encode(openai_error(error)))
+        return self._chunk([choice])

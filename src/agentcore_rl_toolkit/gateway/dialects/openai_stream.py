@@ -6,7 +6,7 @@ choice's ``meta_info``."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,16 +17,33 @@ from .canonical import Delta, Reply, ToolDelta, Usage
 from .sse import DONE, Event, SSEParser
 
 _DECODER = msgspec.json.Decoder()
+T = TypeVar("T")
 
 
-def read_usage(usage: Any) -> Usage | None:
-    if not isinstance(usage, dict):
+def _member(data: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    """A member of this type, None where it is absent. Raises: UpstreamError on another type."""
+    value = data.get(name)
+    if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
+        return value
+    raise UpstreamError(f"the engine sent {name!r} as {type(value).__name__}, not {kind.__name__}")
+
+
+def _members(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """A list of objects. Raises: UpstreamError."""
+    found = _member(data, name, list) or []
+    if not all(isinstance(item, dict) for item in found):
+        raise UpstreamError(f"the engine sent {name!r} with items that are no objects")
+    return found
+
+
+def read_usage(usage: dict[str, Any] | None) -> Usage | None:
+    if usage is None:
         return None
     return Usage(
-        prompt_tokens=usage.get("prompt_tokens"),
-        completion_tokens=usage.get("completion_tokens"),
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-        reasoning_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
+        prompt_tokens=_member(usage, "prompt_tokens", int),
+        completion_tokens=_member(usage, "completion_tokens", int),
+        cached_tokens=_member(_member(usage, "prompt_tokens_details", dict) or {}, "cached_tokens", int),
+        reasoning_tokens=_member(_member(usage, "completion_tokens_details", dict) or {}, "reasoning_tokens", int),
     )
 
 
@@ -50,7 +67,7 @@ class ChatStream:
         self.done = False
 
     def feed(self, data: bytes) -> list[Delta]:
-        """Raises: UpstreamError on an event that is not JSON."""
+        """Raises: UpstreamError on an event that is not JSON of this kind."""
         return self._events(self._parser.feed(data))
 
     def finish(self) -> list[Delta]:
@@ -80,12 +97,9 @@ class ChatStream:
         if error is not None:
             builder.error = error if isinstance(error, dict) else {"message": str(error)}
             return []
-        builder.id = builder.id or chunk.get("id") or ""
-        builder.model = builder.model or chunk.get("model") or ""
-        builder.created = builder.created or chunk.get("created") or 0
         _top_level(chunk, builder)
-        deltas = [delta for choice in chunk.get("choices") or () if (delta := _delta(choice, builder)) is not None]
-        usage = read_usage(chunk.get("usage"))
+        deltas = [_delta(choice, builder) for choice in _members(chunk, "choices")]
+        usage = read_usage(_member(chunk, "usage", dict))
         if usage is not None:
             deltas.append(Delta(choice=deltas[-1].choice if deltas else 0, usage=usage))
         for delta in deltas:
@@ -94,7 +108,10 @@ class ChatStream:
 
 
 def _top_level(body: dict[str, Any], builder: ReplyBuilder) -> None:
-    ids = body.get("prompt_token_ids")
+    builder.id = builder.id or _member(body, "id", str) or ""
+    builder.model = builder.model or _member(body, "model", str) or ""
+    builder.created = builder.created or _member(body, "created", int) or 0
+    ids = _member(body, "prompt_token_ids", list)
     if ids is not None and builder.prompt_token_ids is None:
         builder.prompt_token_ids = ids
     version = body.get("weight_version")
@@ -110,8 +127,8 @@ def _version(version: Any, builder: ReplyBuilder) -> None:
         return
 
 
-def _tokens(choice: dict[str, Any], builder: ReplyBuilder) -> list[int] | None:
-    ids = choice.get("prompt_token_ids")
+def _tokens(choice: dict[str, Any], index: int, builder: ReplyBuilder) -> list[int] | None:
+    ids = _member(choice, "prompt_token_ids", list)
     if ids is not None and builder.prompt_token_ids is None:
         builder.prompt_token_ids = ids
     meta = choice.get("meta_info")
@@ -119,9 +136,9 @@ def _tokens(choice: dict[str, Any], builder: ReplyBuilder) -> list[int] | None:
         _version(meta.get("weight_version"), builder)
     experts = choice.get("routed_experts")
     if experts is not None:
-        builder.choice(choice.get("index") or 0).choice.routed_experts = experts
-    token_ids: list[int] | None = choice.get("token_ids")
-    return token_ids if token_ids is not None else choice.get("response_token_ids")
+        builder.choice(index).choice.routed_experts = experts
+    token_ids: list[int] | None = _member(choice, "token_ids", list)
+    return token_ids if token_ids is not None else _member(choice, "response_token_ids", list)
 
 
 def _stop_sequence(choice: dict[str, Any]) -> str | None:
@@ -130,16 +147,16 @@ def _stop_sequence(choice: dict[str, Any]) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def _tool_pieces(calls: Any) -> list[ToolDelta]:
+def _tool_pieces(calls: list[dict[str, Any]]) -> list[ToolDelta]:
     pieces = []
-    for position, call in enumerate(calls or ()):
-        function = call.get("function") or {}
-        index = call.get("index")
+    for position, call in enumerate(calls):
+        function = _member(call, "function", dict) or {}
+        index = _member(call, "index", int)
         pieces.append(
             ToolDelta(
                 index=position if index is None else index,
-                id=call.get("id"),
-                name=function.get("name"),
+                id=_member(call, "id", str),
+                name=_member(function, "name", str),
                 arguments=_argument_text(function.get("arguments")),
             )
         )
@@ -152,18 +169,19 @@ def _argument_text(arguments: Any) -> str:
     return msgspec.json.encode(arguments).decode()
 
 
-def _delta(choice: dict[str, Any], builder: ReplyBuilder) -> Delta | None:
-    index = choice.get("index") or 0
-    said = choice.get("delta") or {}
-    token_ids = _tokens(choice, builder)
-    entries = _logprobs(choice.get("logprobs"), builder.choice(index))
+def _delta(choice: dict[str, Any], builder: ReplyBuilder) -> Delta:
+    index = _member(choice, "index", int) or 0
+    said = _member(choice, "delta", dict) or {}
+    token_ids = _tokens(choice, index, builder)
+    builder.choice(index)  # it exists from its first chunk on, whatever that holds
+    entries = _logprobs(_member(choice, "logprobs", dict))
     delta = Delta(
         choice=index,
-        text=choice.get("text") or said.get("content") or "",
-        reasoning=said.get("reasoning_content") or said.get("reasoning") or "",
-        refusal=said.get("refusal") or "",
-        tool_calls=_tool_pieces(said.get("tool_calls")),
-        finish_reason=choice.get("finish_reason"),
+        text=_member(choice, "text", str) or _member(said, "content", str) or "",
+        reasoning=_member(said, "reasoning_content", str) or _member(said, "reasoning", str) or "",
+        refusal=_member(said, "refusal", str) or "",
+        tool_calls=_tool_pieces(_members(said, "tool_calls")),
+        finish_reason=_member(choice, "finish_reason", str),
         token_ids=token_ids,
         logprob_entries=entries,
     )
@@ -172,44 +190,40 @@ def _delta(choice: dict[str, Any], builder: ReplyBuilder) -> Delta | None:
     return delta
 
 
-def _logprobs(logprobs: Any, growing: Any) -> list[dict[str, Any]] | None:
+def _logprobs(logprobs: dict[str, Any] | None) -> list[dict[str, Any]] | None:
     """Chat entries as they are; those of text completions are turned into the same shape."""
-    if not isinstance(logprobs, dict):
+    if logprobs is None:
         return None
-    content = logprobs.get("content")
-    if content is not None:
-        return list(content)
-    values = logprobs.get("token_logprobs")
+    if logprobs.get("content") is not None:
+        return _members(logprobs, "content")
+    values = _member(logprobs, "token_logprobs", list)
     if values is None:
         return None
-    tokens = logprobs.get("tokens") or [""] * len(values)
-    tops = logprobs.get("top_logprobs") or [None] * len(values)
-    return [
-        {
-            "token": token,
-            "logprob": value,
-            "bytes": list(token.encode()),
-            "top_logprobs": [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in (top or {}).items()],
-        }
-        for token, value, top in zip(tokens, values, tops, strict=False)
-    ]
+    tokens = _member(logprobs, "tokens", list) or [""] * len(values)
+    tops = _member(logprobs, "top_logprobs", list) or [None] * len(values)
+    try:
+        return [
+            {
+                "token": token,
+                "logprob": value,
+                "bytes": list(token.encode()),
+                "top_logprobs": [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in (top or {}).items()],
+            }
+            for token, value, top in zip(tokens, values, tops, strict=False)
+        ]
+    except (AttributeError, TypeError) as e:
+        raise UpstreamError(f"the engine's logprobs cannot be read: {e}") from e
 
 
 def decode_reply(body: bytes) -> Reply:
     """A whole chat or text completion answer. Raises: UpstreamError when it is not one."""
     answer = decode_json(body)
-    choices = answer.get("choices")
-    if not isinstance(choices, list):
+    if not isinstance(answer.get("choices"), list):
         raise UpstreamError(f"the engine's answer has no choices: {body[:200]!r}")
     builder = ReplyBuilder()
-    builder.id = answer.get("id") or ""
-    builder.model = answer.get("model") or ""
-    builder.created = answer.get("created") or 0
     _top_level(answer, builder)
-    for choice in choices:
+    for choice in _members(answer, "choices"):
         # A whole answer says "message" where a chunk says "delta"; nothing else differs.
-        delta = _delta({**choice, "delta": choice.get("message") or {}}, builder)
-        if delta is not None:
-            builder.add(delta)
-    builder.usage = read_usage(answer.get("usage"))
+        builder.add(_delta({**choice, "delta": choice.get("message")}, builder))
+    builder.usage = read_usage(_member(answer, "usage", dict))
     return builder.reply()

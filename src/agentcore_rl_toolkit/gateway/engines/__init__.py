@@ -1,13 +1,25 @@
 """Engines that take token ids and give token ids: how each is asked and how its answers are read. Sans-I/O."""
 
-from .base import GenerationStream, Piece, TokenEngine
+from .base import CancelsByName, GenerationStream, Piece, TokenEngine
 from .sglang import SGLangEngine
+from .tinker import TinkerEngine
 from .vllm import VLLMEngine
 
 TOKEN_ENGINES: dict[str, TokenEngine] = {
     "vllm": VLLMEngine(),
-    "policy": VLLMEngine(name="policy"),
+    "policy": VLLMEngine(name="policy", constrains=False),
     "sglang": SGLangEngine(),
+    "sglang-experts": SGLangEngine(name="sglang-experts", experts=True),
+    "tinker": TinkerEngine(),
 }
 
-__all__ = ["TOKEN_ENGINES", "GenerationStream", "Piece", "SGLangEngine", "TokenEngine", "VLLMEngine"]
+__all__ = [
+    "TOKEN_ENGINES",
+    "CancelsByName",
+    "GenerationStream",
+    "Piece",
+    "SGLangEngine",
+    "TinkerEngine",
+    "TokenEngine",
+    "VLLMEngine",
+]

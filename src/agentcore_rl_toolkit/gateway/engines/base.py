@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -50,6 +50,19 @@ class TokenEngine(Protocol):
         ...
 
     def stream(self) -> GenerationStream: ...
+
+
+@runtime_checkable
+class CancelsByName(Protocol):
+    """An engine whose calls carry a name by which they can be ended. The others end them when the connection closes."""
+
+    def named(self, body: bytes, name: str) -> bytes:
+        """The request with its name. An engine refuses a name that is under way, so every attempt has its own."""
+        ...
+
+    def cancel(self, name: str) -> tuple[bytes, bytes]:
+        """Path and body of the request that ends the call."""
+        ...
 
 
 def version_of(value: Any) -> int | None:

@@ -1,24 +1,31 @@
 """SGLang's native ``/generate`` with token ids in and out.
 
-Its streams repeat everything sampled so far in each event; only what is new is handed on. Source: docs.sglang.ai,
-"Sampling parameters" and "Native APIs".
+Its streams repeat everything sampled so far in each event, or, started with ``--incremental-streaming-output``, give
+what is new; ``completion_tokens`` counts from the beginning in both, and leaves out what was sampled behind a stop in
+the same step (speculative decoding), which only the list of logprobs still names. A closed connection is
+noticed by a poll every few seconds, so a call that is given up is ended by name as well (``/abort_request``).
+Source: docs.sglang.ai, "Sampling parameters" and "Native APIs"; sglang 0.5, `managers/io_struct.py`,
+`sampling/sampling_params.py`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ...errors import CaptureError
 from ..dialects.canonical import Request
 from ..dialects.sse import DONE, SSEParser
+from . import constraints
 from .base import Piece, version_of
 
 _encode = msgspec.json.Encoder().encode
-_RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
+_RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
+_SAMPLER = frozenset({"ignore_eos", "min_tokens", "stop_token_ids"})
+_FORMS = frozenset({"response_format", "tool_choice", "parallel_tool_calls"}) | constraints.SGLANG
 
 
 class _Finish(msgspec.Struct):
@@ -29,6 +36,7 @@ class _Finish(msgspec.Struct):
 class _Meta(msgspec.Struct):
     finish_reason: _Finish | None = None
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
+    completion_tokens: int | None = None
     weight_version: int | str | None = None
     routed_experts: str | None = None
 
@@ -45,29 +53,38 @@ _many = msgspec.json.Decoder(list[_Answer])
 
 
 class SGLangEngine:
-    """See the module."""
+    """See the module. ``experts`` asks for expert routing, which the server must have been started for
+    (``--enable-return-routed-experts``).
+    """
 
-    name = "sglang"
-    features = frozenset(
-        {
-            "n",
-            "seed",
-            "min_p",
-            "top_k",
-            "logit_bias",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "stop",
-        }
+    features = (
+        _SAMPLER
+        | _FORMS
+        | frozenset(
+            {
+                "n",
+                "seed",
+                "min_p",
+                "top_k",
+                "logit_bias",
+                "presence_penalty",
+                "frequency_penalty",
+                "repetition_penalty",
+                "stop",
+            }
+        )
     )
+
+    def __init__(self, *, name: str = "sglang", experts: bool = False) -> None:
+        self.name = name
+        self._experts = {"return_routed_experts": True} if experts else {}
 
     def request(
         self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
-        said = {**asked.sampling.to_dict(), "max_tokens": max_tokens}
+        said = {**constraints.for_sglang(asked.response_format), **asked.sampling.to_dict(), "max_tokens": max_tokens}
         sampling = {_RENAMED.get(key, key): value for key, value in said.items()}
-        sampling["stop_token_ids"] = stop_token_ids
+        sampling["stop_token_ids"] = sorted({*stop_token_ids, *said.get("stop_token_ids", ())})
         sampling["skip_special_tokens"] = False
         if asked.n != 1:
             sampling["n"] = asked.n
@@ -77,8 +94,15 @@ class SGLangEngine:
             "return_logprob": True,
             "logprob_start_len": -1,
             "stream": stream,
+            **self._experts,
         }
         return b"/generate", _encode(body)
+
+    def named(self, body: bytes, name: str) -> bytes:
+        return body[:-1] + b',"rid":' + _encode(name) + b"}"
+
+    def cancel(self, name: str) -> tuple[bytes, bytes]:
+        return b"/abort_request", _encode({"rid": name})
 
     def reply(self, body: bytes) -> list[Piece]:
         try:
@@ -118,18 +142,37 @@ class SGLangStream:
         return pieces
 
 
+T = TypeVar("T")
+
+
+def _new(told: list[T], total: int | None, seen: int) -> list[T]:
+    """The part of a list that is new: the list is of all tokens so far, or only of those since the last event.
+
+    Raises: CaptureError when it holds fewer than are new.
+    """
+    if total is None:
+        return told[seen:]
+    fresh = total - seen
+    if len(told) < fresh or fresh < 0:
+        raise CaptureError(f"the engine counts {total} tokens, {seen} were seen and {len(told)} are in its answer")
+    # A list of what is new that is as long as all so far, for the tokens behind a stop, is told by `_piece`'s comparison.
+    return told[seen:total] if len(told) >= total and len(told) != fresh else told[:fresh]
+
+
 def _piece(answer: _Answer, choice: int, seen: int) -> Piece:
-    """The part after the first ``seen`` tokens. The list of logprobs also names the ids; both must agree."""
+    """What comes after the first ``seen`` tokens. The list of logprobs also names the ids; both must agree."""
     meta = answer.meta_info
-    logprobs = meta.output_token_logprobs
     ids: list[int] = answer.output_ids or []
+    total = meta.completion_tokens
     values: list[float | None] | None = None
-    if logprobs is not None:
-        named = [token for _, token, _ in logprobs]
-        if answer.output_ids is not None and named[-len(ids) :] != ids and ids:
+    if meta.output_token_logprobs is not None:
+        values = _new([value for value, _, _ in meta.output_token_logprobs], total, seen)
+        named = _new([token for _, token, _ in meta.output_token_logprobs], total, seen)
+        if answer.output_ids is not None and _new(ids, total, seen) != named:
             raise CaptureError("the engine's output_ids and output_token_logprobs name different tokens")
         ids = named
-        values = [value for value, _, _ in logprobs]
+    else:
+        ids = _new(ids, total, seen)
     experts = None
     if meta.routed_experts is not None:
         try:
@@ -140,8 +183,8 @@ def _piece(answer: _Answer, choice: int, seen: int) -> Piece:
     matched = finish.matched if finish is not None else None
     return Piece(
         choice=choice,
-        ids=ids[seen:],
-        logprobs=None if values is None else values[seen:],
+        ids=ids,
+        logprobs=values,
         finish_reason=None if finish is None else finish.type,
         stop_sequence=matched if isinstance(matched, str) else None,
         weight_version=version_of(meta.weight_version),

@@ -1,8 +1,9 @@
 """vLLM, and the built-in policy, which speaks the same.
 
 Whole answers come from ``/inference/v1/generate``. Streams come from ``/v1/completions`` with the ids as prompt and
-``return_token_ids``, because generate does not stream. Source: docs.vllm.ai, "OpenAI-compatible server" and
-"disaggregated serving"; shapes as of vLLM 0.11.
+``return_token_ids``, because generate streams in the latest versions only. A call ends when its connection closes
+(`with_cancellation`); the server's ``/abort_requests`` exists only under ``--tokens-only``. Source: docs.vllm.ai,
+"OpenAI-compatible server" and "disaggregated serving"; shapes as of vLLM 0.11.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from ...errors import CaptureError
 from ..dialects.canonical import Request
 from ..dialects.sse import DONE, SSEParser
+from . import constraints
 from .base import Piece, version_of
 
 _encode = msgspec.json.Encoder().encode
@@ -46,10 +48,14 @@ class _Answer(msgspec.Struct, gc=False):
 _answer = msgspec.json.Decoder(_Answer)
 
 
-class VLLMEngine:
-    """See the module."""
+_SAMPLER = frozenset({"allowed_token_ids", "bad_words", "ignore_eos", "min_tokens", "stop_token_ids"})
+_FORMS = frozenset({"response_format", "tool_choice", "parallel_tool_calls"}) | constraints.VLLM
 
-    features = frozenset(
+
+class VLLMEngine:
+    """See the module. ``constrains``: it can hold an answer to a form; the built-in policy cannot."""
+
+    _common = frozenset(
         {
             "n",
             "seed",
@@ -63,17 +69,20 @@ class VLLMEngine:
         }
     )
 
-    def __init__(self, *, name: str = "vllm") -> None:
+    def __init__(self, *, name: str = "vllm", constrains: bool = True) -> None:
         self.name = name
+        self.features = self._common | _SAMPLER | _FORMS if constrains else self._common
 
     def request(
         self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
+        said = constraints.for_vllm(asked.response_format, asked.sampling.to_dict())
         sampling = {
-            **asked.sampling.to_dict(),
+            **said,
             "max_tokens": max_tokens,
             "logprobs": 1,
-            "stop_token_ids": stop_token_ids,
+            "stop_token_ids": sorted({*stop_token_ids, *said.get("stop_token_ids", ())}),
+            "skip_special_tokens": False,  # stop strings are looked for in this text
         }
         if asked.n != 1:
             sampling["n"] = asked.n
@@ -89,7 +98,6 @@ class VLLMEngine:
             "prompt": msgspec.Raw(prompt_json),
             "stream": True,
             "return_token_ids": True,
-            "skip_special_tokens": False,
             **sampling,
         }
         return b"/v1/completions", _encode(body)

@@ -5,8 +5,10 @@ token.
 from .algebra import TemplateFacts, probe
 from .conversation import Conversation
 from .doctor import Check, DoctorReport, examine
+from .forcing import call_format, can_force
 from .parsers import GRAMMARS, Grammar, grammar_named, grammar_of, new_parser
 from .renderer import RenderedPrompt, Renderer
+from .replay import PastCall, replay
 from .reply import ParsedReply, ReplyStream
 from .template import ChatTemplate
 from .tokens import TextDecoder, Tokenizer
@@ -19,15 +21,19 @@ __all__ = [
     "DoctorReport",
     "Grammar",
     "ParsedReply",
+    "PastCall",
     "RenderedPrompt",
     "Renderer",
     "ReplyStream",
     "TemplateFacts",
     "TextDecoder",
     "Tokenizer",
+    "call_format",
+    "can_force",
     "examine",
     "grammar_named",
     "grammar_of",
     "new_parser",
     "probe",
+    "replay",
 ]

@@ -13,21 +13,22 @@ prompt is being made."""
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.dialects.canonical import text_of
 
 from .tokens import TokenBuffer
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KEEP_LISTS = 4  # branches whose last message list is kept for comparison; others are found by digest
+_TURN_BYTES = 1000  # a prompt, its commit and their digests, as measured with tracemalloc
+_MESSAGE_BYTES = 500  # the dict of a message and its keys' places
 
 Digest = bytes
 
@@ -68,6 +69,16 @@ def message_digest(message: Mapping[str, Any], *, text: bool = True) -> Digest:
     else:
         body = text_of(content).encode("utf-8", "surrogatepass")
     return _hash(b"system" if role == "developer" else role.encode(), body)
+
+
+def _weight(message: Mapping[str, Any]) -> int:
+    """Bytes that a message takes in memory, about."""
+    calls = message.get("tool_calls") or ()
+    said = sum(sys.getsizeof(call["function"].get("arguments") or "") + _MESSAGE_BYTES for call in calls)
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    said += sum(sys.getsizeof(part.get("text") or "") + _MESSAGE_BYTES for part in parts if isinstance(part, dict))
+    return said + sys.getsizeof(content) + sys.getsizeof(message.get("reasoning_content") or "") + _MESSAGE_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +125,7 @@ class Listed:
     digest: Digest
     base: Commit | None
     covered: int
+    size: int  # bytes, about
 
 
 @dataclass(slots=True)
@@ -133,7 +145,7 @@ class Conversation:
     ``now`` (unix seconds) is the date its templates see. Message objects that were passed in must not be changed
     afterwards."""
 
-    __slots__ = ("_lists", "_options", "asked", "commits", "lock", "now", "roots", "running")
+    __slots__ = ("_lists", "_options", "_rows", "asked", "commits", "lock", "now", "roots", "running")
 
     def __init__(self, *, now: float | None = None) -> None:
         self.now = now
@@ -143,6 +155,7 @@ class Conversation:
         self.roots: set[Digest] = set()
         self.running = 0
         self._lists: list[Listed] = []
+        self._rows: list[TokenBuffer] = []  # one per branch
         self._options: tuple[Any, Any, Digest] | None = None
 
     def options(self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None) -> Digest:
@@ -157,16 +170,18 @@ class Conversation:
     def match(self, messages: list[dict[str, Any]], options: Digest) -> Match:
         """Find the deepest commit that the messages go on from. Cost: O(new messages) if they extend a recent list."""
         base: Commit | None = None
-        covered = start = 0
+        covered = start = weight = 0
         digest = options
         extended: Listed | None = None
         for known in reversed(self._lists):
             size = len(known.messages)
             if known.options == options and size <= len(messages) and messages[:size] == known.messages:
                 base, covered, start, digest, extended = known.base, known.covered, size, known.digest, known
+                weight = known.size
                 break
         for i in range(start, len(messages)):
             message = messages[i]
+            weight += _weight(message)
             if message["role"] != "assistant":
                 digest = _hash(digest, message_digest(message))
                 continue
@@ -176,7 +191,7 @@ class Conversation:
                 digest = whole
             else:
                 base, covered, digest = commit, i + 1, commit.digest
-        self._remember(Listed(options, messages, digest, base, covered), extended)
+        self._remember(Listed(options, messages, digest, base, covered, weight), extended)
         return Match(base, covered, digest)
 
     def _remember(self, listed: Listed, extended: Listed | None) -> None:
@@ -212,6 +227,7 @@ class Conversation:
         """Record that ``buffer``, as it is now, was made for these messages."""
         asked = Asked(match.digest, match.base, buffer, len(buffer), buffer.text_bytes, opens_reasoning, extended)
         self.asked[match.digest] = asked
+        self._hold(buffer)
         self.roots.add(root)
         if match.base is not None:
             match.base.continued += 1
@@ -239,8 +255,14 @@ class Conversation:
         base = asked.base
         if base is not None:
             base.continued -= 1
-            if base.buffer is asked.buffer and len(base.buffer) == asked.length and not base.continued:
-                base.buffer.cut(base.length, base.text_bytes)
+        if base is None or base.buffer is not asked.buffer:
+            self._rows = [row for row in self._rows if row is not asked.buffer]
+        elif len(base.buffer) == asked.length and not base.continued:
+            base.buffer.cut(base.length, base.text_bytes)
+
+    def _hold(self, buffer: TokenBuffer) -> None:
+        if not any(row is buffer for row in self._rows):
+            self._rows.append(buffer)
 
     def add_commit(
         self, asked: Asked, turn_id: str, completion_ids: Sequence[int], message: Mapping[str, Any]
@@ -249,6 +271,7 @@ class Conversation:
         buffer = asked.buffer
         if len(buffer) != asked.length:
             buffer = buffer.copy(asked.length, asked.text_bytes)
+            self._hold(buffer)
         buffer.extend(completion_ids)
         digest = _hash(asked.digest, message_digest(message))
         commit = Commit(turn_id, digest, buffer, len(buffer), buffer.text_bytes)
@@ -259,75 +282,7 @@ class Conversation:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the session's tokens take; what `dump` and dropping the object would free."""
-        with self.lock:
-            rows = [*(c.buffer for c in self.commits.values()), *(a.buffer for a in self.asked.values())]
-            buffers = {id(row): row for row in rows}
-        return sum(4 * len(buffer) + buffer.text_bytes for buffer in buffers.values())
-
-    def dump(self) -> bytes:
-        """The state as bytes, to put a quiet session aside; `load` brings it back. Raises: CaptureError while a call
-        is running.
-        """
-        with self.lock:
-            if self.running:
-                raise CaptureError(f"{self.running} calls of the session are running; its state cannot be put aside")
-            bases = [asked.base for asked in self.asked.values() if asked.base is not None]
-            commits = list({id(commit): commit for commit in (*self.commits.values(), *bases)}.values())
-            buffers: dict[int, tuple[int, TokenBuffer]] = {}
-            for buffer in (*(c.buffer for c in commits), *(a.buffer for a in self.asked.values())):
-                buffers.setdefault(id(buffer), (len(buffers), buffer))
-            position = {id(c): i for i, c in enumerate(commits)}
-            state = {
-                "now": self.now,
-                "buffers": [buffer.ids(len(buffer)).tobytes() for _, buffer in buffers.values()],
-                "commits": [
-                    (c.turn_id, c.digest, buffers[id(c.buffer)][0], c.length, c.text_bytes, c.continued)
-                    for c in commits
-                ],
-                "names": [(digest, position[id(c)]) for digest, c in self.commits.items()],
-                "asked": [
-                    (
-                        a.digest,
-                        None if a.base is None else position[id(a.base)],
-                        buffers[id(a.buffer)][0],
-                        a.length,
-                        a.text_bytes,
-                        a.opens_reasoning,
-                        a.extended,
-                        a.times,
-                    )
-                    for a in self.asked.values()
-                ],
-                "roots": list(self.roots),
-            }
-            return msgspec.msgpack.encode(state)
-
-    @classmethod
-    def load(cls, data: bytes) -> Conversation:
-        """The conversation that `dump` wrote."""
-        state = msgspec.msgpack.decode(data)
-        conversation = cls(now=state["now"])
-        buffers = []
-        for packed in state["buffers"]:
-            buffer = TokenBuffer()
-            buffer.extend(array("I", packed))
-            buffers.append(buffer)
-        commits = [
-            Commit(turn_id, digest, buffers[at], length, text_bytes, continued)
-            for turn_id, digest, at, length, text_bytes, continued in state["commits"]
-        ]
-        conversation.commits = {digest: commits[at] for digest, at in state["names"]}
-        for digest, base, at, length, text_bytes, opens_reasoning, extended, times in state["asked"]:
-            conversation.asked[digest] = Asked(
-                digest,
-                None if base is None else commits[base],
-                buffers[at],
-                length,
-                text_bytes,
-                opens_reasoning,
-                extended,
-                times,
-            )
-        conversation.roots = set(state["roots"])
-        return conversation
+        """Memory that the session's tokens and message lists take; what dropping the object would free."""
+        # Without the lock: the event loop asks while a prompt is being made, and an estimate is enough.
+        tokens = sum(4 * len(row) + row.text_bytes for row in self._rows)
+        return tokens + sum(known.size for known in self._lists) + _TURN_BYTES * len(self.asked)

@@ -26,6 +26,8 @@ from .reply import ParsedReply, ReplyStream
 from .template import ChatTemplate
 from .tokens import TokenBuffer, Tokenizer
 
+_TAIL = 24  # tokens that surely hold the mark that opens reasoning, in any tokenizer
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RenderedPrompt:
@@ -147,7 +149,7 @@ class Renderer:
             raise RequestError("messages must not be empty", param="messages")
         with conversation.lock:
             match = conversation.match(messages, conversation.options(tools, options))
-            root = self._root(messages, conversation, tools, options)
+            root = self.root(messages, conversation, tools, options)
             reason = conversation.branch_reason(match, root, messages)
             asked = conversation.asked.get(match.digest)
             if asked is None:
@@ -224,11 +226,12 @@ class Renderer:
         prompt: RenderedPrompt | None = None,
         choice: int = 0,
         opens_reasoning: bool = False,
+        stops: Sequence[str] = (),
     ) -> ReplyStream:
-        """A parser for ids as they are sampled."""
+        """A parser for ids as they are sampled. ``stops`` are strings that end the answer."""
         opened = prompt.opens_reasoning if prompt is not None else opens_reasoning
         parser = new_parser(self.grammar, tools=tools, reasoning_open=opened)
-        return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice)
+        return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice, stops=stops)
 
     def count(
         self,
@@ -270,7 +273,7 @@ class Renderer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
 
-    def _root(
+    def root(
         self,
         messages: list[dict[str, Any]],
         conversation: Conversation,
@@ -333,6 +336,15 @@ class Renderer:
         if len(base.buffer) == base.length:
             return base.buffer
         return base.buffer.copy(base.length, base.text_bytes)
+
+    def opens_reasoning(self, prompt: TokenBuffer) -> bool:
+        """Whether a prompt ends with the opening mark of the model's reasoning, told from its tokens."""
+        reasoning = self.grammar.reasoning
+        if reasoning is None or reasoning[0] not in self.template.all_text:
+            return False
+        tail = prompt.tail(_TAIL)
+        mark = self.tokenizer.id_of(reasoning[0])
+        return (mark is None or mark in tail) and self._opens(self.decode(tail))
 
     def _opens(self, text: str) -> bool:
         reasoning = self.grammar.reasoning

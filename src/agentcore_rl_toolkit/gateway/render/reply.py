@@ -10,6 +10,7 @@ from agentcore_rl_toolkit.gateway.dialects.builder import ReplyBuilder
 from agentcore_rl_toolkit.gateway.dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ParseStatus, ToolCall
 
 from .parsers import OutputParser
+from .stops import StopCutter
 from .tokens import TextDecoder, Tokenizer
 
 
@@ -42,18 +43,31 @@ class ParsedReply:
 
 
 class ReplyStream:
-    """Sampled ids, as they come, -> deltas for the agent; the same answer as `Renderer.parse` gives for all of them."""
+    """Sampled ids, as they come, -> deltas for the agent; the same answer as `Renderer.parse` gives for all of them.
+
+    ``settled`` counts the ids that belong to the answer for sure: with stop strings, those whose text begins in what is
+    out; without, all of them.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_ids: frozenset[int], parser: OutputParser, *, choice: int = 0
+        self,
+        tokenizer: Tokenizer,
+        stop_ids: frozenset[int],
+        parser: OutputParser,
+        *,
+        choice: int = 0,
+        stops: Sequence[str] = (),
     ) -> None:
+        self._cutter = StopCutter(stops) if stops else None
+        self._begins: list[int] = []  # where the text of each id not yet settled begins
+        self._text_size = 0
+        self.settled = 0
         self._decoder = TextDecoder(tokenizer)
         self._stop_ids = stop_ids
         self._parser = parser
         self._choice = choice
-        self._held: list[
-            int
-        ] = []  # stop tokens at the end so far: only the text in front of the last one is the answer's
+        # A stop token at the end so far: only the text in front of the last one is the answer's.
+        self._held: list[int] = []
         self._builder = ReplyBuilder()
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
@@ -61,12 +75,41 @@ class ReplyStream:
         self._held = []
         if ready and ready[-1] in self._stop_ids:
             self._held = [ready.pop()]
+        if self._cutter is not None:
+            text = "".join(self._cut(self._cutter, token) for token in ready)
+            return self._out(self._parser.feed(text)) if text else []
+        self.settled += len(ids)
         return self._out(self._parser.feed(self._decoder.feed(ready))) if ready else []
 
     def finish(self) -> list[Delta]:
         """What was held back. To be called once, at the end of the completion."""
-        deltas = self._parser.feed(self._decoder.finish())
+        text = self._decoder.finish()
+        if self._cutter is not None:
+            text = self._cutter.feed(text) + self._cutter.finish()
+            self._settle(self._cutter.released)
+            if self._cutter.stopped is None:
+                self.settled += len(self._begins) + len(self._held)
+        deltas = self._parser.feed(text)
         return self._out([*deltas, *self._parser.finish()])
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._cutter.stopped if self._cutter is not None else None
+
+    def _cut(self, cutter: StopCutter, token: int) -> str:
+        """The text that a token adds to the answer. One at a time, so that the answer's last token is known."""
+        self._begins.append(self._text_size)
+        text = self._decoder.feed([token])
+        self._text_size += len(text)
+        text = cutter.feed(text)
+        self._settle(cutter.released)
+        return text
+
+    def _settle(self, released: int) -> None:
+        while self._begins and self._begins[0] < released:
+            del self._begins[0]
+            self.settled += 1
 
     def parsed(self) -> ParsedReply:
         """The whole answer; only sensible after `finish`."""

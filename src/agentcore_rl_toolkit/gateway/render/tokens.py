@@ -247,6 +247,9 @@ class TokenBuffer:
     def ids(self, length: int) -> array[int]:
         return self._ids[:length]
 
+    def tail(self, count: int) -> array[int]:
+        return self._ids[-count:]
+
     def last(self, length: int) -> int | None:
         return self._ids[length - 1] if length else None
 

@@ -27,6 +27,7 @@ from .. import environments, roots
 from ..agents import Agent
 from ..config import IsolationConfig, RuntimeConfig
 from ..node import LocalNode, SessionOrder
+from ..usage import usage
 from . import bundles
 from .front import Front
 
@@ -103,7 +104,13 @@ class NodeAgent:
                 case "stop":
                     self._stop(message["id"], message["grace_s"])
                 case "log":
-                    front.send(re=message["n"], text=self._log(message["id"], message["offset"]))
+                    data = _tail(self._root / "logs" / f"{message['id']}.log", message["offset"])
+                    front.send(re=message["n"], data=base64.b64encode(data).decode())
+                case "usage":
+                    process = self._processes.get(message["id"])
+                    pid = getattr(process, "pid", None)
+                    memory, cpu_s = (None, None) if pid is None else usage(pid)
+                    front.send(re=message["n"], memory=memory, cpu_s=cpu_s)
                 case "close":
                     return
 
@@ -195,7 +202,7 @@ class NodeAgent:
             error=error,
             cpu_s=process.cpu_s if process is not None else None,
             rss=process.max_rss_bytes if process is not None else None,
-            log=_tail(log_path, -LOG_BYTES),
+            log=_tail(log_path, -LOG_BYTES).decode(errors="replace"),
         )
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         log_path.unlink(missing_ok=True)
@@ -207,9 +214,6 @@ class NodeAgent:
             process.stop(grace_s)
         elif identity in self._ordered:
             self._ordered[identity] = grace_s
-
-    def _log(self, identity: str, offset: int) -> str:
-        return _tail(self._root / "logs" / f"{identity}.log", offset)
 
     # -- connections of their own
     async def _receive(self, purpose: dict[str, Any], reader: asyncio.StreamReader, front: Front) -> None:
@@ -285,14 +289,14 @@ class NodeAgent:
         self._locked.discard()
 
 
-def _tail(path: Path, offset: int) -> str:
+def _tail(path: Path, offset: int) -> bytes:
     try:
         with path.open("rb") as f:
             size = f.seek(0, os.SEEK_END)
             f.seek(max(0, size + offset) if offset < 0 else min(offset, size))
-            return f.read(LOG_BYTES).decode(errors="replace")
+            return f.read(LOG_BYTES)
     except FileNotFoundError:
-        return ""
+        return b""
 
 
 async def serve(host: str, port: int) -> None:

@@ -224,12 +224,16 @@ class SandboxClient:
             await asyncio.sleep(wait_s)
             pause_s = min(POLL_S[1], pause_s * 1.5)
 
-    async def list_async(self) -> list[Claim]:
-        """All claims made by this toolkit, of all pages. Raises: ForbiddenError, QuotaError, KubernetesError."""
+    async def list_async(self, labels: Mapping[str, str] | None = None) -> list[Claim]:
+        """All claims made by this toolkit, of all pages; only those that have these ``labels``.
+
+        Raises: ForbiddenError, QuotaError, KubernetesError.
+        """
+        selector = ",".join(f"{k}={v}" for k, v in {MANAGED: MANAGER, **(labels or {})}.items())
         found: list[Claim] = []
         following = ""
         while True:
-            query = {"labelSelector": f"{MANAGED}={MANAGER}", "limit": str(LIST_LIMIT)}
+            query = {"labelSelector": selector, "limit": str(LIST_LIMIT)}
             if following:
                 query["continue"] = following
             page = await self._request("GET", f"{self._path}?{urllib.parse.urlencode(query)}")

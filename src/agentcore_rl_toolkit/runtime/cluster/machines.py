@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...errors import ConfigError
+from ..agents import Agent
+from ..node import Node
 
 DEFAULT_SESSION_BYTES = 64 * 2**20  # per session where no limit is set; a forked Strands session needs a fraction of it
 USABLE_MEMORY = 0.8
@@ -50,6 +53,36 @@ class MachineProvider(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class SessionCluster(Node, Protocol):
+    """Where a router's sessions run. What the runtime asks of it besides starting sessions."""
+
+    extra_env: Mapping[str, str]
+    on_room: Callable[[int], None]  # so many more sessions may start at once
+
+    @property
+    def tier(self) -> str:
+        """Isolation of its sessions."""
+        ...
+
+    async def start(self) -> None:
+        """Connect. Raises: ConfigError, MissingExtraError when it cannot run sessions."""
+        ...
+
+    def admit(self, live: int) -> None:
+        """Refuse a new session when there is no room. Raises: WireError 402."""
+        ...
+
+    async def forget_if_unused(self, agent: Agent) -> None: ...
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The loaded agents."""
+        ...
+
+    def nodes(self) -> list[dict[str, Any]]: ...
+
+    def drain(self, node_id: str) -> dict[str, Any] | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

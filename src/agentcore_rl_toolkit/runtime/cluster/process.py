@@ -56,7 +56,12 @@ class RemoteProcess:
     async def read_log(self, offset: int) -> bytes:
         """What the session has written so far, from an offset on. Raises: LocalRuntimeError."""
         answer = await self._link.request("log", id=self.id, offset=offset)
-        return str(answer["text"]).encode()
+        return base64.b64decode(answer["data"])
+
+    async def usage(self) -> tuple[int | None, float | None]:
+        """Memory in bytes and CPU seconds so far. Raises: LocalRuntimeError."""
+        answer = await self._link.request("usage", id=self.id)
+        return answer["memory"], answer["cpu_s"]
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL after the grace."""

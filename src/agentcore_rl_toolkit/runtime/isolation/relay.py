@@ -29,9 +29,10 @@ _HANDOVER_TIMEOUT_S = 10.0
 _RETRY_S = 0.1
 
 
-def hand_over(spec: IsolationSpec) -> None:
-    """Called in the session, inside its network namespace: open the listeners and give them to the relay.
+def hand_over(spec: IsolationSpec) -> int:
+    """Called inside the session's network namespace: open the listeners and give them to the relay.
 
+    Returns: a descriptor that has to stay open as long as the session lives; its end is how the relay knows.
     Raises: OSError when the relay does not take them.
     """
     if spec.relay is None:
@@ -46,15 +47,16 @@ def hand_over(spec: IsolationSpec) -> None:
             listener.bind(("127.0.0.1", port))
             listener.listen(128)
         life = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listeners.append(life)  # closed below, unless it was given away
         life.settimeout(_HANDOVER_TIMEOUT_S)
         life.connect(str(spec.relay))
         ports = json.dumps([port for _, port in targets]).encode()
-        fds = array.array("i", [s.fileno() for s in listeners])
+        fds = array.array("i", [s.fileno() for s in listeners[:-1]])
         life.sendmsg([ports], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         if life.recv(2) != b"ok":
             raise OSError("the relay refused the session's endpoints")
         life.settimeout(None)
-        life.detach()  # stays open as long as the session lives; its end is how the relay knows
+        return life.detach()
     finally:
         for listener in listeners:
             listener.close()

@@ -33,11 +33,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...errors import ConfigError, LocalRuntimeError
-from . import cgroups, containers, landlock, namespaces, rootfs
+from . import bubblewrap, cgroups, landlock, namespaces, rootfs
 from ._linux import drop_capabilities
 from .base import SCRIPT, Tier, TierName, TierReport, helper_argv, limits_report, set_limits, settle, wants_groups
+from .engines import engine_unavailable, gvisor_unavailable
 from .spec import NETWORKS, IsolationSpec, Limits, Network
 
 __all__ = ["TIERS", "Tier", "TierReport", "available_tiers", "choose_tier"]
@@ -113,7 +115,7 @@ class NamespaceTier(Tier):
         bwrap = shutil.which("bwrap")
         if bwrap is None or (spec.network == "loopback" and spec.endpoints):
             return super().wrap_argv(argv, spec)
-        wrapped = containers.bubblewrap_argv(argv, spec, program=bwrap)
+        wrapped = bubblewrap.bubblewrap_argv(argv, spec, program=bwrap)
         return helper_argv("process", spec, wrapped) if spec.limits != Limits() else wrapped
 
 
@@ -203,7 +205,7 @@ class ProcessTier(Tier):
 
 
 class DockerTier(Tier):
-    """One container per session. Only the argument list is made here; an image must be named."""
+    """One container per session, started by the runtime through a container engine (`runtime.containers`)."""
 
     name: TierName = "docker"
     forks = False
@@ -211,54 +213,65 @@ class DockerTier(Tier):
     def describe(self) -> TierReport:
         return TierReport(
             name=self.name,
-            unavailable=containers.docker_unavailable(),
-            stops=("what the container engine stops: files, processes and, with 'none', network of the host",),
-            leaves_open=("the kernel is shared unless the engine's runtime says otherwise",),
+            unavailable=engine_unavailable(),
+            stops=(
+                "reading or writing the host's files, but for programs and the agent's own, which are read-only",
+                "seeing, tracing or signalling other sessions' processes",
+                "connecting to services that listen on this machine's loopback only, but for the named endpoints",
+                "with network 'loopback' or 'none': any other connection",
+                "regaining privileges: no capabilities, no setuid",
+            ),
+            leaves_open=(
+                "the kernel is shared: a kernel vulnerability is not stopped",
+                "with network 'host': every service that the engine's bridge network can reach, other sessions' included",
+                "what is written to the container is measured every two seconds, not bounded at once",
+            ),
             networks=self.networks,
             limits=dict.fromkeys(
                 ("memory_bytes", "cpus", "processes", "tmp_bytes", "open_files", "file_bytes"), "container engine"
-            ),
+            )
+            | {"disk_bytes": "measured"},
         )
 
     @property
     def networks(self) -> tuple[Network, ...]:
-        return ("host", "none")
+        return NETWORKS
 
     def confine_child(self, spec: IsolationSpec) -> None:
-        raise ConfigError(f"isolation tier {self.name!r} starts sessions by exec; use wrap_argv")
+        raise self._not_a_child()
 
     def fork(self, spec: IsolationSpec) -> int:
-        raise ConfigError(f"isolation tier {self.name!r} starts sessions by exec; use wrap_argv")
+        raise self._not_a_child()
 
     def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
-        return containers.docker_argv(argv, spec)
+        raise self._not_a_child()
+
+    def _not_a_child(self) -> ConfigError:
+        return ConfigError(
+            f"sessions of isolation tier {self.name!r} are containers, which the runtime starts: "
+            f"agentcore-rl runtime serve --isolation {self.name}"
+        )
 
 
 class GvisorTier(DockerTier):
-    """gVisor's ``runsc do``: one command behind a kernel of its own in user space, over the host's files, writes discarded."""
+    """The same containers behind gVisor: a kernel of its own for each, in user space."""
 
     name: TierName = "gvisor"
 
     def describe(self) -> TierReport:
-        return TierReport(
-            name=self.name,
-            unavailable=containers.gvisor_unavailable(),
-            stops=("direct system calls to the host's kernel", "writing any file of the host"),
-            leaves_open=(
-                "the host's files can be read",
-                "(not open, but missing: files written inside, also in the session's folder, end with the sandbox)",
-                "limits are the rlimits of the sandbox",
-            ),
-            networks=self.networks,
-            limits=limits_report(),
+        report = super().describe()
+        return replace(
+            report,
+            unavailable=gvisor_unavailable(),
+            stops=("direct system calls to the host's kernel", *report.stops),
+            leaves_open=("the number of processes, but for the memory they take", *report.leaves_open[1:]),
+            limits={k: v for k, v in report.limits.items() if k != "processes"}
+            | dict.fromkeys(("tmp_bytes", "open_files", "file_bytes"), "gVisor"),
         )
 
     @property
     def networks(self) -> tuple[Network, ...]:
-        return ("none",)
-
-    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
-        return containers.gvisor_argv(argv, spec)
+        return ("host",)
 
 
 TIERS: dict[str, Tier] = {

@@ -57,6 +57,14 @@ class Confinement:
         """Fork a process that shares the confinement of the running session ``pid``; it is confined on return."""
         return os.fork() if self._tier is None else int(self._tier.fork_into(pid, self._spec(directory)))
 
+    def out_of_memory_kills(self, directory: str) -> int:
+        """How many of the session's processes the kernel killed for its memory limit, as long as it is not released."""
+        if self._tier is None or self._common["limits"].memory_bytes is None:
+            return 0
+        from ..isolation.cgroups import out_of_memory_kills
+
+        return out_of_memory_kills(self._spec(directory).name) or 0
+
     def release(self, directory: str) -> None:
         """After the session ended: remove what the tier held outside of it."""
         if self._tier is not None:

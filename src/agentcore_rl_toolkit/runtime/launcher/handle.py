@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, LocalRuntimeError
+from .disk import hold_to
 
 BOOT = Path(__file__).with_name("boot.py")
 LOAD_TIMEOUT_S = 120.0
+CAUSE_WAIT_S = 0.5  # the end of a process is known a little later than its connections break
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateSpec:
     """What to run: the script, the interpreter of its environment, and the environment variables it sees.
 
-    ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``.
+    ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``. ``disk_bytes`` bounds the files of a
+    session's own folder together: it is measured every two seconds, and a session above it is killed.
     """
 
     script: Path
@@ -31,6 +34,7 @@ class TemplateSpec:
     mode: str = "auto"
     strict_snapshot: bool = False
     isolation: Mapping[str, Any] = field(default_factory=dict)
+    disk_bytes: int | None = None
     log_path: Path
     load_timeout_s: float = LOAD_TIMEOUT_S
 
@@ -48,6 +52,12 @@ class SessionProcess:
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.cpu_s: float | None = None
         self.max_rss_bytes: int | None = None
+        self.death: str | None = None  # why it ended, where the runtime ended it for a limit or the kernel did
+
+    async def cause(self) -> str | None:
+        """Why it ended, where that is known; for a caller whose connection broke."""
+        await asyncio.wait([self.ended], timeout=CAUSE_WAIT_S)
+        return self.death
 
     def command(self, command_id: str, text: str, socket_path: str) -> CommandProcess:
         """Run a shell command in the session's environment; its two outputs connect to this unix socket and send o or e."""
@@ -86,6 +96,7 @@ class TemplateProcess:
         self.commands: dict[str, CommandProcess] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
         self.closed = False
 
     @property
@@ -145,6 +156,8 @@ class TemplateProcess:
             await self.close()
             raise AgentLoadError(self._explain(event))
         self._reading = asyncio.create_task(self._read(reader), name=f"template {self.spec.script.name}")
+        if self.spec.disk_bytes is not None and self._measuring is None:
+            self._measuring = asyncio.create_task(hold_to(self.spec.disk_bytes, self.sessions))
         return event
 
     def _explain(self, event: dict[str, Any]) -> str:
@@ -209,6 +222,9 @@ class TemplateProcess:
         elif event["ev"] == "exit":
             del self.sessions[process.id]
             process.cpu_s, process.max_rss_bytes = event["cpu_s"], event["max_rss"]
+            if event["out_of_memory_kills"] and event["status"] != 0:
+                limit = self.spec.isolation["limits"]["memory_bytes"]
+                process.death = f"the session was killed for using more than its memory limit ({limit / 2**20:g} MiB)"
             _end(process, event["status"], f"the session's process ended with status {event['status']}")
         elif event["ev"] == "failed":
             del self.sessions[process.id]
@@ -224,6 +240,9 @@ class TemplateProcess:
     async def close(self) -> None:
         """End the template and all of its sessions now. Safe to call twice."""
         self.closed = True
+        if self._measuring is not None:
+            self._measuring.cancel()
+            self._measuring = None
         if self._writer is not None:
             self._writer.close()
         if self.process is not None and self.process.returncode is None:

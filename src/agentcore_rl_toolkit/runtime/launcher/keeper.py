@@ -173,6 +173,7 @@ class Keeper:
             elif pid in self._sessions:
                 session = self._sessions.pop(pid)
                 self._by_id.pop(session.id, None)
+                kills = self._confinement.out_of_memory_kills(session.directory)
                 self._bury(session)
                 self._report(
                     ev="exit",
@@ -180,6 +181,7 @@ class Keeper:
                     status=code,
                     cpu_s=round(usage.ru_utime + usage.ru_stime, 6),
                     max_rss=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+                    out_of_memory_kills=kills,
                 )
 
     def _bury(self, session: Session) -> None:

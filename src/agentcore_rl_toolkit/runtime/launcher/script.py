@@ -25,6 +25,7 @@ def run_script(
 
     Raises: ScriptEndedError when the file starts no server; whatever the file raises.
     """
+    sys.path.insert(0, os.path.dirname(path))  # first of all: the server may lie beside the script
     try:
         import uvicorn
     except ModuleNotFoundError as e:
@@ -44,7 +45,6 @@ def run_script(
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.modules["__main__"] = main
     sys.argv = [path, *argv]
-    sys.path.insert(0, os.path.dirname(path))
     with open(path, "rb") as f:
         code = compile(f.read(), path, "exec")
     exec(code, main.__dict__)

@@ -82,8 +82,11 @@ def serve(
             if watcher is not None:
                 watcher.cancel()
 
+    def stop(signum: int, frame: Any) -> None:
+        server.should_exit = True  # told to stop before uvicorn listens for signals itself
+
     # uvicorn re-raises the signal that stopped it once it has shut down; a stop on request is a success.
-    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(run())

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from agentcore_rl_toolkit.gateway.dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
 
+_MARKERS_INSIDE = 8  # of a block that are looked past; each costs a try to read the block
+
 Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schemas of its parameters by name
 
 
@@ -44,7 +46,9 @@ class Grammar:
 
     ``blocks`` are (opening, closing) marker pairs around calls; ``skip`` are markers that carry nothing by
     themselves; ``hints`` are strings that, left over in plain content, say that a call was meant; of a ``hint_pairs``
-    entry both have to be there."""
+    entry both have to be there. ``inside`` says of the beginning of a block that it ends inside a value, where a
+    closing marker may be part of the value; ``whole`` of a block that the answer ended in that nothing of the call is
+    missing: half a call is none, its last value may be cut."""
 
     name: str
     blocks: tuple[tuple[str, str], ...]
@@ -53,6 +57,8 @@ class Grammar:
     hints: tuple[str, ...] = ()
     hint_pairs: tuple[tuple[str, str], ...] = ()
     reasoning: tuple[str, str] | None = ("<think>", "</think>")
+    inside: Callable[[str], bool] = lambda _inner: False
+    whole: Callable[[str], bool] = lambda _inner: False
 
 
 def schemas_of(tools: Sequence[dict[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
@@ -173,8 +179,33 @@ class MarkerParser:
                     deltas += self._text(ready)
                 return deltas
             at, marker = found
+            if self._state == "call":
+                end = self._end_of_block(at, marker, final=final)
+                if end is None:
+                    return deltas
+                at = end
             before, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
             deltas += self._pass(before, marker)
+
+    def _end_of_block(self, at: int, marker: str, *, final: bool) -> int | None:
+        """Where the block ends that has its first closing marker at ``at``; None while that is open.
+
+        A marker inside a value ends the block only if no later one makes a call of it.
+        """
+        end = at
+        for _ in range(_MARKERS_INSIDE):
+            inner = self._buffer[:end]
+            if not self._grammar.inside(inner):
+                return end if end == at or self._parsed(inner, marker) is not None else at
+            end = self._buffer.find(marker, end + len(marker))
+            if end < 0:
+                return at if final else None
+        return at
+
+    def _parsed(self, inner: str, closing: str) -> list[Call] | None:
+        # Formats whose opening marker is part of the call (<function=...) see the block with its markers.
+        block = self._open + inner + closing if self._open.endswith("=") else inner
+        return self._grammar.parse_block(block, self._schemas)
 
     def _begin(self, *, final: bool) -> bool:
         """Decide whether the answer begins with reasoning, the only place where it can; False while that is open."""
@@ -219,7 +250,9 @@ class MarkerParser:
         if not solid:
             self._blank += text
             return []
-        shown = self._blank + solid
+        # What comes between calls or after them is another line to the agent.
+        joint = "\n" if self._fresh and self._calls and self._plain and self._state == "content" else ""
+        shown = joint + self._blank + solid
         self._blank = text[len(solid) :]
         self._fresh = False
         if self._state == "reasoning":
@@ -230,11 +263,13 @@ class MarkerParser:
 
     def _close_block(self, inner: str, *, closed: bool) -> list[Delta]:
         marker = self._open
-        raw = marker + inner + (self._blocks[marker] if closed else "")
+        closing = self._blocks[marker]
+        raw = marker + inner + (closing if closed else "")
         blank, self._before = self._before, ""
         self._segment("content")
-        # Formats whose opening marker is part of the call (<function=...) see the block with its markers.
-        calls = self._grammar.parse_block(raw if marker.endswith("=") else inner, self._schemas)
+        if not closed:
+            inner = inner[: len(inner) - held_back(inner, [closing])]
+        calls = self._parsed(inner, closing) if closed or self._grammar.whole(inner) else None
         if calls is None:
             self._bad = True
             self._fresh = False

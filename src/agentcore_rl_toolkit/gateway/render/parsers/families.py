@@ -26,6 +26,27 @@ class _Json(msgspec.Struct):
 _CALL_DECODER = msgspec.json.Decoder(_Json)
 
 
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def loads(text: str, *, strict: bool = True) -> Any:
+    """JSON as the standard has it: Python's own reader also takes NaN and Infinity. Raises: ValueError, RecursionError."""
+    value = json.loads(text, strict=strict, parse_constant=_no_number)
+    dumps(value)  # 1e999 is read as infinite
+    return value
+
+
+def dumps(value: Any) -> str:
+    """JSON text that any agent can read. Raises: ValueError for a number that is none."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair can only stand in JSON as an escape
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
 def call_from_json(text: str) -> Call | None:
     """``{"name": ..., "arguments": {...}}`` -> call; the arguments keep the very characters that were sampled."""
     try:
@@ -39,13 +60,13 @@ def call_from_json(text: str) -> Call | None:
 def _lenient(text: str) -> Call | None:
     """Raw line ends inside strings are the commonest slip; everything else stays unparsed."""
     try:
-        found = json.loads(text, strict=False)
+        found = loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
         return None
     arguments = found.get("arguments", found.get("parameters", {}))
-    return Call(found["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return Call(found["name"], dumps(arguments)) if isinstance(arguments, dict) else None
 
 
 def object_text(text: str) -> str | None:
@@ -90,7 +111,7 @@ def typed_value(text: str, schema: Any) -> Any:
         allowed = schema.get("enum") or [schema.get("const")]
         return text if text in allowed else next((v for v in allowed if json.dumps(v) == text.strip()), text)
     try:
-        value = json.loads(text.strip())
+        value = loads(text.strip())
     except (ValueError, RecursionError):
         lowered = text.strip().lower()
         if "boolean" in wanted and lowered in ("true", "false"):
@@ -98,6 +119,8 @@ def typed_value(text: str, schema: Any) -> Any:
         if "null" in wanted and lowered in ("none", "null"):
             return None
         return text
+    if isinstance(value, float) and value.is_integer() and "integer" in wanted and "number" not in wanted:
+        return int(value)  # 3.0 is an integer to JSON Schema
     return value if not wanted or _fits(value, wanted) else text
 
 
@@ -115,12 +138,11 @@ def _fits(value: Any, wanted: set[str]) -> bool:
     return "array" in wanted if isinstance(value, list) else "string" in wanted
 
 
-def _dump(arguments: Mapping[str, Any]) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
-
-
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+# A closing tag counts where one can stand: values may hold the same words.
+_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>(?=\s*(?:<function=|</tool_call>|\Z))|\Z)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"<parameter=([^>\n]+)>(.*?)(?:</parameter>(?=\s*(?:<parameter=|\Z))|(?=<parameter=)|\Z)", re.DOTALL
+)
 
 
 def _coder_block(text: str, schemas: Schemas) -> list[Call] | None:
@@ -134,9 +156,10 @@ def _coder_block(text: str, schemas: Schemas) -> list[Call] | None:
             value = value[1:] if value.startswith("\n") else value
             value = value[:-1] if value.endswith("\n") else value
             arguments[key.strip()] = typed_value(value, types.get(key.strip()))
-        if not arguments and _PARAMETER.sub("", match.group(2)).strip():
+        cut = not match.group(0).endswith("</function>") and _inside_parameter(match.group(2))
+        if cut or _PARAMETER.sub("", match.group(2)).strip():
             return None
-        calls.append(Call(name, _dump(arguments)))
+        calls.append(Call(name, dumps(arguments)))
     if not calls or not name_ok(calls) or _FUNCTION.sub("", text).replace("<tool_call>", "").strip():
         return None
     return calls
@@ -155,7 +178,7 @@ def _glm_block(inner: str, schemas: Schemas) -> list[Call] | None:
     pairs = mark + rest
     call = Call(
         name,
-        _dump(
+        dumps(
             {
                 key.strip(): typed_value(value, schemas.get(name, {}).get(key.strip()))
                 for key, value in _GLM_PAIR.findall(pairs)
@@ -188,12 +211,27 @@ def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
     return [call] if name_ok([call]) else None
 
 
+def _inside_string(inner: str) -> bool:
+    """Whether JSON text ends inside a string."""
+    return len(re.findall(r'(?<!\\)(?:\\\\)*"', inner)) % 2 == 1
+
+
+def _inside_parameter(inner: str) -> bool:
+    return inner.rfind("<parameter=") > inner.rfind("</parameter>")
+
+
+def _inside_value(inner: str) -> bool:
+    return inner.rfind("<arg_value>") > inner.rfind("</arg_value>")
+
+
 HERMES = Grammar(
     name="hermes",
     blocks=(("<tool_call>", "</tool_call>"),),
     parse_block=_hermes_block,
     hints=("<tool_call", "</tool_call>"),
     hint_pairs=(('{"name"', '"arguments"'),),
+    inside=_inside_string,
+    whole=lambda _inner: True,  # it is JSON, or it is not
 )
 QWEN_CODER = Grammar(
     name="qwen_coder",
@@ -201,12 +239,15 @@ QWEN_CODER = Grammar(
     parse_block=_coder_block,
     skip=("</tool_call>",),
     hints=("<tool_call", "<function=", "<parameter="),
+    inside=_inside_parameter,
+    whole=lambda inner: inner.rstrip().endswith("</function>"),
 )
 GLM = Grammar(
     name="glm",
     blocks=(("<tool_call>", "</tool_call>"),),
     parse_block=_glm_block,
     hints=("<tool_call", "</tool_call>", "<arg_key>"),
+    inside=_inside_value,
 )
 DEEPSEEK = Grammar(
     name="deepseek",
@@ -214,5 +255,6 @@ DEEPSEEK = Grammar(
     parse_block=_deepseek_block,
     skip=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     hints=("<｜tool▁call", "<｜tool▁sep｜>"),
+    whole=lambda inner: inner.rstrip().endswith(("}", "```")),
 )
 PLAIN = Grammar(name="plain", blocks=(), parse_block=lambda _inner, _schemas: None)

@@ -44,7 +44,10 @@ class HarmonyParser:
 
     def finish(self) -> list[Delta]:
         deltas = self._run(final=True)
-        if self._header is not None:
+        if self._header is not None and self._kind == "call" and not self._buffer.strip():
+            self._bad = True  # cut before its arguments; one without any says {}
+            deltas.append(Delta(text=f"{self._header}<|message|>{self._buffer}"))
+        elif self._header is not None:
             deltas += self._body(self._buffer, closed=True)
         elif self._buffer.strip() and "<|" not in self._buffer:
             # No header at all: a model that forgot the format still said something.

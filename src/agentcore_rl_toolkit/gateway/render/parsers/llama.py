@@ -15,7 +15,7 @@ from typing import Any
 from agentcore_rl_toolkit.gateway.dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
 
 from .base import Call, Grammar, Schemas, schemas_of
-from .families import call_from_json, typed_value
+from .families import call_from_json, dumps, typed_value
 
 _TAG = "<|python_tag|>"
 
@@ -28,6 +28,7 @@ class LlamaParser:
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
         self._tools = schemas_of(tools)
         self._held: str | None = "" if tools else None  # None: it is text
+        self._said: list[str] = []
         self._calls = 0
         self._bad = False
 
@@ -37,7 +38,7 @@ class LlamaParser:
 
     def feed(self, text: str) -> list[Delta]:
         if self._held is None:
-            return [Delta(text=text)] if text else []
+            return self._say(text)
         self._held += text
         start = self._held.lstrip()
         if not start or start[0] in "{[" or start.startswith(_TAG) or _TAG.startswith(start):
@@ -46,6 +47,9 @@ class LlamaParser:
 
     def finish(self) -> list[Delta]:
         if not self._held:
+            # It began as text: a call in it, or one without its brackets, was meant and is none.
+            said = "".join(self._said).strip()
+            self._bad = bool(self._tools) and (_TAG in said or _looks_meant(said, self._tools, anywhere=True))
             return []
         text = self._held.strip()
         tagged = text.startswith(_TAG)
@@ -66,10 +70,20 @@ class LlamaParser:
 
     def _release(self) -> list[Delta]:
         text, self._held = self._held or "", None
-        return [Delta(text=text)] if text else []
+        return self._say(text)
+
+    def _say(self, text: str) -> list[Delta]:
+        if not text:
+            return []
+        self._said.append(text)
+        return [Delta(text=text)]
 
 
-def _looks_meant(body: str, tools: Schemas) -> bool:
+def _looks_meant(body: str, tools: Schemas, *, anywhere: bool = False) -> bool:
+    if anywhere:
+        named = any(f'"name": "{name}"' in body for name in tools)
+        called = any(body.startswith(f"{name}(") and body.endswith(")") for name in tools)
+        return called or (named and ('"parameters"' in body or '"arguments"' in body))
     if body.startswith("{"):
         return '"name"' in body and ('"parameters"' in body or '"arguments"' in body)
     return body.startswith("[") and any(f"{name}(" in body for name in tools)
@@ -117,7 +131,7 @@ def _python_calls(body: str, tools: Schemas) -> list[Call] | None:
             arguments = {
                 k.arg: _value(ast.literal_eval(k.value), types.get(k.arg)) for k in node.keywords if k.arg is not None
             }
-            text = json.dumps(arguments, ensure_ascii=False)
+            text = dumps(arguments)
         except (ValueError, TypeError, RecursionError):
             return None
         if len(arguments) != len(node.keywords):

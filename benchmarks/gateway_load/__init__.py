@@ -1,0 +1,1 @@
+"""What `benchmarks/gateway.py` is made of: a scripted inference server, the gateways under test, loads and checks."""

@@ -1,0 +1,187 @@
+"""What no load generator shows: late turns, bulk fetches, memory after many turns, prompts tokenised in the gateway."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.parse
+import urllib.request
+
+from agentcore_rl_toolkit.gateway import GatewayClient
+
+from .gateways import Target, gateway
+from .processes import Server, cpu_s, peak_kb, rss_kb
+from .replies import VARIANTS, prompt_ids, sampled_ids
+from .table import median
+from .wrk import load
+
+AFTER_S = 0.003  # what a gateway does after the last byte of a reply belongs to the call
+
+
+class Agent:
+    """One keep-alive connection, with nothing in between."""
+
+    def __init__(self, target: Target) -> None:
+        parts = urllib.parse.urlsplit(target.url)
+        self.connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        self.pid = target.pid or 0
+
+    def ask(self, row: tuple[str, str], body: bytes) -> bytes:
+        path, key = row
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self.connection.request("POST", path, body, headers)
+        answer = self.connection.getresponse()
+        data = answer.read()
+        if answer.status != 200:
+            raise SystemExit(f"{answer.status}: {data[:300]!r}")
+        return data
+
+    def cost_ms(self, row: tuple[str, str], body: bytes) -> float:
+        """CPU of the gateway for one call."""
+        before = cpu_s(self.pid)
+        self.ask(row, body)
+        time.sleep(AFTER_S)
+        return (cpu_s(self.pid) - before) * 1000
+
+
+def _body(messages: list[dict[str, str]], tokens: int, model: str = "m") -> bytes:
+    return json.dumps({"model": model, "messages": messages, "max_tokens": tokens}, separators=(",", ":")).encode()
+
+
+def history(server: Server, turns: int, tokens: int) -> dict[str, float]:
+    """CPU of the gateway for a late turn against an early one, in a session that grows evenly to `tokens` of context."""
+    step = tokens // turns
+    early: list[float] = []
+    late: list[float] = []
+    with gateway("ours", server) as target:
+        agent, rows = Agent(target), target.rows()
+        for number, length in enumerate([8, 8, 8, turns, turns]):
+            messages: list[dict[str, str]] = []
+            for turn in range(1, length + 1):
+                messages.append({"role": "user", "content": "word " * (step - 64)})
+                spent = agent.cost_ms(rows[number], _body(messages, 64, f"history-{turn * step}"))
+                messages.append({"role": "assistant", "content": "".join(f" word{i}" for i in range(64))})
+                if 2 <= turn <= 8:
+                    early.append(spent)
+                elif turn > turns - 7:
+                    late.append(spent)
+    return {"turn_2_cpu_ms": median(early), f"turn_{turns}_cpu_ms": median(late), "ratio": median(late) / median(early)}
+
+
+def rendering(server: Server, turns: int) -> dict[str, float]:
+    """CPU of a turn when the gateway tokenises (built-in policy's template), early and late in a session."""
+    spent = []
+    with gateway("ours+tok", server) as target:
+        agent, row = Agent(target), target.rows()[0]
+        messages: list[dict[str, str]] = [{"role": "system", "content": "Solve the problem. Use the calculator."}]
+        for turn in range(turns):
+            messages.append({"role": "user", "content": f"What is {turn} + {turn * 7}? " * 10})
+            before = cpu_s(agent.pid)
+            told = json.loads(agent.ask(row, _body(messages, 64)))
+            time.sleep(AFTER_S)
+            spent.append((cpu_s(agent.pid) - before) * 1000)
+            messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
+    early, late = median(spent[2:10]), median(spent[-8:])
+    return {"turns": turns, "early_cpu_ms": early, "late_cpu_ms": late, "ratio": late / early}
+
+
+def bulk(server: Server, sessions: int, turns: int, rounds: int = 3) -> dict[str, float]:
+    """Serving CPU per fetched turn (512 + 1,024 tokens each), and how long a call that runs meanwhile is held up at worst.
+
+    One agent calls without a pause; its calls' own CPU, measured just before, is subtracted. Medians of `rounds` fetches.
+    """
+    with gateway("ours", server) as target:
+        pid, rows = target.pid or 0, target.rows()
+        agent = Agent(target)
+        big = _body([{"role": "user", "content": "x" * 1000}], 1024)
+        for row in rows[:sessions]:
+            for _ in range(turns):
+                agent.ask(row, big)
+        small = _body([{"role": "user", "content": "x"}], 64)
+        waits: list[float] = []
+        stop = threading.Event()
+
+        def keep_asking() -> None:
+            while not stop.is_set():
+                started = time.monotonic()
+                agent.ask(rows[-1], small)
+                waits.append((time.monotonic() - started) * 1000)
+
+        thread = threading.Thread(target=keep_asking)
+        thread.start()
+        found: dict[str, list[float]] = {"cpu": [], "worst": [], "alone": [], "mb": [], "s": []}
+        try:
+            for _ in range(rounds):
+                time.sleep(0.2)
+                calls, before = len(waits), cpu_s(pid)
+                time.sleep(1.0)
+                own = (cpu_s(pid) - before) / max(1, len(waits) - calls)
+                found["alone"].append(max(waits[calls:]))
+                calls, before, started = len(waits), cpu_s(pid), time.monotonic()
+                asked = json.dumps({"session_ids": target.names()[:sessions], "close": False}).encode()
+                request = urllib.request.Request(
+                    target.url + "/admin/fetch", asked, {"content-type": "application/json"}
+                )
+                size = 0
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    while piece := answer.read(2**20):
+                        size += len(piece)
+                found["s"].append(time.monotonic() - started)
+                time.sleep(0.05)
+                spent = cpu_s(pid) - before - own * (len(waits) - calls)
+                found["cpu"].append(max(0.0, spent) * 1000 / (sessions * turns))
+                found["worst"].append(max(waits[calls:]))
+                found["mb"].append(size / 1e6)
+        finally:
+            stop.set()
+            thread.join()
+    return {
+        "turns": sessions * turns,
+        "mb": median(found["mb"]),
+        "seconds": median(found["s"]),
+        "cpu_ms_per_turn": median(found["cpu"]),
+        "worst_call_before_ms": median(found["alone"]),
+        "worst_call_during_ms": median(found["worst"]),
+    }
+
+
+def memory(server: Server, sessions: int, turns: int) -> dict[str, float]:
+    """Resident memory after many long sessions of 1,024 + 1,024 tokens a turn, and whether every turn comes back as it was."""
+    with gateway("ours", server, sessions=sessions) as target:
+        pid = target.pid or 0
+        done, seconds = 0, 5.0
+        while done < sessions * turns:
+            told = load(
+                target.url,
+                target.sessions,
+                tokens=1024,
+                stream=False,
+                connections=64,
+                seconds=seconds,
+                model="distinct",
+                calls=turns,
+                offset=done,
+            )
+            done += told.requests
+            seconds = min(15.0, (sessions * turns - done) / told.rps)
+        time.sleep(1.0)
+        loaded = rss_kb(pid) / 1024
+        stats = target.ask("/admin/stats")
+        expected = {tuple(sampled_ids(1024, v)): tuple(prompt_ids(v, 1024)) for v in range(VARIANTS)}
+        names, found, wrong = target.names(), 0, 0
+        with GatewayClient(target.url, timeout_s=120) as client:
+            for i in range(0, sessions, 20):
+                for capture in client.fetch(names[i : i + 20], close=False).values():
+                    found += len(capture.turns)
+                    wrong += sum(expected.get(tuple(t.completion_ids)) != tuple(t.prompt_ids) for t in capture.turns)
+        return {
+            "turns": stats["turns"],
+            "found": found,
+            "wrong": wrong,
+            "rss_mb": loaded,
+            "rss_after_fetch_mb": rss_kb(pid) / 1024,
+            "peak_mb": peak_kb(pid) / 1024,
+            "store_mb": stats["journal_bytes"] / 1e6,
+        }

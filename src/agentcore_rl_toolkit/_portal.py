@@ -1,0 +1,178 @@
+"""One daemon thread with one event loop, and the ways into it: the sync face of everything async here.
+
+Sync callers block on a `concurrent.futures.Future`, async callers in whatever loop await the same one. So sync and async calls
+mix freely, notebooks with a running loop work, and connections live on between calls, which a fresh loop per call would close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from .errors import ConfigError
+
+T = TypeVar("T")
+
+_portals: weakref.WeakSet[Portal] = weakref.WeakSet()
+
+
+class Portal:
+    """Runs coroutines on a background loop. Starts on first use; thread-safe.
+
+    A portal with an `owner` (what to call it in errors) is closed with it, and refuses to work in a forked child, where the
+    owner's state is a copy. One without serves the whole process, and a forked child gets a fresh loop.
+    """
+
+    def __init__(self, name: str, *, owner: str | None = None) -> None:
+        self._name, self._owner = name, owner
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+        self._closed = False
+        _portals.add(self)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, started if needed.
+
+        Raises: ConfigError after `close`, and for an owned portal in a process forked after the first use.
+        """
+        loop = self._loop
+        if loop is not None and self._pid == os.getpid() and not self._closed:
+            return loop
+        with self._lock:
+            if self._closed:
+                raise ConfigError(f"the {self._owner or self._name} is closed; make a new one")
+            if self._loop is not None and self._pid == os.getpid():
+                return self._loop
+            if self._loop is not None and self._owner is not None:
+                raise ConfigError(f"the {self._owner} was used before this process forked; make one in the child")
+            ready = threading.Event()
+            self._loop = asyncio.new_event_loop()
+            self._pid = os.getpid()
+            self._thread = threading.Thread(target=_run, args=(self._loop, ready), name=self._name, daemon=True)
+            self._thread.start()
+            ready.wait()
+            return self._loop
+
+    @property
+    def started(self) -> bool:
+        return self._loop is not None and not self._closed and self._pid == os.getpid()
+
+    @property
+    def on_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine on the loop; cancelling the returned future cancels the task."""
+        try:
+            loop = self.loop
+        except BaseException:
+            coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function on the loop soon, from any thread. Does nothing once the loop is gone."""
+        loop = self._loop
+        if loop is None or self._closed:
+            return
+        try:
+            loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop closed between the check and the call
+            return
+
+    def refuse_own_thread(self) -> None:
+        """Raises: ConfigError on the loop's own thread, where a sync wait would never end."""
+        if self.on_own_thread:
+            raise ConfigError(
+                "a sync method was called on the thread that does its work, and would wait for itself; use the `_async` one"
+            )
+
+    def call(self, coroutine: Coroutine[Any, Any, T], *, clean_up_s: float = 0.0) -> T:
+        """Run a coroutine on the loop and wait for it here. Ctrl-C cancels it and gives it `clean_up_s` to end.
+
+        Raises: ConfigError on the loop's own thread, where waiting would never end.
+        """
+        try:
+            self.refuse_own_thread()
+            loop = self.loop
+        except BaseException:
+            coroutine.close()
+            raise
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            task = loop.create_task(coroutine)
+            tasks.append(task)
+            task.add_done_callback(hand_over)
+
+        def hand_over(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                answer.cancel()
+                answer.set_running_or_notify_cancel()  # or nobody who waits for it with a limit is told
+            elif (error := task.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(task.result())
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+
+        try:
+            # asyncio.run_coroutine_threadsafe would leave a moment in which the work runs and Ctrl-C finds nothing to cancel
+            loop.call_soon_threadsafe(begin)
+            return answer.result()
+        except BaseException:
+            if not answer.done():
+                loop.call_soon_threadsafe(cancel)
+                concurrent.futures.wait([answer], clean_up_s)
+            raise
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and await it from another loop. Cancelling the caller cancels it."""
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    def close(self) -> None:
+        """Stop the loop and join the thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None or self._pid != os.getpid():
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        if threading.current_thread() is not thread:
+            thread.join(timeout=10)
+
+
+def _run(loop: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
+    asyncio.set_event_loop(loop)
+    loop.call_soon(ready.set)
+    try:
+        loop.run_forever()
+    finally:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def _after_fork() -> None:
+    for portal in list(_portals):
+        portal._lock = threading.Lock()  # the parent may have held it at the moment of the fork
+
+
+os.register_at_fork(after_in_child=_after_fork)

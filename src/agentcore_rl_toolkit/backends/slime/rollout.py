@@ -1,0 +1,77 @@
+"""slime's ``--rollout-function-path``: slime's own rollout functions, whose groups come back with forks flattened.
+
+slime 0.3.1 takes several samples per rollout only when every rollout of a step gives several: it flattens a step by
+looking at its first element. Agents fork now and then, so a step mixes both; here each group becomes a flat list
+before slime looks. Samples of one rollout share their `rollout_id`, by which slime averages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any
+
+from .convert import NOTE, flat
+from .logs import outcome_metrics
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """A step, or an evaluation, in slime's default way."""
+    from slime.rollout.sglang_rollout import generate_rollout as slimes
+
+    return _finished(slimes(args, rollout_id, data_source, evaluation=evaluation))
+
+
+def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """A step from rollouts that run on across steps (``train_async.py``); evaluations in slime's default way."""
+    _share_places(args)
+    if evaluation:
+        return generate_rollout(args, rollout_id, data_source, evaluation=True)
+    from slime.rollout.base_types import RolloutFnTrainOutput
+    from slime.rollout.fully_async_rollout import generate_rollout_fully_async as slimes
+
+    return _finished(RolloutFnTrainOutput(samples=slimes(args, rollout_id, data_source)))
+
+
+class Places:
+    """A semaphore that may be used from several event loops; each has `limit` places of its own."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._per_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def __aenter__(self) -> None:
+        await self._here().acquire()
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._here().release()
+
+    def _here(self) -> asyncio.Semaphore:
+        return self._per_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
+
+
+def _share_places(args: Any) -> None:
+    """slime 0.3.1 keeps one semaphore per process; fully asynchronous rollouts and an evaluation beside them run on
+    different event loops, and the second to wait for it would fail.
+    """
+    from slime.rollout.sglang_rollout import GenerateState
+    from slime.utils.http_utils import get_rollout_num_engines
+
+    state = GenerateState(args)
+    if not isinstance(state.semaphore, Places):
+        state.semaphore = Places(args.sglang_server_concurrency * get_rollout_num_engines(args))
+
+
+def _finished(output: Any) -> Any:
+    """Flatten training groups; count outcomes, which slime logs as metrics of the step or evaluation."""
+    found: dict[str, float] = {}
+    if hasattr(output, "samples"):
+        output.samples = [list(flat(group)) for group in output.samples]
+        found = {f"{NOTE}/{k}": v for k, v in outcome_metrics(flat(output.samples)).items()}
+    else:
+        for name, data in output.data.items():
+            found |= {f"{NOTE}/eval/{name}/{k}": v for k, v in outcome_metrics(data.get("samples") or ()).items()}
+    output.metrics = {**(output.metrics or {}), **found}
+    return output

@@ -1,0 +1,156 @@
+"""A whole Tinker run: gateway, clients, training client, loop, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+from ..collect import Group, GroupRequest
+from ..data import payload_id, read_rows
+from ..service import RolloutService
+from .config import TinkerRunConfig
+from .loop import StepResult, sdk, train_async
+
+log = logging.getLogger(__name__)
+
+STATE_FILE, METRICS_FILE = "state.json", "metrics.jsonl"
+OnStep = Callable[[StepResult, list[Group]], None]
+
+
+def batches(
+    config: TinkerRunConfig, rows: list[dict[str, Any]], *, first_step: int = 0
+) -> Iterator[list[GroupRequest]]:
+    """The inputs of every step from `first_step` on, the same whichever step a run begins with.
+
+    Rows come in a new order each time all have been used. Raises: ConfigError when a step needs more rows than there are.
+    """
+    if config.groups_per_step > len(rows):
+        raise ConfigError(f"groups_per_step is {config.groups_per_step}, the data has {len(rows)} rows")
+    per_epoch = len(rows) // config.groups_per_step
+    for step in range(first_step, config.steps):
+        epoch, place = divmod(step, per_epoch)
+        order = list(range(len(rows)))
+        random.Random(config.seed * 1_000_003 + epoch).shuffle(order)
+        chosen = order[place * config.groups_per_step : (place + 1) * config.groups_per_step]
+        yield [
+            GroupRequest(input_id=f"{payload_id(rows[i])}-s{step:05d}-{k}", payload=rows[i], n=config.group_size)
+            for k, i in enumerate(chosen)
+        ]
+
+
+async def run_async(config: TinkerRunConfig, *, on_step: OnStep | None = None) -> int:
+    """Train as configured; goes on from `output_dir` where a checkpoint is. Returns the last weight version.
+
+    Raises: MissingExtraError without the SDK; ConfigError; GatewayError when the gateway does not start; whatever the
+    service raises.
+    """
+    tinker = sdk()
+    rows = read_rows(config.data_path)
+    config.output_dir.mkdir(parents=True, exist_ok=True)
+    done = _read_state(config.output_dir)
+    service = await asyncio.to_thread(tinker.ServiceClient, base_url=config.service_url)
+    ended = "errored"
+    try:
+        training = await asyncio.to_thread(_training_client, service, config, done)
+        options = config.gateway_options()
+        rollouts = await asyncio.to_thread(
+            RolloutService.open, config.services(), lambda: [config.url], "tinker", options=options
+        )
+        try:
+            first_step = int(done["steps"]) if done else 0
+            version = await train_async(
+                batches(config, rows, first_step=first_step),
+                config=config,
+                training_client=training,
+                client=rollouts.client,
+                gateway=rollouts.gateway,  # type: ignore[arg-type]  # `open` made a GatewayClient
+                on_step=_recorder(config, on_step),
+                first_version=int(done["weight_version"]) if done else 0,
+                first_step=first_step,
+            )
+        finally:
+            await asyncio.to_thread(rollouts.close)
+        ended = "success"
+        return version
+    except asyncio.CancelledError:  # Ctrl-C
+        ended = "interrupted"
+        raise
+    finally:
+        # Awaited in a thread: the SDK's future belongs to a loop of its own and this one may be going down.
+        await asyncio.to_thread(lambda: service.close(ended).result())
+
+
+def _training_client(service: Any, config: TinkerRunConfig, done: dict[str, Any] | None) -> Any:
+    if done is None:
+        made = service.create_lora_training_client(base_model=config.base_model, rank=config.rank, seed=config.seed)
+    else:
+        log.info("going on after step %s from %s", done["steps"], done["state"])
+        made = service.create_training_client_from_state_with_optimizer(done["state"])
+    return made.result()
+
+
+def _recorder(config: TinkerRunConfig, on_step: OnStep | None) -> OnStep:
+    started_s = time.monotonic()
+
+    def record(result: StepResult, groups: list[Group]) -> None:
+        stats = asdict(result.stats)
+        line = {
+            "step": result.step,
+            "weight_version": result.weight_version,
+            "trained": result.trained,
+            "samples": result.samples,
+            "too_long": result.too_long,
+            "sampler": result.sampler,
+            "elapsed_s": round(time.monotonic() - started_s, 3),
+            **stats,
+            **result.metrics,
+        }
+        with (config.output_dir / METRICS_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        if result.state is not None:
+            state = {
+                "steps": result.step + 1,
+                "weight_version": result.weight_version,
+                "state": result.state,
+                "sampler": result.sampler,
+            }
+            _write_state(config.output_dir, state)
+        if on_step is not None:
+            on_step(result, groups)
+
+    return record
+
+
+def line(result: StepResult) -> str:
+    """A step in one line, for people."""
+    stats = result.stats
+    reward = "  none" if stats.reward_mean is None else f"{stats.reward_mean:6.3f}"
+    said = f"step {result.step:4d}  reward {reward}  usable {stats.usable}/{stats.rollouts}  weights {result.weight_version}"
+    losses = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+    return f"{said}  {losses or 'nothing to learn from'}"
+
+
+def _read_state(folder: Path) -> dict[str, Any] | None:
+    file = folder / STATE_FILE
+    if not file.is_file():
+        return None
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+        return {key: state[key] for key in ("steps", "weight_version", "state")}
+    except (json.JSONDecodeError, KeyError) as e:
+        raise ConfigError(f"{file} is not a run's state ({e!r}); remove it to begin anew") from e
+
+
+def _write_state(folder: Path, state: dict[str, Any]) -> None:
+    unfinished = folder / f"{STATE_FILE}.new"
+    unfinished.write_text(json.dumps(state), encoding="utf-8")
+    os.replace(unfinished, folder / STATE_FILE)

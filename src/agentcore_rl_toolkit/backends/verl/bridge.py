@@ -1,0 +1,214 @@
+"""verl's rollout servers as an engine of our gateway: token ids in, token ids out, through verl's own client.
+
+Agents speak HTTP, verl's servers speak Ray. The bridge is a small HTTP server in the trainer's process with the wire
+format of SGLang's ``/generate``; every call goes to ``llm_client.generate``. With that, rollouts get what verl's client
+does for its own agent loops: load balancing over servers that come and go, the weight version of every reply, expert
+routing, and in the asynchronous modes generations that an update of the weights interrupted and that go on afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import uuid
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from ...errors import MissingExtraError
+from .._portal import start
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 8192  # conversations whose server is remembered; beyond that the oldest may change theirs
+START_S = 30.0
+
+# The gateway's (SGLang's) names of sampling parameters -> those of verl's servers.
+_TO_VLLM = {
+    "max_new_tokens": "max_tokens",
+    "sampling_seed": "seed",
+    **{k: k for k in ("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids")},
+    **{k: k for k in ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")},
+}
+
+
+class Conversations:
+    """Which conversation a prompt goes on with, by its tokens: a later turn starts with all tokens of the one before."""
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._remembered = remembered
+        self._known: OrderedDict[tuple[int, bytes], str] = OrderedDict()
+        self._lengths: Counter[int] = Counter()
+
+    def of(self, prompt_ids: Sequence[int]) -> str:
+        """Its id, a new one for a new conversation."""
+        found = None
+        hasher, done = hashlib.sha1(usedforsecurity=False), 0
+        for length in sorted(n for n in self._lengths if n <= len(prompt_ids)):
+            hasher.update(array("q", prompt_ids[done:length]).tobytes())
+            done = length
+            found = self._known.get((length, hasher.digest()), found)
+        return found or uuid.uuid4().hex
+
+    def grew(self, conversation: str, token_ids: Sequence[int]) -> None:
+        """Remember that a conversation now consists of these tokens."""
+        key = (len(token_ids), hashlib.sha1(array("q", token_ids).tobytes(), usedforsecurity=False).digest())
+        if key not in self._known:
+            self._lengths[key[0]] += 1
+        self._known[key] = conversation
+        self._known.move_to_end(key)
+        while len(self._known) > self._remembered:
+            (length, _), _ = self._known.popitem(last=False)
+            self._lengths[length] -= 1
+            if not self._lengths[length]:
+                del self._lengths[length]
+
+
+class Bridge:
+    """An HTTP server on loopback in front of verl's `LLMServerClient`. `url` is set once it listens."""
+
+    def __init__(self, llm_client: Any, *, engine: str = "vllm") -> None:
+        self.llm_client, self.engine = llm_client, engine
+        self.url = ""
+        self.conversations = Conversations()
+        self.expert_shape: tuple[int, int] | None = None  # (layers, top k), known from the first reply with routing
+        self._server: Any = None
+        self._serving: Any = None
+
+    def open(self) -> str:
+        """Listen, on the background loop of this process. Returns the URL. Raises: MissingExtraError, TimeoutError."""
+        loop = start()
+        self._serving = asyncio.run_coroutine_threadsafe(self._start(), loop)
+        self.url = self._serving.result(START_S)
+        return self.url
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def _start(self) -> str:
+        try:
+            import uvicorn
+        except ModuleNotFoundError as e:
+            raise MissingExtraError(
+                'the verl backend needs uvicorn:\n    pip install "agentcore-rl-toolkit[verl]"'
+            ) from e
+        config = uvicorn.Config(
+            self.app,
+            host="127.0.0.1",
+            port=0,
+            interface="asgi3",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            backlog=4096,
+        )
+        self._server = uvicorn.Server(config)
+        self._task = asyncio.ensure_future(self._server.serve())  # takes no signals: this is not the main thread
+        while not self._server.started and not self._task.done():  # noqa: ASYNC110  (uvicorn has no event for it)
+            await asyncio.sleep(0.01)
+        if self._task.done():
+            self._task.result()
+        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+
+    # -- HTTP ---------------------------------------------------------------------------------------------------------
+
+    async def app(self, scope: Mapping[str, Any], receive: Callable[[], Awaitable[Any]], send: Any) -> None:
+        """The ASGI application."""
+        if scope["type"] != "http":
+            return
+        if (scope["method"], scope["path"]) != ("POST", "/generate"):
+            known = scope["method"] == "GET" and scope["path"] in ("/health", "/v1/models")
+            await _reply(send, 200 if known else 404, {"object": "list", "data": []})
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        asked = json.loads(body)
+        work = asyncio.ensure_future(self.generate(asked["input_ids"], asked["sampling_params"]))
+        gone = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return  # the agent hung up
+            answers = work.result()
+        except Exception as e:
+            log.warning("a generation failed: %s: %s", type(e).__name__, e)
+            await _reply(send, 500, {"error": {"message": f"{type(e).__name__}: {e}"}})
+            return
+        finally:
+            for task in (work, gone):
+                task.cancel()
+        if not asked.get("stream"):
+            # One reply has one version: the oldest, so that staleness is not understated.
+            await _reply(send, 200, answers[-1] | {"meta_info": answers[-1]["meta_info"] | _version(answers[0])})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        for answer in answers:
+            event = b"data: " + json.dumps(answer).encode() + b"\n\n"
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+    async def generate(self, prompt_ids: list[int], sampling: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """One generation as SGLang's events: the last holds all tokens; one before it tells the version of the first
+        token where that differs.
+        """
+        limit = sampling.get("max_new_tokens")
+        conversation = self.conversations.of(prompt_ids)
+        params = {_TO_VLLM[k] if self.engine == "vllm" else k: v for k, v in sampling.items() if k in _TO_VLLM}
+        output = await self.llm_client.generate(
+            request_id=conversation, prompt_ids=prompt_ids, sampling_params={**params, "logprobs": True}
+        )
+        ids = [int(i) for i in output.token_ids]
+        self.conversations.grew(conversation, [*prompt_ids, *ids])
+        extra = output.extra_fields
+        oldest, newest = extra.get("min_global_steps"), extra.get("max_global_steps")
+        meta: dict[str, Any] = {"finish_reason": {"type": _finish(output.stop_reason, len(ids), limit)}}
+        if newest is not None:
+            meta["weight_version"] = int(newest)
+        if output.log_probs is not None:
+            meta["output_token_logprobs"] = [
+                [float(lp), token, None] for lp, token in zip(output.log_probs, ids, strict=True)
+            ]
+        if output.routed_experts is not None:
+            meta["routed_experts"] = self._experts(output.routed_experts, len(prompt_ids) + len(ids) - 1)
+        answers = [{"index": 0, "output_ids": ids, "meta_info": meta}]
+        if oldest is not None and oldest != newest:
+            first: dict[str, Any] = {"weight_version": int(oldest), "finish_reason": None, "output_token_logprobs": []}
+            answers.insert(0, {"index": 0, "output_ids": [], "meta_info": first})
+        return answers
+
+    def _experts(self, experts: Any, rows: int) -> str:
+        import numpy as np
+
+        array_ = np.asarray(experts)[:rows].astype("<i4")
+        self.expert_shape = (int(array_.shape[1]), int(array_.shape[2]))
+        return base64.b64encode(array_.tobytes()).decode()
+
+
+def _finish(stop_reason: str | None, tokens: int, limit: int | None) -> str:
+    """SGLang's finish reason. verl says "completed" for both a stop and a length limit."""
+    if stop_reason in ("abort", "aborted"):
+        return "abort"
+    if stop_reason == "length" or (limit is not None and tokens >= limit):
+        return "length"
+    return "stop"
+
+
+def _version(answer: Mapping[str, Any]) -> dict[str, Any]:
+    version = answer["meta_info"].get("weight_version")
+    return {} if version is None else {"weight_version": version}
+
+
+async def _reply(send: Any, status: int, value: Mapping[str, Any]) -> None:
+    body = json.dumps(value).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,131 @@
+"""From the accepted invoke to the record: watches the store for it, reads it, and notices sessions that died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..contract import Outcome, Stage
+from ..errors import RolloutLostError
+from ..store import ObjectStore
+from .flight import AttemptEnded, Flight
+from .future import Progress, Verdict
+from .results import ResultReader
+from .settings import WatchSettings
+from .watcher import Waiter, Watcher
+
+LOCAL_INTERVALS_S = (0.02, 0.25)
+REMOTE_INTERVALS_S = (0.5, 1.0)  # two LISTs a second at most: about one request per rollout with a hundred in flight
+
+
+class Follower:
+    """Follows sessions to their records. Lives on the engine's loop.
+
+    When silence means loss. An agent that answers an invoke with ``heartbeat_s`` promises a sign of life as often; then its
+    absence counts from the start. Of an agent that promised nothing (the published toolkit, an invoke whose answer was lost) it
+    counts only once some session showed life.
+    """
+
+    def __init__(self, store_for: Callable[[str], ObjectStore], settings: WatchSettings) -> None:
+        self._store_for = store_for
+        self._settings = settings
+        self._agent_shows_life = False
+        self._watchers: dict[tuple[str, str], Watcher] = {}
+        self._readers: dict[str, ResultReader] = {}
+
+    @property
+    def requests(self) -> int:
+        """Requests made to stores so far: listings by page, heads and gets."""
+        return sum(w.requests for w in self._watchers.values()) + sum(r.requests for r in self._readers.values())
+
+    def close(self) -> None:
+        """Stop watching."""
+        for watcher in self._watchers.values():
+            watcher.close()
+
+    def reader(self, bucket: str) -> ResultReader:
+        """The reader of a store."""
+        reader = self._readers.get(bucket)
+        if reader is None:
+            reader = self._readers[bucket] = ResultReader(self._store_for(bucket), self._settings.read_concurrency)
+        return reader
+
+    async def follow(self, flight: Flight, reply: Mapping[str, Any] | None) -> Verdict:
+        """Wait for the record and read it; `reply` is the answer to the invoke, None when it was lost or not ours to see.
+
+        Raises: AttemptEnded when the session is lost.
+        """
+        progress = flight.progress
+        heartbeat_s = promised_heartbeat_s(reply)
+        watcher = self._watcher(progress)
+        waiter = watcher.add(
+            progress.key,
+            expects_life=heartbeat_s is not None or (self._agent_shows_life and reply is not None),
+            silence_s=self._settings.silence_s(heartbeat_s),
+        )
+        reader = self.reader(progress.bucket)
+        try:
+            if reply is None and not (flight.adopted is not None and flight.adopted.accepted):
+                await _confirm(flight, waiter)
+            while True:
+                flight.waiting = (watcher, waiter)
+                if flight.notified:
+                    watcher.pushed(waiter)
+                await waiter.found
+                told, flight.notified = flight.notified, False
+                progress.enter(Stage.RESULT)
+                verdict = await reader.read(progress.key, flight.request.deadlines.result_s)
+                if verdict is not None:
+                    if told:
+                        watcher.push_was_true()
+                    return verdict
+                progress.stage = Stage.RUN  # announced, but not there: the store is the truth
+                waiter = watcher.missing(waiter)
+        except RolloutLostError as e:
+            raise AttemptEnded(Outcome.LOST, e) from e
+        finally:
+            watcher.remove(waiter)
+            self._agent_shows_life = self._agent_shows_life or watcher.shows_life
+
+    def _watcher(self, progress: Progress) -> Watcher:
+        root = progress.root
+        if not progress.key.startswith(root):  # an agent with a key layout of its own
+            root = progress.key.rpartition("/")[0] + "/"
+        store = self._store_for(progress.bucket)
+        watcher = self._watchers.get((store.url, root))
+        if watcher is None:
+            local = store.url.startswith(("file:", "memory:"))
+            low_s, high_s = LOCAL_INTERVALS_S if local else REMOTE_INTERVALS_S
+            settings = self._settings
+            watcher = self._watchers[store.url, root] = Watcher(
+                store,
+                root,
+                local=local,
+                min_s=settings.min_interval_s if settings.min_interval_s is not None else low_s,
+                max_s=settings.max_interval_s if settings.max_interval_s is not None else high_s,
+                push_s=settings.push_interval_s,
+            )
+        return watcher
+
+
+def promised_heartbeat_s(reply: Mapping[str, Any] | None) -> float | None:
+    """The period of the heartbeat that an agent promises in its answer; None when it promises none."""
+    value = (reply or {}).get("heartbeat_s")
+    return float(value) if isinstance(value, (int, float)) and 0 < value < float("inf") else None
+
+
+async def _confirm(flight: Flight, waiter: Waiter) -> None:
+    """After an invoke of unknown fate: wait until the session shows itself, or give it up."""
+    confirm_s = flight.request.deadlines.confirm_s
+    life = asyncio.ensure_future(waiter.seen_life.wait())
+    try:
+        either: set[asyncio.Future[Any]] = {life, waiter.found}
+        await asyncio.wait(either, timeout=confirm_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        life.cancel()
+    if not (waiter.seen_life.is_set() or waiter.found.done()):
+        raise RolloutLostError(
+            f"the answer to the invoke was lost, and no heartbeat or record appeared within {confirm_s:g} s; "
+            "the session is being stopped"
+        )

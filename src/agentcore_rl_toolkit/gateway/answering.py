@@ -1,0 +1,292 @@
+"""The half of a call that faces the agent: relaying, recording, ending."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import CaptureError
+from . import journal as journals
+from .capture import Captured, read_reply
+from .capture_stream import read_stream
+from .dialects.errors import RequestError, error_body
+from .engine_errors import upstream_error
+from .exchange import Exchange
+from .recording import build
+from .records import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, encode
+from .repeats import remember
+from .wire import JOINED_BYTES, JSON, LAST_CHUNK, chunk, error_reply, passed, reply_head, stream_head
+
+if TYPE_CHECKING:
+    from .listener import AgentConnection
+
+_FINISH = b'"finish_reason":"'
+_DONE = b"data: [DONE]"
+_FEW = 3  # running calls up to which waiting for others to commit with would only be waiting
+_PLAIN = [(b"content-type", b"application/json")]
+_PLAIN_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
+class Answering(Exchange):
+    """How the agent gets its reply and the journal its record, in whatever way the call ends."""
+
+    __slots__ = ()
+
+    def _relay(self, data: bytes) -> None:
+        conn = self.conn
+        if conn is None:
+            return
+        if self.held is not None:
+            self.held.append(data)
+            return
+        if self.carry:
+            data, self.carry = self.carry + data, b""
+        size = len(data)
+        end = -1
+        if self.n == 1:
+            end = data.find(_FINISH)
+        if end < 0:
+            end = data.find(_DONE)
+        if end >= 0:
+            # Whoever reads the finish reason takes the reply for whole, so it must be in the journal by then.
+            cut = data.rfind(b"\n\n", 0, end) + 2
+            if cut == 1:
+                cut = 0
+            self.held = [data[cut:]]
+            data, size = data[:cut], cut
+        elif data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
+            # The event goes on in the next read; it is of no use to the agent before that.
+            cut = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+            size = cut if cut >= 4 else 0
+            self.carry, data = data[size:], data[:size]
+        if size:
+            if not self.relaying:
+                self.relaying = True
+                conn.write(
+                    stream_head(200, passed(self.headers), keep_alive=self.keep_alive) + b"%x\r\n%b\r\n" % (size, data)
+                )
+            else:
+                conn.write(b"%x\r\n%b\r\n" % (size, data))
+
+    def _sent(self) -> bytes:
+        """What of the stream has gone to the agent."""
+        unsent = len(self.carry) + (sum(map(len, self.held)) if self.held is not None else 0)
+        return b"".join(self.parts)[: self.received - unsent]
+
+    def _stream_headers(self) -> list[tuple[bytes, bytes]]:
+        return passed(self.headers)
+
+    def _record(self, *, only_whole: bool = False) -> bool:
+        try:
+            captured = self._capture()
+        except CaptureError as e:
+            captured = Captured(choices=[], complete=True, problem=str(e))
+        if only_whole and (len(captured.choices) < self.n or not captured.complete):
+            return False
+        self.captured = captured
+        if captured.error is not None or not captured.complete:
+            status = PARTIAL
+        elif captured.problem is not None:
+            status = INVALID
+        elif captured.has_tokens:
+            status = OK
+        elif self.engine != "openai":
+            status = INVALID
+            captured.problem = (
+                "the engine returned no token ids; it must honour return_token_ids (vLLM does since 0.10.2)"
+            )
+        else:
+            status = UNTRAINABLE
+        self._append(status, captured)
+        return True
+
+    def _capture(self) -> Captured:
+        """What the reply says. Raises: CaptureError."""
+        return read_stream(self.parts) if self.stream else read_reply(self._body())
+
+    def _append(self, status: str, captured: Captured) -> None:
+        record = build(self, status, captured)
+        session = self.session
+        if status in (OK, UNTRAINABLE):
+            session.turns += 1
+            self.gateway.sessions.turns += 1
+        else:
+            session.errors += 1
+            session.started_turns -= 1
+            self.gateway.counters["turns_" + status] += 1
+        if session.closed:
+            self._finish(None)
+            return
+        journal = self.gateway.journal
+        alone = len(self.gateway.running) <= _FEW
+        position, length = journal.append(journals.CALL, session.id_bytes, encode(record), self._finish, alone=alone)
+        self.position, self.length = position, length
+        session.positions.append(position)
+        session.lengths.append(length)
+        if alone:
+            journal.commit()
+
+    def _finish(self, error: OSError | None) -> None:
+        """The record is with the operating system: let the agent have the rest."""
+        conn = self.conn
+        if error is not None:
+            self._unrecord()
+        else:
+            remember(self, delivered=conn is not None)
+        if conn is None or self.ended:
+            self._end()
+            return
+        if error is not None and not self.relaying:
+            self._end(RequestError("the gateway could not store this call; try again", kind="overloaded"))
+            return
+        if error is not None:
+            self._end()
+            conn.transport.abort()
+            return
+        try:
+            broken = self._broken()
+            if broken is not None and not self.relaying:
+                raise broken
+            if self.stream:
+                rest = self._stream_end() if broken is None else self._error_event(broken)
+                tail = chunk(rest) + LAST_CHUNK
+                if not self.relaying:
+                    tail = stream_head(200, self._stream_headers(), keep_alive=self.keep_alive) + tail
+                conn.write(tail)
+            else:
+                self._write_whole(conn)
+        except RequestError as e:
+            self._end(e)
+            return
+        self._end()
+
+    def _broken(self) -> RequestError | None:
+        """Why the agent must not take its reply for whole, when it would: an error of the engine it has read itself."""
+        captured = self.captured
+        if not self.stream or captured is None or captured.complete or captured.error is not None:
+            return None
+        if self.engine == "openai":  # whatever that endpoint is, its streams are not ours to judge
+            return None
+        return RequestError("the inference server ended its reply before it was whole", kind="upstream")
+
+    def _stream_end(self) -> bytes:
+        """What of the stream the agent has not got yet."""
+        return b"".join(self.held) if self.held is not None else self.carry
+
+    def _write_whole(self, conn: AgentConnection) -> None:
+        """Answer a call that was not streamed. Raises: RequestError."""
+        body = self._body()
+        headers = passed(self.headers)
+        if headers == _PLAIN and self.keep_alive:
+            head = _PLAIN_HEAD % len(body)
+        else:
+            content_type = next((value for name, value in headers if name == b"content-type"), JSON)
+            extra = [pair for pair in headers if pair[0] != b"content-type"]
+            head = reply_head(200, len(body), content_type=content_type, headers=extra, keep_alive=self.keep_alive)
+        if len(body) < JOINED_BYTES:
+            conn.write(head + body)
+        else:
+            conn.transport.writelines((head, body))
+
+    def _unrecord(self) -> None:
+        """The journal lost this call's frame: nothing may refer to it."""
+        session = self.session
+        self.gateway.counters["store_failures"] += 1
+        session.lose(self.position)
+
+    def _end(self, error: RequestError | None = None) -> None:
+        """Leave every list; answer with `error` if the agent still waits for one."""
+        if self.ended:
+            return
+        self.ended = True
+        self.session.inflight.discard(self)
+        gateway = self.gateway
+        gateway.running.discard(self)
+        conn, self.conn = self.conn, None
+        self.parts, self.held, self.fields, self.long, self.body = [], None, {}, None, b""
+        if conn is not None:
+            if error is not None:
+                headers: tuple[tuple[bytes, bytes], ...] = ()
+                if error.kind in ("overloaded", "upstream", "rate_limit"):
+                    headers = ((b"retry-after", b"1"),)
+                conn.write(error_reply(self.dialect, error, headers=headers, keep_alive=self.keep_alive))
+            conn.done(keep_alive=self.keep_alive)
+        for changed in gateway.call_ended:
+            changed.set()
+
+    def refuse(self, error: RequestError) -> None:
+        """A request that never became a call: answered, counted, not recorded."""
+        self.gateway.counters["refused"] += 1
+        conn, self.conn = self.conn, None
+        self.ended = True
+        if conn is not None:
+            conn.write(error_reply(self.dialect, error, keep_alive=self.keep_alive))
+            conn.done(keep_alive=self.keep_alive)
+
+    def _note(self, status: str, http_status: int, kind: str, message: str) -> None:
+        """Keep a failed call as an event of the session, never as a turn."""
+        session = self.session
+        session.started_turns -= 1
+        session.errors += 1
+        self.gateway.counters["turns_" + status] += 1
+        if session.closed:
+            return
+        if session.recent is not None:
+            session.recent.pop(self.digest, None)  # a repetition of this one is no repetition of an earlier success
+        captured = Captured(choices=[])
+        record = build(self, status, captured)
+        record.http_status, record.error_type, record.error = http_status, kind, message[:4000]
+        position, length = self.gateway.journal.append(journals.CALL, session.id_bytes, encode(record))
+        session.positions.append(position)
+        session.lengths.append(length)
+
+    def _fail(self, error: RequestError) -> None:
+        self._note(ERROR, error.status or 500, error.kind, str(error))
+        self._end(error)
+
+    def _pass_error(self, status: int, body: bytes) -> None:
+        """Give the engine's own error to the agent, in the dialect's shape, with its status."""
+        error = upstream_error(status, body)
+        self._note(ERROR, status, error.code or error.kind, str(error))
+        conn = self.conn
+        if conn is not None:
+            extra = tuple(pair for pair in passed(self.headers) if pair[0] != b"content-type")
+            conn.write(error_reply(self.dialect, error, headers=extra, keep_alive=self.keep_alive))
+        self._end()
+
+    def _break_off(self, why: str) -> None:
+        """End a stream that cannot be finished, with an error event and without the last chunk."""
+        self._note(PARTIAL, self.status, "upstream", why)
+        conn, self.conn = self.conn, None
+        self._end()
+        if conn is not None:
+            conn.write(chunk(self._error_event(RequestError(why, kind="upstream"))))
+            conn.call = None
+            conn.transport.close()
+
+    def _error_event(self, error: RequestError) -> bytes:
+        return b"data: " + error_body(self.dialect, error) + b"\n\n"
+
+    def abort(self, error: RequestError) -> None:
+        """Stop the call from our side (deadline, closed session, weight sync) and tell the agent why."""
+        if self.ended:
+            return
+        self._stop_upstream()
+        if self.relaying:
+            self._break_off(str(error))
+        else:
+            self._fail(error)
+
+    # -- the agent's side of the connection
+
+    def agent_gone(self) -> None:
+        """The agent hung up: cancel the call at the engine."""
+        self.conn = None
+        if self.ended or self.captured is not None:
+            return
+        self._stop_upstream()
+        # Several choices end at different times, so their finish reasons are not held back: the agent may have all of
+        # them, and then it has seen a whole reply.
+        if self.n > 1 and self.relaying and self._record(only_whole=True):
+            return
+        self._note(ABORTED, 499, "agent_gone", "the agent closed the connection before the reply was whole")
+        self._end()

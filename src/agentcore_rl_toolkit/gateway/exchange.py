@@ -1,0 +1,286 @@
+"""The half of a call that faces the inference server: choosing one, sending, reading, trying again."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .dialects.errors import RequestError
+
+if TYPE_CHECKING:
+    from .capture import Captured
+    from .growing import Request as LongRequest
+    from .listener import AgentConnection
+    from .routing import Worker
+    from .server import Gateway
+    from .sessions import Session
+    from .upstream import UpstreamConnection
+
+Fields = dict[str, msgspec.Raw]
+
+MAX_TRIES = 4
+_TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
+
+
+class Exchange(ABC):
+    """What a call is and has, and its way to a server and back. It is the `Reader` of its upstream connection."""
+
+    __slots__ = (
+        "body",
+        "call_id",
+        "call_off",
+        "captured",
+        "carry",
+        "conn",
+        "cut",
+        "deadline",
+        "dialect",
+        "digest",
+        "ended",
+        "engine",
+        "fields",
+        "first_token_s",
+        "gateway",
+        "headers",
+        "held",
+        "index",
+        "keep_alive",
+        "length",
+        "long",
+        "n",
+        "parts",
+        "path",
+        "position",
+        "received",
+        "relaying",
+        "retry_of",
+        "session",
+        "started_s",
+        "status",
+        "stream",
+        "tried",
+        "up",
+        "upstream_id",
+        "version",
+        "worker",
+    )
+
+    def __init__(self, gateway: Gateway, conn: AgentConnection, session: Session, dialect: str) -> None:
+        self.gateway = gateway
+        self.conn: AgentConnection | None = conn
+        self.session = session
+        self.dialect = dialect
+        self.call_id = ""
+        self.index = -1
+        self.started_s = time.time()
+        self.first_token_s: float | None = None
+        self.stream = False
+        self.n = 1
+        self.fields: Fields = {}
+        self.long: LongRequest | None = None  # what `fields` lack, when the request is a long one
+        self.body = b""
+        self.path = b""
+        self.digest = 0
+        self.retry_of: str | None = None
+        self.keep_alive = True
+        self.worker: Worker | None = None
+        self.up: UpstreamConnection | None = None
+        self.call_off: Callable[[], None] | None = None
+        self.tried: tuple[Worker, ...] = ()
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.parts: list[bytes] = []
+        self.cut = False  # whether the last of `parts` is an event that goes on in the next read
+        self.received = 0
+        self.held: list[bytes] | None = None
+        self.carry = b""
+        self.engine = "openai"
+        self.upstream_id: str | None = None
+        self.position = -1
+        self.length = 0
+        self.relaying = False
+        self.captured: Captured | None = None
+        self.version: int | None = None
+        self.deadline: float | None = None
+        self.ended = False
+
+    def route(self) -> None:
+        """Choose a server and send the request to it."""
+        session, gateway = self.session, self.gateway
+        worker = gateway.router.pick(session.worker, self.tried)
+        if worker is None:
+            if self.tried:
+                self._fail(RequestError("no inference server answered; see the gateway's log", kind="upstream"))
+            else:
+                self._fail(
+                    RequestError(
+                        "the gateway has no inference server; add one with POST /admin/workers", kind="overloaded"
+                    )
+                )
+            return
+        session.worker = self.worker = worker
+        worker.inflight += 1
+        worker.calls += 1
+        self.engine, self.upstream_id = worker.config.engine, worker.id
+        self.version = gateway.weight_version
+        connection = worker.pool.take()
+        if connection is not None:
+            self._send(connection)
+        else:
+            self.call_off = worker.pool.connect(self._connected)
+
+    def _connected(self, connection: UpstreamConnection | None, error: OSError | None) -> None:
+        self.call_off = None
+        if connection is not None:
+            self._send(connection)
+            return
+        worker = self._leave()
+        if worker is not None:
+            worker.failed(time.monotonic(), unreachable=True)
+            self._again(worker, f"inference server {worker.config.url} cannot be reached: {error}")
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        worker = self.worker
+        if worker is None:  # pragma: no cover  (a connection is only asked for with a worker)
+            return
+        self.up = connection
+        self.status = 0
+        connection.send(self, self.gateway.head(worker, self.path, len(self.body)), self.body)
+
+    def _leave(self) -> Worker | None:
+        """Let go of the server; returns it."""
+        worker, self.worker = self.worker, None
+        self.up = None
+        if worker is not None:
+            worker.inflight -= 1
+        return worker
+
+    def _again(self, worker: Worker, why: str) -> None:
+        """Try another server, or this one if there is no other, as long as nothing has reached the agent."""
+        self.tried = (*self.tried, worker)
+        if self.relaying:
+            self._break_off(why)
+            return
+        self.parts, self.received, self.held, self.first_token_s, self.cut = [], 0, None, None, False
+        if len(self.tried) < MAX_TRIES and self.gateway.router.pick(None, self.tried) is not None:
+            self.gateway.counters["retries"] += 1
+            self.route()
+            return
+        self._fail(RequestError(why, kind="upstream"))
+
+    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.headers = headers
+
+    def on_data(self, pieces: list[bytes]) -> None:
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.received += len(data)
+        if self.stream and self.status == 200:
+            if self.first_token_s is None:
+                self.first_token_s = time.time()
+            if self.cut:
+                self.parts[-1] += pieces[0]
+                self.parts += pieces[1:]
+            else:
+                self.parts += pieces
+            self.cut = data[-2:] != b"\n\n" and data[-2:] != b"\r\n"
+            self._relay(data)
+        else:
+            self.parts.append(data)
+        if self.received > self.gateway.limits.reply_bytes:
+            self._stop_upstream()
+            self._again_never(f"the inference server's reply is larger than {self.gateway.limits.reply_bytes} bytes")
+
+    def may_read(self) -> bool:
+        return self.conn is None or self.conn.paused_since is None
+
+    def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None:
+        worker = self._leave()
+        if worker is None:
+            return
+        if reused and not began:
+            # The server closed an idle connection at the moment we used it: nobody's fault, and it did not see the
+            # request.
+            self.gateway.counters["stale_connections"] += 1
+            if self.session.worker is worker and not worker.draining:
+                self.route()
+                return
+        worker.failed(time.monotonic(), unreachable=True)
+        self._again(worker, f"inference server {worker.config.url} closed the connection before its reply was whole")
+
+    def on_complete(self) -> None:
+        worker = self._leave()
+        if worker is None:
+            return
+        status = self.status
+        if status == 200:
+            worker.succeeded()
+            self.gateway.slices.run(self._record_in_turn)
+            return
+        body = self._body()
+        if status >= 500:
+            worker.failed(time.monotonic(), unreachable=False)
+        if (
+            status in _TRY_ELSEWHERE
+            and len(self.tried) + 1 < MAX_TRIES
+            and self.gateway.router.pick(None, (*self.tried, worker)) is not None
+        ):
+            self._again(worker, "")
+            return
+        self._pass_error(status, body)
+
+    def _record_in_turn(self) -> None:
+        if not self.ended:  # its agent may have left while it waited
+            self._record()
+
+    def _stop_upstream(self) -> None:
+        up = self.up
+        call_off, self.call_off = self.call_off, None
+        self._leave()
+        if call_off is not None:
+            call_off()
+        if up is not None:
+            up.abort()
+
+    def agent_slow(self) -> None:
+        if self.up is not None:
+            self.up.transport.pause_reading()
+
+    def agent_ready(self) -> None:
+        if self.up is not None:
+            self.up.transport.resume_reading()
+
+    # -- what the other half does with it
+
+    @abstractmethod
+    def _relay(self, data: bytes) -> None:
+        """Bytes of a good stream have come."""
+
+    @abstractmethod
+    def _record(self, *, only_whole: bool = False) -> bool:
+        """The reply is whole. With `only_whole`, returns False and does nothing when it is not."""
+
+    @abstractmethod
+    def _pass_error(self, status: int, body: bytes) -> None:
+        """The server answered with an error."""
+
+    @abstractmethod
+    def _fail(self, error: RequestError) -> None:
+        """The call cannot be answered, and nothing of a reply has gone to the agent."""
+
+    @abstractmethod
+    def _break_off(self, why: str) -> None:
+        """The call cannot go on, and something of its reply has gone to the agent."""
+
+    def _body(self) -> bytes:
+        return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+
+    def _again_never(self, why: str) -> None:
+        if self.relaying:
+            self._break_off(why)
+        else:
+            self._fail(RequestError(why, kind="upstream"))

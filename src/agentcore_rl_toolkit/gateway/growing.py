@@ -1,0 +1,88 @@
+"""Reading long requests, whose messages are those of an earlier one and a few more.
+
+Decoding half a megabyte of history, writing it out again and hashing it would be most of what a late turn costs. What
+is known to be a list of messages, because it was read in an earlier request, is only compared (memory speed); the rest
+is decoded as if the history were not there.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+
+from .exchange import Fields
+from .prefixes import Prefixes
+
+LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping
+_KEY = b'"messages":['
+_NEAR = 4096  # clients write the messages first, or after a few short fields
+_fields = msgspec.json.Decoder(Fields)
+_to_json = msgspec.json.Encoder().encode
+
+
+class Request:
+    """A request in two parts. ``fields`` are all but the messages.
+
+    ``text`` is the JSON of the message list without its closing bracket, ``crc`` its CRC-32; ``read`` is the part of
+    the body that was decoded.
+    """
+
+    __slots__ = ("crc", "fields", "read", "text")
+
+    def __init__(self, fields: Fields, text: bytes, crc: int, read: bytes) -> None:
+        self.fields = fields
+        self.text = text
+        self.crc = crc
+        self.read = read
+
+    def digest(self) -> int:
+        """The same for the same request, however much of it was known before."""
+        return hash((self.crc, len(self.text), _to_json(self.fields)))
+
+    def body(self, fields: Fields) -> bytes:
+        """The request with other fields."""
+        rest = _to_json(fields)
+        return b"".join((b'{"messages":', self.text, b"]," if len(rest) > 2 else b"]", rest[1:]))
+
+
+def understand(body: bytes, known: Prefixes) -> Request | None:
+    """The request in two parts, or None when it has no list of messages.
+
+    Raises: msgspec.DecodeError, RecursionError when it is not a JSON object.
+    """
+    found = _continued(body, known)
+    if found is not None:
+        return found
+    fields = _fields.decode(body)
+    messages = fields.pop("messages", None)
+    if messages is None:
+        return None
+    text = bytes(messages)
+    if text[:1] != b"[":
+        return None
+    return Request(fields, text[:-1], zlib.crc32(text[:-1]), body)
+
+
+def _continued(body: bytes, known: Prefixes) -> Request | None:
+    """The request, when its messages begin with some that were seen before."""
+    at = body.find(_KEY, 0, _NEAR)
+    if at < 0:
+        return None
+    start = at + len(_KEY) - 1
+    seen = known.longest(body, start)
+    if seen is None:
+        return None
+    end = start + seen.length
+    goes_on = body[end : end + 1] == b","
+    read = b"%b[%b" % (body[:start], body[end + 1 :] if goes_on else body[end:])
+    try:
+        _fields.decode(body[:at] + b'"messages":0}')  # so it is a key of the request and not of something inside it
+        fields = _fields.decode(read)
+    except (msgspec.DecodeError, RecursionError):
+        return None  # whoever reads it whole can say what is wrong
+    new = bytes(fields.pop("messages", msgspec.Raw(b"")))
+    if read[start : start + len(new)] != new or new[:1] != b"[" or (new == b"[]") is goes_on:
+        return None
+    text = body[start : end + len(new) - 1] if goes_on else body[start:end]
+    return Request(fields, text, zlib.crc32(text[seen.length :], seen.crc), read)

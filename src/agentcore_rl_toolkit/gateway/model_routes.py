@@ -1,0 +1,128 @@
+"""What agents ask about models besides calling them: which there are, and how many tokens a prompt has."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import AgentCoreRLError
+from .dialects.anthropic import encode_count, parse_request
+from .dialects.errors import RequestError
+from .engine_errors import upstream_error
+from .fetching import get, post
+from .sessions import Session
+from .wire import Request, error_reply, reply
+
+if TYPE_CHECKING:
+    from .admin import Admin
+    from .listener import AgentConnection
+    from .server import Gateway
+
+_to_json = msgspec.json.Encoder().encode
+
+
+class ModelRoutes:
+    """`/models` and `/messages/count_tokens` of a session."""
+
+    def __init__(self, gateway: Gateway, admin: Admin) -> None:
+        self._gateway = gateway
+        self._admin = admin
+
+    async def models(self, conn: AgentConnection, request: Request, session: Session, wanted: str | None) -> None:
+        """`GET /sessions/{id}/v1/models`, or one of them: what this session may ask for, or what its server lists.
+
+        Members of OpenAI's and of Anthropic's shape stand side by side.
+        """
+        dialect = "anthropic" if b"anthropic-version" in request.headers else "chat"
+        try:
+            settings = session.settings
+            names = settings.allowed_models or ([settings.model_id] if settings.model_id else [])
+            listed = [{"id": n, "created": int(session.created_s), "owned_by": "gateway"} for n in names]
+            listed = [_described(model) for model in listed or await self._served()]
+            if wanted is None:
+                whole = {"object": "list", "data": listed, "has_more": False}
+                whole |= {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
+                self._admin.answer(conn, request, 200, whole)
+                return
+            found = next((model for model in listed if model["id"] == wanted), None)
+            if found is None:
+                raise RequestError(f"there is no model {wanted[:100]!r} here", kind="model_not_found", param="model")
+            self._admin.answer(conn, request, 200, found)
+        except RequestError as e:
+            self._refuse(conn, request, dialect, e)
+
+    async def _served(self) -> list[dict[str, Any]]:
+        """What the servers have. Raises: RequestError."""
+        if self._gateway.tinker is not None:
+            return [{"id": name, "owned_by": "tinker"} for name in self._gateway.tinker.models()]
+        worker = self._gateway.router.pick(None)
+        if worker is None:
+            raise RequestError("the gateway has no inference server", kind="overloaded")
+        try:
+            status, body = await get(worker, b"/v1/models", timeout_s=10.0)
+        except (OSError, TimeoutError) as e:
+            raise RequestError(f"the inference server did not list its models: {e}", kind="upstream") from e
+        if status != 200:
+            raise upstream_error(status, body)
+        try:
+            return [model for model in msgspec.json.decode(body)["data"] if isinstance(model["id"], str)]
+        except (msgspec.DecodeError, KeyError, TypeError) as e:
+            raise RequestError(f"the inference server's list of models cannot be read: {e}", kind="upstream") from e
+
+    def _refuse(self, conn: AgentConnection, request: Request, dialect: str, error: RequestError) -> None:
+        conn.task = None
+        conn.write(error_reply(dialect, error, keep_alive=request.keep_alive))
+        conn.done(keep_alive=request.keep_alive)
+
+    async def count_tokens(self, conn: AgentConnection, request: Request, session: Session) -> None:
+        """Anthropic's count_tokens: the prompt as the engine would see it, counted and not sampled."""
+        try:
+            asked = parse_request(request.body, counting=True)
+            mode = self._gateway.token_mode
+            if mode is not None:
+                count = await asyncio.get_running_loop().run_in_executor(
+                    mode.executor,
+                    mode.renderer.count,
+                    asked.messages,
+                    asked.tools or None,
+                    asked.template_options() or None,
+                )
+            else:
+                count = await self._engine_count(asked.to_chat_body(), session)
+        except RequestError as e:
+            self._refuse(conn, request, "anthropic", e)
+            return
+        except AgentCoreRLError as e:
+            self._refuse(conn, request, "anthropic", RequestError(f"the prompt cannot be rendered: {e}"))
+            return
+        conn.task = None
+        conn.write(reply(200, encode_count(count), keep_alive=request.keep_alive))
+        conn.done(keep_alive=request.keep_alive)
+
+    async def _engine_count(self, body: dict[str, Any], session: Session) -> int:
+        worker = self._gateway.router.pick(session.worker)
+        if worker is None:
+            raise RequestError("the gateway has no inference server", kind="overloaded")
+        if session.settings.model_id is not None:
+            body["model"] = session.settings.model_id
+        asked = _to_json({k: body[k] for k in ("model", "messages", "tools") if k in body})
+        try:
+            status, told = await post(worker, b"/tokenize", asked, timeout_s=30.0)
+        except (OSError, TimeoutError) as e:
+            raise RequestError(f"the inference server did not count: {e}", kind="upstream") from e
+        if status != 200:
+            raise RequestError("this inference server cannot count tokens (no /tokenize)", kind="unsupported")
+        try:
+            return int(msgspec.json.decode(told)["count"])
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as e:
+            raise RequestError(f"the inference server's count cannot be read: {e}", kind="upstream") from e
+
+
+def _described(model: dict[str, Any]) -> dict[str, Any]:
+    created = model.get("created")
+    at = datetime.fromtimestamp(created if isinstance(created, int) and 0 <= created < 2**32 else 0, UTC)
+    more = {"object": "model", "type": "model", "display_name": model["id"], "created_at": at.isoformat()}
+    return {**model, **more, "created": int(at.timestamp())}

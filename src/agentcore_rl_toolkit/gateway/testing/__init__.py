@@ -1,0 +1,18 @@
+"""A scripted inference server for tests: speaks the wire formats of the engines exactly, samples nothing."""
+
+from .engine import ScriptedEngine
+from .script import Fault, Seen
+from .tokens import END, START, VOCABULARY, decode_ids, encode_messages, encode_text, logprob_of
+
+__all__ = [
+    "END",
+    "START",
+    "VOCABULARY",
+    "Fault",
+    "ScriptedEngine",
+    "Seen",
+    "decode_ids",
+    "encode_messages",
+    "encode_text",
+    "logprob_of",
+]

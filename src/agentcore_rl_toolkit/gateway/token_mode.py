@@ -1,0 +1,101 @@
+"""What all token calls of a gateway share, and what a session's settings change in a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .dialects import Request
+from .fetching import post
+from .histories import Histories
+from .render import Renderer
+
+if TYPE_CHECKING:
+    from .config import GatewayConfig
+    from .routing import Worker
+    from .sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+CANCEL_S = 5.0
+_ASKED_ANYWAY = frozenset({"logprobs", "return_token_ids"})
+
+
+class TokenMode:
+    """The model's renderer, the thread that uses it, and the histories of the sessions. Units: seconds of CPU time."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        executor: Executor,
+        histories: Histories,
+        *,
+        context_tokens: int | None,
+        max_tokens: int,
+    ) -> None:
+        self.renderer = renderer
+        self.histories = histories
+        self.executor = executor
+        self.context_tokens = context_tokens
+        self.max_tokens = max_tokens
+        self.render_s = 0.0
+        self.renders = 0
+        self._cancelling: set[asyncio.Task[None]] = set()
+
+    def cancel(self, worker: Worker, path: bytes, body: bytes) -> None:
+        """Tell an engine to end a call, without waiting for its answer."""
+        task = asyncio.ensure_future(_tell(worker, path, body))
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelling.discard)
+
+
+def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode:
+    """Token mode with the model in `directory`. Raises: ConfigError, MissingExtraError."""
+    unfit = [u.url for u in config.upstreams if u.engine == "openai"]
+    if unfit:
+        raise ConfigError(f"{unfit[0]} takes no token ids (engine openai); leave --model out, or give its engine")
+    renderer = Renderer.from_path(directory)
+    return TokenMode(
+        renderer,
+        # One thread: rendering holds the interpreter's lock most of the time, so a second one would only add switches.
+        ThreadPoolExecutor(1, "gateway-render"),
+        Histories(sessions, renderer, budget_bytes=config.history_bytes),
+        context_tokens=config.context_tokens,
+        max_tokens=config.default_max_tokens,
+    )
+
+
+async def _tell(worker: Worker, path: bytes, body: bytes) -> None:
+    try:
+        status, told = await post(worker, path, body, timeout_s=CANCEL_S)
+    except (OSError, TimeoutError) as e:
+        log.warning("%s did not take the end of a call: %s", worker.config.url, e)
+        return
+    if status != 200:
+        log.warning("%s answered %d to the end of a call: %s", worker.config.url, status, told[:200])
+
+
+def impose(asked: Request, params: Mapping[str, Any]) -> None:
+    """Put a session's sampling parameters in place of the agent's. The names are those of chat completions."""
+    sampling = asked.sampling
+    for name, value in params.items():
+        if name in _ASKED_ANYWAY:
+            continue
+        if name in ("max_tokens", "max_completion_tokens"):
+            sampling.max_tokens = value
+        elif name == "stop":
+            sampling.stop = [value] if isinstance(value, str) else list(value or ())
+        elif name == "n":
+            asked.n = value
+        elif name == "chat_template_kwargs":
+            asked.template_kwargs = {**asked.template_kwargs, **value}
+        elif name in ("reasoning_effort", "response_format"):
+            setattr(asked, name, value)
+        elif name != "other" and name in sampling.__struct_fields__:
+            setattr(sampling, name, value)
+        else:
+            sampling.other = {**sampling.other, name: value}

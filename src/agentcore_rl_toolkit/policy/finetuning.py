@@ -1,0 +1,268 @@
+"""The built-in policy behind the verbs of a training service: forward_backward, optim_step, save, load, publish, sample.
+
+It is what `backends.tinker.testing.TinkerServer` puts behind Tinker's wire format when a test, or a rehearsal of a run
+on one machine, wants real weights: losses are computed, all weights are trained (no LoRA), samples come from what was
+published. The losses are those of `backends.tinker.scripted`, here with gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import ConfigError
+from .decoder import Decoder, DecoderShape
+from .engine import Engine
+from .model import check_directory, load_policy
+from .sampling import SamplingParams
+from .tokens import ChatTokenizer
+
+SAMPLERS = 3  # published weights that are kept loaded; older ones are loaded again when somebody asks for them
+State = dict[str, torch.Tensor]
+
+
+class Example(Protocol):
+    """Tokens, and the inputs of a loss, aligned with them. Shapes: all (T,)."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def inputs(self) -> Mapping[str, list[float]]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """Shapes: both (C,). ``stop_reason`` is 0 for a stop token, 1 for the length."""
+
+    ids: list[int]
+    logprobs: list[float]
+    stop_reason: int
+
+
+@dataclass
+class _Run:
+    model: Any
+    optimizer: torch.optim.AdamW
+
+
+class PolicyModel:
+    """Runs in training and published weights. Training calls come one at a time; samples from any thread.
+
+    ``checkpoint_dir`` keeps what `save` and `publish` write, so that a service that is started again still has it.
+    Raises: ConfigError on unknown runs, paths or losses.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_model: str = "builtin/policy",
+        weights: Path | None = None,
+        checkpoint_dir: Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.base_model = base_model
+        self._weights = check_directory(weights)
+        self._tokenizer = ChatTokenizer.from_directory(self._weights)
+        self._base, _ = load_policy(self._weights)
+        self._directory = checkpoint_dir
+        self._seed = seed
+        self._runs: dict[str, _Run] = {}
+        self._saved: dict[str, dict[str, Any]] = {}
+        self._engines: OrderedDict[str | None, Engine] = OrderedDict()
+        self._lock = threading.Lock()
+        if checkpoint_dir is not None:
+            checkpoint_dir.mkdir(parents=True, exist_ok=True)
+            for file in sorted(checkpoint_dir.glob("*.pt")):
+                kept = torch.load(file, weights_only=True)
+                self._saved[kept["path"]] = kept
+
+    @property
+    def paths(self) -> list[str]:
+        """Everything saved or published."""
+        return list(self._saved)
+
+    def close(self) -> None:
+        """End the sampling threads."""
+        with self._lock:
+            for engine in self._engines.values():
+                engine.close()
+            self._engines.clear()
+
+    # -- training
+
+    def create(self, run: str) -> None:
+        """A fresh copy of the base weights, and an optimizer."""
+        model = copy.deepcopy(self._base)
+        self._runs[run] = _Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
+
+    def forward_backward(
+        self,
+        run: str,
+        data: Sequence[Example],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        forward_only: bool,
+    ) -> tuple[list[list[float]], dict[str, float]]:
+        """Add the gradient of the summed loss. Returns the logprobs of the target tokens, and ``loss:sum``."""
+        model = self._of(run).model
+        T = max(len(example.tokens) for example in data)
+        token_ids_BT = torch.zeros(len(data), T, dtype=torch.long)
+        targets_BT = torch.zeros(len(data), T, dtype=torch.long)
+        for b, example in enumerate(data):
+            t = len(example.tokens)
+            token_ids_BT[b, :t] = torch.tensor(example.tokens)
+            targets_BT[b, :t] = torch.tensor(example.inputs["target_tokens"])
+        # Padding is on the right, so a causal model needs no mask.
+        with torch.set_grad_enabled(not forward_only):
+            logits_BTV = model(input_ids=token_ids_BT).logits.float()
+            logprobs_BT = torch.log_softmax(logits_BTV, -1).gather(2, targets_BT[..., None])[..., 0]
+            losses = [
+                _loss(loss_fn, logprobs_BT[b, : len(example.tokens)], example.inputs, config)
+                for b, example in enumerate(data)
+            ]
+            total = torch.stack(losses).sum()
+            if not forward_only:
+                total.backward()  # type: ignore[no-untyped-call]  # torch
+        rows = [row[: len(e.tokens)].tolist() for row, e in zip(logprobs_BT.detach(), data, strict=True)]
+        return rows, {"loss:sum": total.item()}
+
+    def optim_step(self, run: str, adam: Mapping[str, float]) -> dict[str, float]:
+        """One step of AdamW on what `forward_backward` has added up."""
+        optimizer = self._of(run).optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = adam["learning_rate"]
+            group["betas"] = (adam.get("beta1", 0.9), adam.get("beta2", 0.95))
+            group["eps"] = adam.get("eps", 1e-12)
+            group["weight_decay"] = adam.get("weight_decay", 0.0)
+        clip = adam.get("grad_clip_norm", 0.0) or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._of(run).model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"grad_norm:mean": norm.item()}
+
+    def save(self, run: str, path: str) -> None:
+        """Keep weights and optimizer under a path."""
+        self._keep(path, optimizer=self._of(run).optimizer.state_dict(), run=run)
+
+    def publish(self, run: str, path: str) -> None:
+        """Keep weights for sampling under a path."""
+        self._keep(path, optimizer=None, run=run)
+
+    def load(self, run: str, path: str, optimizer: bool) -> None:
+        """Go on from saved weights; with ``optimizer`` also from where the optimizer was."""
+        saved, state = self._saved.get(path), self._of(run)
+        if saved is None:
+            raise ConfigError(f"there are no weights {path!r}")
+        state.model.load_state_dict(saved["weights"])
+        if optimizer:
+            if saved["optimizer"] is None:
+                raise ConfigError(f"{path} was saved for sampling: it has no optimizer state")
+            state.optimizer.load_state_dict(saved["optimizer"])
+
+    def _keep(self, path: str, *, optimizer: Any, run: str) -> None:
+        weights = {name: tensor.detach().clone() for name, tensor in self._of(run).model.state_dict().items()}
+        kept = self._saved[path] = {"path": path, "weights": weights, "optimizer": optimizer}
+        if self._directory is not None:
+            name = path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
+            unfinished = self._directory / f"{name}.new"
+            torch.save(kept, unfinished)
+            unfinished.replace(self._directory / f"{name}.pt")
+
+    def _of(self, run: str) -> _Run:
+        if run not in self._runs:
+            raise ConfigError(f"there is no run {run!r}")
+        return self._runs[run]
+
+    # -- sampling
+
+    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Completion]:
+        """Completions of one prompt; ``params`` are named as in the service's requests. Ends at stop ids and end of text."""
+        engine = self._engine(path)
+        limit = engine.context - len(prompt_ids)
+        if limit < 1:
+            raise ConfigError(
+                f"the prompt has {len(prompt_ids)} tokens, the model's maximum context length is {engine.context}"
+            )
+        asked = params.get("stop")
+        stops = [asked] if isinstance(asked, str) else list(asked or ())
+        sampling = SamplingParams(
+            temperature=float(params.get("temperature", 1.0)),
+            top_p=float(params.get("top_p", 1.0)),
+            top_k=max(0, int(params.get("top_k", 0))),
+            max_tokens=min(limit, int(params.get("max_tokens") or limit)),
+            stop=tuple(s for s in stops if isinstance(s, str)),
+            stop_token_ids=tuple(s for s in stops if isinstance(s, int)),
+            ignore_eos=asked is not None and not stops,
+        )
+        seed = params.get("seed")
+        if seed is None:
+            done = engine.generate([prompt_ids] * n, sampling)
+        else:
+            seeds = range(int(seed), int(seed) + n)
+            done = [g for s in seeds for g in engine.generate([prompt_ids], replace(sampling, seed=s))]
+        for generation in done:
+            if generation.finish_reason not in ("stop", "length"):
+                raise ConfigError(f"sampling ended as {generation.finish_reason}: {generation.error}")
+        return [
+            Completion(ids=g.token_ids, logprobs=g.logprobs, stop_reason=int(g.finish_reason == "length")) for g in done
+        ]
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, path: str | None, prompt_ids: list[int]) -> list[float | None]:
+        """The logprob of every token of a prompt but the first."""
+        model = self._base
+        if path is not None:
+            model = copy.deepcopy(model)
+            model.load_state_dict(self._published(path))
+        logprobs_TV = torch.log_softmax(model(input_ids=torch.tensor([prompt_ids])).logits[0, :-1].float(), -1)
+        found = logprobs_TV.gather(1, torch.tensor(prompt_ids[1:])[:, None])[:, 0]
+        return [None, *found.tolist()]
+
+    def _published(self, path: str) -> State:
+        saved = self._saved.get(path)
+        if saved is None:
+            raise ConfigError(f"there are no weights {path!r}")
+        weights: State = saved["weights"]
+        return weights
+
+    def _engine(self, path: str | None) -> Engine:
+        with self._lock:
+            engine = self._engines.get(path)
+            if engine is None:
+                if path is None:
+                    decoder = Decoder.from_directory(self._weights)
+                else:
+                    decoder = Decoder(DecoderShape.from_config(self._base.config.to_dict()), self._published(path))
+                engine = self._engines[path] = Engine(decoder, self._tokenizer, seed=self._seed).start()
+            self._engines.move_to_end(path)
+            old = [p for p, e in self._engines.items() if not e.stats()["running"] and not e.stats()["waiting"]]
+            for name in old[: max(0, len(self._engines) - SAMPLERS)]:
+                if name != path:
+                    self._engines.pop(name).close()
+            return engine
+
+
+def _loss(
+    name: str, logprobs_T: torch.Tensor, inputs: Mapping[str, list[float]], config: Mapping[str, float | str]
+) -> torch.Tensor:
+    if name == "cross_entropy":
+        return -(torch.tensor(inputs["weights"]) * logprobs_T).sum()
+    old_T, advantages_T = torch.tensor(inputs["logprobs"]), torch.tensor(inputs["advantages"])
+    # Where the advantage is 0 (context) the recorded logprob is no logprob; exp of the difference could overflow.
+    ratio_T = torch.where(advantages_T != 0, logprobs_T - old_T, 0.0).exp()
+    low, high = float(config.get("clip_low_threshold", 0.8)), float(config.get("clip_high_threshold", 1.2))
+    clipped_T = ratio_T.clamp(low, high)
+    if name == "importance_sampling":
+        return -(ratio_T * advantages_T).sum()
+    if name == "ppo":
+        return -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T).sum()
+    if name == "cispo":
+        return -(clipped_T.detach() * advantages_T * logprobs_T).sum()
+    raise ConfigError(f"loss {name!r} is not known here")

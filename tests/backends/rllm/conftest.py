@@ -1,0 +1,17 @@
+"""An environment for rLLM's own code: this one plus the few packages its configuration and gateway manager import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+# verl as rLLM pins it, without what it needs for training: its configuration files and their checks are all that is used.
+VERL = ("--no-deps", "verl==0.8.0")
+
+
+@pytest.fixture(scope="session")
+def rllm_python(make_environment: Callable[..., str]) -> str:
+    """Path of a Python for rLLM's checkout."""
+    wanted = ("omegaconf", "hydra-core", "codetiming", "tensordict", "ray")
+    return make_environment("rllm-test", *wanted, then=VERL, upon_this=True)

@@ -1,0 +1,87 @@
+"""Run by test_rllm_checkout.py: rLLM's remote engine, gateway manager, grouping and advantages over our client and gateway.
+
+Only the inference engine is not rLLM's: `VerlEngine` here says where the servers are, which is all the gateway manager asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from typing import Any
+
+from omegaconf import OmegaConf
+from rllm.engine.remote_agent_flow_engine import RemoteAgentFlowEngine
+from rllm.engine.remote_runtime import RemoteRuntimeConfig, create_remote_runtime
+from rllm.gateway.manager import GatewayManager
+from rllm.trainer.algorithms import (
+    AlgorithmConfig,
+    CompactFilteringConfig,
+    TransformConfig,
+    collect_reward_and_advantage_from_trajectory_groups,
+    transform_episodes_to_trajectory_groups,
+)
+
+
+class VerlEngine:
+    def __init__(self, address: str) -> None:
+        self.server_addresses = [address]
+        self.train_sampling_params = {"temperature": 1.0}
+        self.val_sampling_params = {"temperature": 0.0}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def roll(engine: RemoteAgentFlowEngine, gateway: GatewayManager, payload: dict[str, Any], n: int) -> list[Any]:
+    await gateway.aset_weight_version(3)
+    return await engine.execute_tasks([payload] * n, task_ids=["task"] * n)
+
+
+def main() -> None:
+    at = json.loads(sys.argv[1])
+    config = OmegaConf.create(
+        {"rllm": {"gateway": {"host": "127.0.0.1", "port": free_port()}}, "model": {"name": "policy"}}
+    )
+    gateway = GatewayManager(config, mode="process")
+    gateway.start(VerlEngine(at["policy"]))  # type: ignore[arg-type]  # found by the name of its class
+    settings = {"agent_runtime_arn": at["arn"], "s3_bucket": at["store"], "tps_limit": 100}
+    runtime = create_remote_runtime(
+        RemoteRuntimeConfig(enabled=True, agentcore=settings), exp_id="rllm", model_id="policy"
+    )
+    runtime.initialize()
+    try:
+        engine = RemoteAgentFlowEngine(runtime, gateway, session_timeout=90)
+        episodes = asyncio.run(roll(engine, gateway, at["payload"], at["n"]))
+    finally:
+        runtime.shutdown()
+        gateway.stop()
+    shown = {}
+    for name, mask in (("kept", False), ("masked", True)):
+        filtering = CompactFilteringConfig(enable=mask, mask_error=True, mask_timeout=True)
+        groups, _ = transform_episodes_to_trajectory_groups(episodes, TransformConfig(), filtering)
+        collect_reward_and_advantage_from_trajectory_groups(groups, AlgorithmConfig())
+        shown[name] = [
+            [(t.reward, [step.advantage for step in t.steps]) for t in group.trajectories] for group in groups
+        ]
+    turns = [
+        {
+            "reason": episode.termination_reason.name,
+            "reward": episode.trajectories[0].reward if episode.trajectories else None,
+            "error": (episode.metadata or {}).get("error"),
+            "steps": [
+                [list(s.prompt_ids), list(s.response_ids), list(s.logprobs), s.weight_version]
+                for t in episode.trajectories
+                for s in t.steps
+            ],
+        }
+        for episode in episodes
+    ]
+    print("EPISODES " + json.dumps({"episodes": turns, "groups": shown}))
+
+
+main()

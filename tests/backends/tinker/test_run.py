@@ -1,0 +1,198 @@
+"""A whole run against Tinker's wire format: the unmodified SDK, our gateway as its own process, real agents on the local
+runtime, and behind the service the built-in policy, which really samples and really trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.backends.collect import CollectConfig, Group
+from agentcore_rl_toolkit.backends.samples import to_samples
+from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
+from agentcore_rl_toolkit.backends.tinker.loop import StepResult
+from agentcore_rl_toolkit.backends.tinker.run import METRICS_FILE, STATE_FILE, batches, run_async
+from agentcore_rl_toolkit.backends.tinker.testing import TinkerServer
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway.records import pack_logprobs
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR
+from agentcore_rl_toolkit.policy.arithmetic import problems
+from agentcore_rl_toolkit.policy.finetuning import PolicyModel
+
+from ..test_end_to_end import serving
+
+pytest.importorskip("tinker")
+
+# The SDK asks for its settings over connections of their own, which it never closes.
+sdk_sockets = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@dataclass(frozen=True)
+class Place:
+    server: TinkerServer
+    config: TinkerRunConfig
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    os.environ.setdefault("AWS_ACCESS_KEY_ID", "local")
+    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "local")
+    records = tmp_path / "records"
+    records.mkdir()
+    rows = [
+        {"idx": i, "prompt": p.prompt, "answer": p.answer, "fail_marker": str(records / f"{i}.failed")}
+        for i, p in enumerate(problems("train", 4, seed=5))
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for row in rows[1:]:
+        Path(str(row["fail_marker"])).touch()  # only the first problem's first rollout fails
+    agent = Path(__file__).parents[1] / "fails_once.py"
+    model = PolicyModel()
+    with contextlib.ExitStack() as stack:
+        stack.callback(model.close)
+        server = stack.enter_context(TinkerServer(model).running())
+        served = ["runtime", "serve", "--agent", f"math={agent}", "--writable", str(records)]
+        runtime = stack.enter_context(serving("runtime", served, tmp_path))
+        config = TinkerRunConfig(
+            exp_id="run",
+            agent_runtime_arn=runtime["agents"]["math"],
+            s3_bucket=f"file://{records}",
+            base_model=model.base_model,
+            model_dir=WEIGHTS_DIR,
+            data_path=tmp_path / "rows.jsonl",
+            output_dir=tmp_path / "out",
+            service_url=server.url,
+            endpoint_url=runtime["url"],
+            gateway_host="127.0.0.1",
+            tps_limit=200,
+            learning_rate=3e-4,
+            estimator="dr_grpo",
+            steps=1,
+            groups_per_step=4,
+            group_size=4,
+            checkpoint_every=1,
+            collect=CollectConfig(rollout_timeout_s=90, sampling_params={"temperature": 1.3, "max_tokens": 64}),
+        )
+        yield Place(server, config)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@sdk_sockets
+def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(place: Place) -> None:
+    server, config = place.server, place.config
+    steps: list[tuple[StepResult, list[Group]]] = []
+
+    def keep(result: StepResult, groups: list[Group]) -> None:
+        steps.append((result, groups))
+
+    assert asyncio.run(run_async(config, on_step=keep)) == 1
+    [(first, groups)] = steps
+    outcomes = Counter(r.outcome for g in groups for r in g.rollouts)
+    assert outcomes == {Outcome.OK: 15, Outcome.AGENT_ERROR: 1}
+    assert first.trained
+    check_tokens(server, groups)
+    state = json.loads((config.output_dir / STATE_FILE).read_text())
+    assert (state["steps"], state["weight_version"]) == (1, 1)
+    assert state["state"] in server.model.paths
+
+    sampled, trained = len(server.calls), len(server.updates)
+    assert asyncio.run(run_async(dataclasses.replace(config, steps=2), on_step=keep)) >= 1
+    second, groups = steps[1]
+    assert second.step == 1
+    # Its first rollouts come from the restored weights, under the version they had.
+    versions = {
+        t.weight_version_first for g in groups for r in g.usable if r.capture is not None for t in r.capture.turns
+    }
+    assert versions == {1}
+    assert {call.path for call in server.calls[sampled:]} == {
+        p for p in server.model.paths if "sampler_weights/run-000001" in p and p != first.sampler
+    }
+    check_tokens(server, groups, calls_from=sampled, updates_from=trained)
+    lines = [json.loads(text) for text in (config.output_dir / METRICS_FILE).read_text().splitlines()]
+    assert [entry["step"] for entry in lines] == [0, 1]
+    assert len(server.finished) == 4  # the trainer's session and the gateway's, of both runs
+
+
+def check_tokens(server: TinkerServer, groups: list[Group], *, calls_from: int = 0, updates_from: int = 0) -> None:
+    """What the service sampled is what was recorded; what was recorded is what it trained, shifted by one."""
+    sampled = Counter(tuple(ids) for call in server.calls[calls_from:] for ids in call.completion_ids)
+    turns = [t for g in groups for r in g.usable if r.capture is not None for t in r.capture.turns]
+    assert turns
+    recorded = Counter(tuple(t.completion_ids) for t in turns)
+    assert recorded <= sampled
+    expected = []
+    for sample in to_samples(groups, estimator="dr_grpo"):
+        if sample.advantage == 0.0:
+            continue
+        tokens = sample.token_ids
+        old, advantages = [0.0] * (len(tokens) - 1), [0.0] * (len(tokens) - 1)
+        for place, (mask, logprob) in enumerate(
+            zip(sample.response_mask, sample.response_logprobs, strict=True), len(sample.prompt_ids)
+        ):
+            if mask:
+                assert logprob is not None
+                old[place - 1], advantages[place - 1] = logprob, sample.advantage
+        expected.append((tokens[:-1], tokens[1:], pack_logprobs(old), pack_logprobs(advantages)))
+    received = [
+        (
+            d.tokens,
+            d.inputs["target_tokens"],
+            pack_logprobs(d.inputs["logprobs"]),
+            pack_logprobs(d.inputs["advantages"]),
+        )
+        for update in server.updates[updates_from:]
+        for d in update.data
+    ]
+    assert received == expected  # logprobs and advantages bit for bit, as the 32-bit numbers of the wire
+    assert {update.loss_fn for update in server.updates} <= {"importance_sampling"}
+
+
+def test_every_step_has_its_inputs_wherever_a_run_begins(tmp_path: Path) -> None:
+    rows = [{"idx": i, "prompt": str(i)} for i in range(7)]
+    config = TinkerRunConfig(
+        exp_id="e",
+        agent_runtime_arn="a",
+        s3_bucket="b",
+        base_model="m",
+        model_dir=tmp_path,
+        data_path=tmp_path / "d.jsonl",
+        steps=6,
+        groups_per_step=3,
+    )
+    whole = list(batches(config, rows))
+    assert [len(step) for step in whole] == [3] * 6
+    assert list(batches(config, rows, first_step=4)) == whole[4:]
+    first_epoch = [request.payload["idx"] for step in whole[:2] for request in step]
+    assert len(set(first_epoch)) == 6
+    with pytest.raises(ConfigError, match="groups_per_step"):
+        list(batches(config, rows[:2]))
+
+
+def test_a_damaged_state_is_not_taken_for_a_fresh_start(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / STATE_FILE).write_text("{}")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1"}\n')
+    config = TinkerRunConfig(
+        exp_id="e",
+        agent_runtime_arn="a",
+        s3_bucket="b",
+        base_model="m",
+        model_dir=tmp_path,
+        data_path=tmp_path / "rows.jsonl",
+        output_dir=tmp_path / "out",
+    )
+    with pytest.raises(ConfigError, match="not a run's state"):
+        asyncio.run(run_async(config))

@@ -1,0 +1,45 @@
+"""`agentcore-rl policy tinker` as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.gateway.http_client import request
+
+
+async def start(folder: Path, *words: str) -> tuple[asyncio.subprocess.Process, str]:
+    ready = folder / "ready.json"
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "agentcore_rl_toolkit.cli", "policy", "tinker", "--ready-file", str(ready), *words]
+    )
+    give_up_s = time.monotonic() + 60
+    while not ready.exists():
+        assert process.returncode is None
+        assert time.monotonic() < give_up_s
+        await asyncio.sleep(0.05)
+    told = json.loads(ready.read_text())
+    assert told["pid"] == process.pid
+    return process, str(told["url"])
+
+
+@pytest.mark.slow
+async def test_it_answers_and_ends_with_its_parent_or_a_signal(tmp_path: Path) -> None:
+    sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(60)")
+    process, url = await start(tmp_path, "--base-model", "mine", "--parent-pid", str(sleeper.pid))
+    status, told = await request("GET", f"{url}/api/v1/get_server_capabilities", key="tml-x")
+    assert (status, b"X-API-Key" in told) == (401, True)  # the service's header is another than ours
+    sleeper.kill()
+    await sleeper.wait()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    (tmp_path / "ready.json").unlink()
+    process, _ = await start(tmp_path, "--parent-pid", str(os.getpid()))
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), 20) == 0

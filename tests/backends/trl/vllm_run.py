@@ -1,0 +1,99 @@
+"""Run by test_real_trl.py in an environment that has TRL: GRPO steps in vLLM server mode, against vLLM's stand-in.
+
+Writes to the JSON file named on the command line what the server was told, in which order, and what TRL made of the rollouts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm_stand_in
+
+vllm_stand_in.install(Path(sys.argv[1]).parent / "packages")
+
+import replay_run  # noqa: E402  # loads TRL, which looks for vLLM when it is imported
+from trl.generation.vllm_client import VLLMClient  # noqa: E402
+
+from agentcore_rl_toolkit.backends.recorded import recorded_episodes  # noqa: E402
+from agentcore_rl_toolkit.backends.replay import Replay  # noqa: E402
+
+CAP = 3.0
+
+
+def steps(out: Path, **more: Any) -> dict[str, Any]:
+    server = vllm_stand_in.VllmServer()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    training = {
+        "max_steps": 2,
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": server.url,
+        "vllm_importance_sampling_mode": "token_truncate",
+        "vllm_importance_sampling_clip_max": CAP,
+    }
+    replay, seen = Replay(recorded_episodes(128), by_input=False), list[dict[str, Any]]()
+    gateway, announce = replay.gateway, replay.gateway.set_weight_version
+
+    def set_weight_version(version: int) -> None:
+        server.calls.append(f"version {version}")
+        announce(version)
+
+    gateway.set_weight_version = set_weight_version  # type: ignore[method-assign]  # the order is what is asked
+    trainer = replay_run.trainer_for(replay_run.settings(None, out, training=training, **more), replay, seen)
+    log_batch = trainer.rollouts.on_batch
+    assert log_batch is not None
+
+    def on_batch(*batch: Any) -> None:
+        server.calls.append("rollouts")
+        log_batch(*batch)
+
+    trainer.rollouts.on_batch = on_batch
+    trainer.train()
+    server.shutdown()
+    server.server_close()
+    ratio_gap, trained = ratios(seen)
+    first, last = server.updates[0], server.updates[-1]
+    return {
+        "order": server.calls,
+        "names_are_the_models_own": set(last) == {name for name, _ in replay_run.tiny_model().named_parameters()},
+        "moved": max(float((last[n] - first[n]).abs().max()) for n in last),
+        "last_gap": max(float((last[n] - w).abs().max()) for n, w in final(trainer.model).items()),
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "ratio_gap": ratio_gap,
+        "trained_tokens": trained,
+    }
+
+
+def final(model: Any) -> dict[str, torch.Tensor]:
+    if hasattr(model, "merge_adapter"):
+        return replay_run.merged_by_hand(model)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def ratios(seen: list[dict[str, Any]]) -> tuple[float, int]:
+    """Largest difference between TRL's importance ratio and the one of the definition, and over how many tokens."""
+    gap, trained = 0.0, 0
+    for output in seen:
+        mask_BT = torch.tensor(output["completion_mask"]) * torch.tensor(output["tool_mask"])
+        recorded_BT = torch.nan_to_num(torch.tensor(output["sampling_per_token_logps"]))
+        wanted_BT = torch.exp((torch.tensor(output["old_per_token_logps"]) - recorded_BT) * mask_BT).clamp(max=CAP)
+        gap = max(gap, float((torch.tensor(output["importance_sampling_ratio"]) - wanted_BT).abs().max()))
+        trained += int(mask_BT.sum())
+    return gap, trained
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    VLLMClient.init_communicator = vllm_stand_in.join_without_cuda
+    out.write_text(
+        json.dumps({"full": steps(out.parent / "full"), "lora": steps(out.parent / "lora", lora=replay_run.LORA)})
+    )
+
+
+main()

@@ -1,0 +1,82 @@
+"""What tests of all folders share: environments with other packages, made once under `.venvs/`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import hypothesis
+import pytest
+
+# A deadline for each example would measure the load of the machine.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
+
+ROOT = Path(__file__).parents[1]
+
+
+class MakeEnvironment(Protocol):
+    """Python of a virtual environment with these requirements, made on first use and kept as long as they stay the same.
+
+    ``upon_this`` lets it see what this environment has, so that only what is missing is installed. Options of pip may
+    stand among the requirements; ``then`` is installed in a second step. Skips the test, saying why, where no such
+    environment can be made: without a package index, or with AGENTCORE_RL_NO_INSTALL set.
+    Units: ``limit_s`` seconds for each step.
+    """
+
+    def __call__(
+        self, name: str, *wanted: str, then: Sequence[str] = (), upon_this: bool = False, limit_s: float = 240.0
+    ) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def make_environment() -> MakeEnvironment:
+    return _make
+
+
+def _make(name: str, *wanted: str, then: Sequence[str] = (), upon_this: bool = False, limit_s: float = 240.0) -> str:
+    home = ROOT / ".venvs" / name
+    ours = sysconfig.get_paths()["purelib"]
+    steps = [list(wanted), *([list(then)] if then else [])]
+    stamp = f"{sys.version.split()[0]} {ours if upon_this else ''} {steps}"
+    home.parent.mkdir(exist_ok=True)
+    with open(home.parent / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready = home / "ready"
+        if not ready.exists() or ready.read_text() != stamp:
+            if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
+                pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
+            trouble = _build(home, steps, ours if upon_this else None, limit_s)
+            if trouble:
+                pytest.skip(f"no environment with {steps} could be made: {trouble}")
+            ready.write_text(stamp)
+    return str(home / "bin" / "python")
+
+
+def _build(home: Path, steps: list[list[str]], below: str | None, limit_s: float) -> str | None:
+    """Make the environment, on top of `below` if that is given. What went wrong, if anything did."""
+    python = str(home / "bin" / "python")
+    uv = [sys.executable, "-m", "uv"]
+    if below is None:
+        make, install = [*uv, "venv", "-q", "--clear", "-p", sys.executable, str(home)], [*uv, "pip", "install"]
+        install += ["-q", "--compile-bytecode", "--python", python]
+    else:  # uv would not see what lies below, and install it again
+        make = [sys.executable, "-m", "venv", "--clear", str(home)]
+        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    for number, command in enumerate([make, *([*install, *step] for step in steps)]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return f"{' '.join(command[1:4])} took longer than {limit_s:g} s"
+        if done.returncode != 0:
+            return (done.stderr or done.stdout)[-400:]
+        if number == 0 and below is not None:
+            site = next((home / "lib").glob("python*/site-packages"))
+            (site / "base.pth").write_text(f"import site; site.addsitedir({below!r})\n")
+    return None

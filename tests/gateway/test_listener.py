@@ -1,0 +1,334 @@
+"""HTTP as hostile, broken and merely unusual clients speak it, over raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Awaitable, Callable
+
+import openai
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+Start = Callable[..., Awaitable[Gateway]]
+BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+
+
+def post(session: SessionHandle, body: bytes = BODY, *more: str, route: str = "chat/completions", **head: str) -> bytes:
+    lines = [
+        f"{head.get('method', 'POST')} /sessions/{session.session_id}/v1/{route} HTTP/{head.get('version', '1.1')}"
+    ]
+    lines += ["host: x", f"authorization: Bearer {head.get('key', session.api_key)}", *more]
+    if not any("transfer-encoding" in line for line in more):
+        lines.append(f"content-length: {head.get('length', len(body))}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Line:
+    """A connection that sends what it is told and reads until the gateway says no more for a while, or closes."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._port = int(gateway.url.rsplit(":", 1)[1])
+
+    async def __aenter__(self) -> Line:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.writer.close()
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the next answer (not chunked)."""
+        async with asyncio.timeout(5):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.split(": ", 1) for line in head[1:] if line)
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(head[0].split()[1]), headers, body
+
+    async def is_closed(self) -> bool:
+        async with asyncio.timeout(5):
+            try:
+                return await self.reader.read(1) == b""
+            except ConnectionResetError:
+                return True
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not reached():  # noqa: ASYNC110  (what is waited for is at the other end of a socket)
+            await asyncio.sleep(0.005)
+
+
+async def ask(gateway: Gateway, data: bytes) -> tuple[int, dict[str, str], bytes]:
+    async with Line(gateway) as line:
+        await line.send(data)
+        return await line.answer()
+
+
+async def test_a_chunked_body_is_read_however_it_is_cut(gateway: Gateway, session: SessionHandle) -> None:
+    cut = b"".join(b"1;x=y\r\n%c\r\n" % c for c in BODY) + b"0\r\nx-trailer: 1\r\n\r\n"
+    async with Line(gateway) as line:
+        for byte in post(session, cut, "transfer-encoding: chunked"):
+            await line.send(bytes([byte]))
+        assert (await line.answer())[0] == 200
+        await line.send(post(session))
+        assert (await line.answer())[0] == 200
+
+
+@pytest.mark.parametrize(
+    "more", [("transfer-encoding: chunked", "content-length: 5"), ("content-length: 3",), ("content-length: -1",)]
+)
+async def test_a_body_whose_end_is_in_doubt_is_refused(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, more: tuple[str, ...]
+) -> None:
+    async with Line(gateway) as line:
+        await line.send(post(session, BODY, *more))
+        assert (await line.answer())[0] == 400
+        assert await line.is_closed()
+    assert engine.calls == []
+
+
+async def test_a_client_that_waits_for_100_continue_gets_it(gateway: Gateway, session: SessionHandle) -> None:
+    async with Line(gateway) as line:
+        await line.send(post(session, b"", "expect: 100-continue", length=str(len(BODY))))
+        assert (await line.answer())[0] == 100
+        await line.send(BODY)
+        assert (await line.answer())[0] == 200
+
+
+async def test_an_answer_to_head_has_no_body(gateway: Gateway, session: SessionHandle) -> None:
+    async with Line(gateway) as line:
+        for path, status in (("/healthz", 200), ("/metrics", 405), (f"/sessions/{session.session_id}/v1/models", 405)):
+            await line.send(f"HEAD {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            assert (await line.answer())[0] == status
+        await line.send(post(session))  # a body after the heads would now be taken for this answer
+        assert (await line.answer())[0] == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "OPTIONS", "PUT", "DELETE"])
+async def test_another_method_is_told_which_one_to_use(gateway: Gateway, session: SessionHandle, method: str) -> None:
+    status, headers, _ = await ask(gateway, post(session, method=method))
+    assert (status, headers["allow"]) == (405, "POST")
+
+
+async def test_an_offer_to_speak_http2_is_declined_and_the_request_answered(
+    gateway: Gateway, session: SessionHandle
+) -> None:
+    offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAoAAA")
+    for pieces in (1, 2):
+        async with Line(gateway) as line:
+            data = post(session, BODY, *offer)
+            cut = len(data) - (0 if pieces == 1 else 20)
+            for piece in (data[:cut], data[cut:]):
+                await line.send(piece)
+                await asyncio.sleep(0.01)
+            assert (await line.answer())[0] == 200
+            await line.send(post(session))
+            assert (await line.answer())[0] == 200
+
+
+async def test_what_is_no_http_or_wants_a_proxy_is_refused_once(gateway: Gateway) -> None:
+    for data in (b"hello\r\n\r\n", b"\x16\x03\x01\x00\xa5\x01\x00", b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\nmore"):
+        async with Line(gateway) as line:
+            await line.send(data)
+            assert (await line.answer())[0] in (400, 405)
+            assert await line.is_closed()
+
+
+async def test_a_compressed_body_is_415_and_not_bad_json(gateway: Gateway, session: SessionHandle) -> None:
+    status, _, told = await ask(gateway, post(session, gzip.compress(BODY), "content-encoding: gzip"))
+    assert status == 415
+    assert b"content-encoding" in told
+
+
+async def test_http_1_0_is_answered_whole_and_never_in_chunks(gateway: Gateway, session: SessionHandle) -> None:
+    async with Line(gateway) as line:
+        await line.send(post(session, version="1.0"))
+        status, headers, _ = await line.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await line.is_closed()
+    streamed = json.dumps({**json.loads(BODY), "stream": True}).encode()
+    status, headers, told = await ask(gateway, post(session, streamed, version="1.0"))
+    assert (status, json.loads(told)["error"]["param"]) == (400, "stream")
+
+
+async def test_a_target_with_its_host_is_the_same_and_one_without_a_path_is_unknown(
+    gateway: Gateway, session: SessionHandle
+) -> None:
+    whole = post(session).replace(b"POST /", b"POST http://gateway.example/", 1)
+    assert (await ask(gateway, whole))[0] == 200
+    for target in ("*", "http://a", "ftp://a/healthz", "//healthz", "/healthz/.."):
+        assert (await ask(gateway, f"OPTIONS {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode()))[0] == 404
+
+
+async def test_a_slash_at_the_end_of_a_route_is_nothing(gateway: Gateway, session: SessionHandle) -> None:
+    for route in ("chat/completions/", "models/"):
+        method = "GET" if route == "models/" else "POST"
+        assert (await ask(gateway, post(session, route=route, method=method)))[0] == 200
+
+
+async def test_a_doubled_v1_is_explained_in_the_clients_dialect(gateway: Gateway, session: SessionHandle) -> None:
+    status, _, told = await ask(gateway, post(session, route="v1/messages"))
+    error = json.loads(told)
+    assert (status, error["type"], error["error"]["type"]) == (404, "error", "not_found_error")
+    assert "without its /v1" in error["error"]["message"]
+
+
+async def test_requests_sent_ahead_are_answered_in_order_however_many(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    engine.faults.append(Fault(delay_s=0.1))
+    many = 1000
+    async with Line(gateway) as line:
+        await line.send(post(session) + b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * many + post(session, b"{"))
+        first = await line.answer()
+        rest = [await line.answer() for _ in range(many)]
+        last = await line.answer()
+    assert b'"choices"' in first[2]
+    assert {status for status, _, _ in rest} == {200}
+    assert last[0] == 400
+
+
+async def test_garbage_behind_a_request_does_not_get_into_its_reply(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    engine.faults.append(Fault(delay_s=0.1))
+    async with Line(gateway) as line:
+        await line.send(post(session) + b"\x00garbage\r\n\r\n")
+        status, _, told = await line.answer()
+        assert (status, len(json.loads(told)["choices"])) == (200, 1)
+        assert await line.is_closed()
+
+
+@pytest.mark.parametrize("flood", ["many", "one", "trailers", "path"])
+async def test_an_endless_head_is_cut_off_and_not_kept(
+    start_gateway: Start, engine: ScriptedEngine, flood: str
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(header_bytes=10_000))
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    begin, more = {
+        "many": (b"GET /healthz HTTP/1.1\r\n", b"x-%d: yyyyyyyyyyyyyyyy\r\n"),
+        "one": (b"GET /healthz HTTP/1.1\r\nx: ", b"yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy%d"),
+        "path": (b"GET /", b"yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy%d"),
+        "trailers": (post(session, b"1\r\n{\r\n0\r\n", "transfer-encoding: chunked"), b"x-%d: yyyyyyyyyyyyyyyy\r\n"),
+    }[flood]
+    async with Line(gateway) as line:
+        await line.send(begin)
+        for i in range(2000):
+            await line.send(more % i)
+            if i % 50 == 0:
+                await asyncio.sleep(0.001)
+        assert (await line.answer())[0] == 431
+    assert (await ask(gateway, post(session)))[0] == 200
+
+
+async def test_a_body_that_is_too_large_is_said_in_the_clients_own_words(
+    start_gateway: Start, engine: ScriptedEngine
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(body_bytes=100_000))
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        for _ in range(3):  # the client is still sending when it is refused: it must not see a reset connection
+            with pytest.raises(openai.APIStatusError, match="larger than 100000 bytes") as told:
+                await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 3_000_000}])
+            assert told.value.status_code == 413
+    status, _, said = await ask(gateway, post(session, b"", route="messages", length="200000"))
+    assert (status, json.loads(said)["error"]["type"]) == (413, "request_too_large")
+    chunked = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    status, _, _ = await ask(gateway, post(session, chunked * 2, "transfer-encoding: chunked"))
+    assert status == 413
+    assert gateway.receiving == 0
+
+
+async def test_strangers_are_refused_before_they_have_sent_a_large_body(
+    start_gateway: Start, engine: ScriptedEngine
+) -> None:
+    gateway = await start_gateway(engine, admin_key="secret")
+    [session] = await GatewayClient(gateway.url, admin_key="secret").create_sessions_async([new_session_id()])
+    large = str(10_000_000)
+    assert (await ask(gateway, post(session, b"", key="guess", length=large)))[0] == 401
+    assert (await ask(gateway, post(session, b"{", "transfer-encoding: chunked", key="guess")))[0] == 401
+    nobody = SessionHandle(session_id="nobody", base_url="", api_key="x")
+    assert (await ask(gateway, post(nobody, b"", length=large)))[0] == 404
+    head = f"POST /admin/sessions HTTP/1.1\r\nhost: x\r\ncontent-length: {large}\r\n\r\n"
+    assert (await ask(gateway, head.encode()))[0] == 401
+
+
+async def test_large_bodies_under_way_are_bounded_all_together(start_gateway: Start, engine: ScriptedEngine) -> None:
+    gateway = await start_gateway(engine, limits=Limits(receiving_bytes=1_000_000))
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    lines = [Line(gateway) for _ in range(4)]
+    for line in lines[:3]:
+        await line.__aenter__()
+        await line.send(post(session, b" " * 300_000, length="400000"))
+    await until(lambda: gateway.receiving >= 700_000)
+    async with lines[3]:
+        await lines[3].send(post(session, b" " * 350_000, length="400000"))
+        assert (await lines[3].answer())[0] == 503
+    assert (await ask(gateway, post(session)))[0] == 200  # small ones go on
+    for line in lines[:3]:
+        await line.__aexit__()
+    await until(lambda: not gateway.receiving)
+
+
+async def test_connections_that_send_nothing_or_drip_are_closed(start_gateway: Start, engine: ScriptedEngine) -> None:
+    gateway = await start_gateway(engine, limits=Limits(idle_connection_s=0.3))
+    async with Line(gateway) as silent, Line(gateway) as dripping:
+        await dripping.send(b"GET /healthz HTTP/1.1\r\n")
+
+        async def drip() -> None:
+            while True:
+                dripping.writer.write(b"x-y: z\r\n")
+                await asyncio.sleep(0.02)
+
+        dripper = asyncio.ensure_future(drip())
+        assert await silent.is_closed()
+        assert await dripping.is_closed()
+        dripper.cancel()
+    await until(lambda: not gateway.connections)
+
+
+async def test_a_client_that_goes_away_in_the_middle_leaves_nothing(gateway: Gateway, session: SessionHandle) -> None:
+    for data in (post(session)[:30], post(session)[:-5], b"GET /admin/stats HTTP/1.1\r\nhost: x\r\n\r\n"):
+        async with Line(gateway) as line:
+            await line.send(data)
+            line.writer.transport.abort()
+    await until(lambda: not gateway.connections)
+    assert not gateway.running
+    assert (await ask(gateway, post(session)))[0] == 200
+
+
+BAD = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"\xff",
+    b'{"model":"\xff"}',
+    b'{"model":"\\ud800"}',
+    b'{"messages":' + b"[" * 50_000,
+    b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    b'{"max_tokens":' + b"1" * 5000 + b"}",
+    b'{"temperature":NaN}',
+]
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions", "responses", "messages", "messages/count_tokens"])
+async def test_a_bad_body_is_a_400_in_the_routes_dialect(gateway: Gateway, session: SessionHandle, route: str) -> None:
+    async with Line(gateway) as line:
+        for body in BAD:
+            await line.send(post(session, body, route=route))
+            status, _, told = await line.answer()
+            assert status == 400, body[:40]
+            error = json.loads(told)
+            assert (error.get("type") == "error") is route.startswith("messages")
+            assert error["error"]["type"] == "invalid_request_error"
+            assert error["error"]["message"]

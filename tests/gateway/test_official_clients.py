@@ -1,0 +1,254 @@
+"""What the APIs promise, asked with the providers' own clients: every field reaches the engine, every part comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from pydantic import BaseModel
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+USER = [{"role": "user", "content": "hi"}]
+PNG = "data:image/png;base64,iVBORw0KGgo="
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+CALLS = [
+    {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": f'{{"x": {i}}}'}}
+    for i, name in enumerate(["add", "mul"])
+]
+
+
+class Point(BaseModel):
+    x: int
+    y: int
+
+
+def gpt(session: SessionHandle) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
+
+
+def claude(session: SessionHandle) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(
+        base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key, max_retries=0
+    )
+
+
+async def recorded(client: GatewayClient, session: SessionHandle, engine: ScriptedEngine) -> None:
+    """Every call became turns with exactly the sampled tokens, and none failed."""
+    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    assert [t.completion_ids for t in capture.turns] == [ids for seen in engine.calls for ids in seen.completion_ids]
+    assert capture.errors == []
+
+
+async def test_chat_tools_choices_and_sampling(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    tools: Any = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("add", "mul")]
+    choices: Any = ["required", "none", {"type": "function", "function": {"name": "add"}}]
+    async with gpt(session) as llm:
+        for choice in choices:
+            engine.replies.append({"content": "w1 w2", "tool_calls": CALLS, "reasoning_content": "hmm"})
+            reply = await llm.chat.completions.create(
+                model="m",
+                messages=USER,  # type: ignore[arg-type]
+                tools=tools,
+                tool_choice=choice,
+                parallel_tool_calls=True,
+                seed=3,
+                stop=["zz"],
+                temperature=0.5,
+                top_p=0.9,
+            )
+            message = reply.choices[0].message
+            assert [call.function.name for call in message.tool_calls or []] == ["add", "mul"]
+            assert message.content == "w1 w2"
+            assert message.model_extra is not None
+            assert message.model_extra["reasoning_content"] == "hmm"
+            body = engine.calls[-1].body
+            assert (body["tool_choice"], body["tools"], body["parallel_tool_calls"]) == (choice, tools, True)
+            assert (body["seed"], body["stop"], body["temperature"], body["top_p"]) == (3, ["zz"], 0.5, 0.9)
+    await recorded(client, session, engine)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_n_and_logprobs(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+) -> None:
+    entries: dict[int, int] = {}
+    async with gpt(session) as llm:
+        asked: Any = {"model": "m", "messages": USER, "n": 3, "logprobs": True, "top_logprobs": 2}
+        if stream:
+            async for chunk in await llm.chat.completions.create(**asked, stream=True):
+                for piece in chunk.choices:
+                    entries[piece.index] = entries.get(piece.index, 0) + len(
+                        (piece.logprobs and piece.logprobs.content) or ()
+                    )
+        else:
+            for whole in (await llm.chat.completions.create(**asked)).choices:
+                entries[whole.index] = len((whole.logprobs and whole.logprobs.content) or ())
+    assert entries == {i: len(ids) for i, ids in enumerate(engine.calls[0].completion_ids)}
+    assert engine.calls[0].body["top_logprobs"] == 2
+    await recorded(client, session, engine)
+
+
+async def test_json_schemas_reach_the_engine_and_are_parsed_by_each_client(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    engine.replies.extend([{"content": '{"x": 1, "y": 2}'}] * 3)
+    async with gpt(session) as llm, claude(session) as other:
+        chat = await llm.chat.completions.parse(model="m", messages=USER, response_format=Point)  # type: ignore[arg-type]
+        assert chat.choices[0].message.parsed == Point(x=1, y=2)
+        assert (await llm.responses.parse(model="m", input="hi", text_format=Point)).output_parsed == Point(x=1, y=2)
+        message = await other.messages.parse(model="m", max_tokens=50, messages=USER, output_format=Point)  # type: ignore[arg-type]
+        assert message.parsed_output == Point(x=1, y=2)
+    for seen in engine.calls:
+        assert seen.body["response_format"]["json_schema"]["schema"]["required"] == ["x", "y"]
+    await recorded(client, session, engine)
+
+
+async def test_images_reach_the_engine_from_every_dialect(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": PNG}}
+    source = {"type": "base64", "media_type": "image/png", "data": PNG.split(",")[1]}
+    async with gpt(session) as llm, claude(session) as other:
+        parts: Any = [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}]
+        await llm.chat.completions.create(model="m", messages=parts)
+        blocks: Any = [{"type": "text", "text": "see"}, {"type": "image", "source": source}]
+        await other.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": blocks}])
+        items: Any = [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": PNG}]
+        await llm.responses.create(model="m", input=[{"role": "user", "content": items}])
+    assert [seen.body["messages"][0]["content"] for seen in engine.calls] == [
+        [{"type": "text", "text": "see"}, image]
+    ] * 3
+    await recorded(client, session, engine)
+
+
+async def test_text_completions(engine: ScriptedEngine, client: GatewayClient, session: SessionHandle) -> None:
+    async with gpt(session) as llm:
+        reply = await llm.completions.create(model="m", prompt="a b", max_tokens=4, n=2, logprobs=3, stop="q", seed=1)
+        assert [len(c.logprobs.token_logprobs or ()) for c in reply.choices if c.logprobs] == [4, 4]
+        body = engine.calls[0].body
+        assert (body["logprobs"], body["stop"], body["seed"], body["n"]) == (3, "q", 1, 2)
+        pieces = [c async for c in await llm.completions.create(model="m", prompt="a b", max_tokens=4, stream=True)]
+    assert "".join(c.choices[0].text for c in pieces if c.choices)
+    await recorded(client, session, engine)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_messages_tools_thinking_and_stop_reasons(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+) -> None:
+    tools: Any = [{"name": name, "input_schema": SCHEMA} for name in ("add", "mul")]
+    async with claude(session) as llm:
+
+        async def ask(**more: Any) -> anthropic.types.Message:
+            asked: Any = {"model": "m", "max_tokens": 50, "messages": USER, **more}
+            if not stream:
+                return await llm.messages.create(**asked)
+            async with llm.messages.stream(**asked) as events:
+                return await events.get_final_message()
+
+        engine.replies.append({"content": None, "tool_calls": CALLS})
+        choice = {"type": "any", "disable_parallel_tool_use": True}
+        extra = {"top_k": 4, "temperature": 0.5}
+        reply = await ask(tools=tools, tool_choice=choice, stop_sequences=["zz"], extra_body=extra)
+        assert reply.stop_reason == "tool_use"
+        assert [(b.name, b.input) for b in reply.content if b.type == "tool_use"] == [
+            ("add", {"x": 0}),
+            ("mul", {"x": 1}),
+        ]
+        body = engine.calls[0].body
+        assert (body["tool_choice"], body["parallel_tool_calls"], body["stop"]) == ("required", False, ["zz"])
+        assert (body["top_k"], body["temperature"], body["max_tokens"]) == (4, 0.5, 50)
+        engine.replies.append({"content": "w1", "reasoning_content": "hmm"})
+        thought = await ask(thinking={"type": "enabled", "budget_tokens": 1024})
+        assert [b.type for b in thought.content] == ["thinking", "text"]
+        assert engine.calls[1].body["chat_template_kwargs"] == {"enable_thinking": True}
+
+        def stopped(chunk: dict[str, Any]) -> dict[str, Any]:
+            for choice in chunk["choices"]:
+                choice["stop_reason"] = "zz"
+            return chunk
+
+        engine.faults.append(Fault(edit=stopped))
+        ended = await ask(stop_sequences=["zz"])
+        assert (ended.stop_reason, ended.stop_sequence) == ("stop_sequence", "zz")
+        assert (await ask(max_tokens=3)).stop_reason == "max_tokens"
+    await recorded(client, session, engine)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_tools_reasoning_and_logprobs(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
+) -> None:
+    tools: Any = [{"type": "function", "name": name, "parameters": SCHEMA, "strict": False} for name in ("add", "mul")]
+    async with gpt(session) as llm:
+
+        async def ask(**more: Any) -> Any:
+            if not stream:
+                return await llm.responses.create(model="m", **more)
+            async with llm.responses.stream(model="m", **more) as events:
+                async for _ in events:
+                    pass
+                return await events.get_final_response()
+
+        engine.replies.append({"content": None, "tool_calls": CALLS})
+        limits = {"max_output_tokens": 50, "temperature": 0.3, "parallel_tool_calls": True}
+        reply = await ask(
+            input="hi",
+            instructions="be brief",
+            tools=tools,
+            tool_choice="required",
+            reasoning={"effort": "low"},
+            **limits,
+        )
+        assert [(i.name, i.arguments) for i in reply.output] == [("add", '{"x": 0}'), ("mul", '{"x": 1}')]
+        body = engine.calls[0].body
+        assert (body["tool_choice"], body["reasoning_effort"], body["max_tokens"]) == ("required", "low", 50)
+        outputs = [{"type": "function_call_output", "call_id": i.call_id, "output": "3"} for i in reply.output]
+        history = [
+            {"role": "user", "content": "hi"},
+            *[i.model_dump(exclude_none=True) for i in reply.output],
+            *outputs,
+        ]
+        engine.replies.append({"content": "w1 w2", "reasoning_content": "hmm"})
+        final = await ask(input=history, tools=tools, include=["message.output_text.logprobs"])
+        assert [item.type for item in final.output] == ["reasoning", "message"]
+        assert len(final.output[1].content[0].logprobs) == len(engine.calls[1].completion_ids[0])
+        roles = [message["role"] for message in engine.calls[1].body["messages"]]
+        assert roles == ["user", "assistant", "tool", "tool"]
+    await recorded(client, session, engine)
+
+
+async def test_fields_nobody_can_honour_are_named_in_every_dialect(session: SessionHandle) -> None:
+    async with gpt(session) as llm, claude(session) as other:
+        for field, value in (("functions", [{"name": "f"}]), ("prediction", {"type": "content", "content": "x"})):
+            with pytest.raises(openai.BadRequestError) as chat:
+                await llm.chat.completions.create(model="m", messages=USER, extra_body={field: value})  # type: ignore[arg-type]
+            assert (chat.value.param, chat.value.code) == (field, "unsupported_parameter")
+        with pytest.raises(openai.BadRequestError) as text:
+            await llm.completions.create(model="m", prompt=["a", "b"])
+        assert text.value.param == "prompt"
+        with pytest.raises(openai.BadRequestError) as answer:
+            await llm.responses.create(model="m", input="x", previous_response_id="resp_1")
+        assert answer.value.param == "previous_response_id"
+        with pytest.raises(anthropic.BadRequestError, match="mcp_servers"):
+            await other.messages.create(model="m", max_tokens=5, messages=USER, extra_body={"mcp_servers": [{}]})  # type: ignore[arg-type]
+
+
+async def test_a_field_of_the_operators_engine_passes_when_it_is_allowed(
+    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
+) -> None:
+    gateway = await start_gateway(engine, allow_fields=("wings",))
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    async with gpt(session) as llm:
+        await llm.chat.completions.create(model="m", messages=USER, extra_body={"wings": 2})  # type: ignore[arg-type]
+        with pytest.raises(openai.BadRequestError, match="claws"):
+            await llm.chat.completions.create(model="m", messages=USER, extra_body={"claws": 2})  # type: ignore[arg-type]
+    assert engine.calls[0].body["wings"] == 2

@@ -1,0 +1,121 @@
+"""The policy behind a training service's verbs; `tests/backends/tinker` asks it over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.policy.finetuning import SAMPLERS, PolicyModel
+
+PROMPT = [300, 301, 302]
+
+
+@dataclass
+class Example:
+    tokens: list[int]
+    inputs: dict[str, list[float]]
+
+
+@pytest.fixture
+def model() -> Iterator[PolicyModel]:
+    made = PolicyModel()
+    made.create("run")
+    yield made
+    made.close()
+
+
+def example(loss_fn: str = "importance_sampling") -> Example:
+    inputs = {"target_tokens": [301, 302, 310], "logprobs": [0.0, 0.0, -2.0], "advantages": [0.0, 0.0, 1.0]}
+    return Example(
+        PROMPT,
+        {"target_tokens": inputs["target_tokens"], "weights": [0.0, 0.0, 1.0]}
+        if loss_fn == "cross_entropy"
+        else inputs,
+    )
+
+
+@pytest.mark.parametrize("loss_fn", ["cross_entropy", "importance_sampling", "ppo", "cispo"])
+def test_a_step_makes_a_praised_token_likelier(model: PolicyModel, loss_fn: str) -> None:
+    (before,), metrics = model.forward_backward("run", [example(loss_fn)], loss_fn, {"clip_high_threshold": 1e9}, False)
+    assert metrics["loss:sum"] != 0.0
+    assert model.optim_step("run", {"learning_rate": 1e-3})["grad_norm:mean"] > 0
+    (after,), _ = model.forward_backward("run", [example(loss_fn)], loss_fn, {}, True)
+    assert after[-1] > before[-1]
+
+
+def test_a_forward_pass_alone_and_a_step_without_gradient_change_nothing(model: PolicyModel) -> None:
+    (before,), _ = model.forward_backward("run", [example()], "importance_sampling", {}, True)
+    model.optim_step("run", {"learning_rate": 1e-3})
+    (after,), _ = model.forward_backward("run", [example()], "importance_sampling", {}, True)
+    assert after == before
+
+
+def test_logprobs_of_context_do_not_matter_however_far_off_they_are(model: PolicyModel) -> None:
+    far = example()
+    far.inputs["logprobs"] = [-1000.0, -1000.0, -2.0]
+    _, metrics = model.forward_backward("run", [far], "importance_sampling", {}, True)
+    _, expected = model.forward_backward("run", [example()], "importance_sampling", {}, True)
+    assert metrics == expected
+
+
+def test_a_saved_state_brings_weights_and_optimizer_back_in_another_process(tmp_path: Path) -> None:
+    first = PolicyModel(checkpoint_dir=tmp_path)
+    first.create("a")
+    for _ in range(2):
+        first.forward_backward("a", [example()], "importance_sampling", {}, False)
+        first.optim_step("a", {"learning_rate": 1e-3})
+    first.save("a", "tinker://a/weights/two")
+    first.publish("a", "tinker://a/sampler_weights/two")
+    second = PolicyModel(checkpoint_dir=tmp_path)
+    assert set(second.paths) == {"tinker://a/weights/two", "tinker://a/sampler_weights/two"}
+    second.create("b")
+    second.load("b", "tinker://a/weights/two", optimizer=True)
+    results = []
+    for model, run in ((first, "a"), (second, "b")):
+        model.forward_backward(run, [example()], "importance_sampling", {}, False)
+        model.optim_step(run, {"learning_rate": 1e-3})
+        results.append(model.forward_backward(run, [example()], "importance_sampling", {}, True))
+    assert results[0] == results[1]
+    with pytest.raises(ConfigError, match="no optimizer state"):
+        second.load("b", "tinker://a/sampler_weights/two", optimizer=True)
+
+
+def test_only_the_last_few_samplers_stay_loaded_and_older_ones_come_back(model: PolicyModel) -> None:
+    params = {"max_tokens": 4, "seed": 1}
+    paths = [f"tinker://run/sampler_weights/{k}" for k in range(SAMPLERS + 2)]
+    made = []
+    for path in paths:
+        model.publish("run", path)
+        made.append(model.sample(path, PROMPT, 1, params)[0].ids)
+    assert len(model._engines) == SAMPLERS
+    assert model.sample(paths[0], PROMPT, 1, params)[0].ids == made[0]
+
+
+def test_samples_with_a_seed_are_repeated_and_differ_from_each_other(model: PolicyModel) -> None:
+    params = {"max_tokens": 12, "seed": 7, "temperature": 1.5}
+    first, second = model.sample(None, PROMPT, 2, params)
+    assert first.ids != second.ids
+    assert [s.ids for s in model.sample(None, PROMPT, 2, params)] == [first.ids, second.ids]
+
+
+def test_stop_tokens_end_a_sample_and_an_empty_list_of_them_disables_all(model: PolicyModel) -> None:
+    (free,) = model.sample(None, PROMPT, 1, {"max_tokens": 16, "seed": 3, "stop": []})
+    assert (len(free.ids), free.stop_reason) == (16, 1)
+    (cut,) = model.sample(None, PROMPT, 1, {"max_tokens": 16, "seed": 3, "stop": [free.ids[2]]})
+    assert cut.stop_reason == 0
+    assert cut.ids == free.ids[: free.ids.index(free.ids[2]) + 1]
+
+
+def test_unknown_names_and_prompts_that_do_not_fit_are_errors(model: PolicyModel) -> None:
+    with pytest.raises(ConfigError, match="no weights"):
+        model.sample("tinker://none", PROMPT, 1, {})
+    with pytest.raises(ConfigError, match="no run"):
+        model.optim_step("other", {"learning_rate": 1.0})
+    with pytest.raises(ConfigError, match="huber"):
+        model.forward_backward("run", [example()], "huber", {}, False)
+    with pytest.raises(ConfigError, match="maximum context length"):
+        model.sample(None, [300] * 5000, 1, {})

@@ -1,0 +1,159 @@
+"""A container engine with a storage of its own for the tests, and an image in it made of this machine's Python.
+
+No registry is asked: the base image is the interpreter of the system with the part of its library that an HTTP server needs.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PYTHON = Path("/usr/bin/python3")
+PROGRAMS = ("/bin/sh", "/bin/sleep", "/bin/cat", "/bin/ls", "/usr/bin/id")
+AGENT = Path(__file__).parent / "agents" / "container.py"
+IMAGE = "localhost/agentcore-rl-test/agent:latest"
+_LEFT_OUT = (
+    "test",
+    "idlelib",
+    "tkinter",
+    "lib2to3",
+    "ensurepip",
+    "distutils",
+    "pydoc_data",
+    "unittest",
+    "asyncio",
+    "config",
+)
+
+CONTAINERS_CONF = """\
+[containers]
+default_ulimits = ["nofile=1024:{files}", "nproc=1024:4096"]
+log_driver = "k8s-file"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "runc"
+"""
+STORAGE_CONF = """\
+[storage]
+driver = "{driver}"
+graphroot = "{folder}/graph"
+runroot = "{folder}/run"
+"""
+
+
+def why_not() -> str | None:
+    """Why there is no container engine for the tests here."""
+    if os.geteuid() != 0:
+        return "the tests' container engine needs root"
+    missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
+    if missing or not PYTHON.exists():
+        return f"not installed: {', '.join(missing) or PYTHON}"
+    return None
+
+
+def configure(folder: Path) -> dict[str, str]:
+    """Variables that give Podman a storage of its own below the folder."""
+    (folder / "containers.conf").write_text(CONTAINERS_CONF.format(files=min(20_000, os.sysconf("SC_OPEN_MAX"))))
+    (folder / "storage.conf").write_text(STORAGE_CONF.format(driver="overlay", folder=folder))
+    return {
+        "CONTAINERS_CONF": str(folder / "containers.conf"),
+        "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+    }
+
+
+def podman(*arguments: str, check: bool = True) -> str:
+    """Run podman in the configured storage; its output."""
+    done = subprocess.run(["podman", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert not check or done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def containers() -> list[str]:
+    """Names of all containers, ended ones too."""
+    return podman("ps", "--all", "--format", "{{.Names}}").split()
+
+
+def base_archive() -> bytes:
+    """A root file system with Python and a shell, as an uncompressed tar archive."""
+    version = Path(os.path.realpath(PYTHON)).name
+    library = Path("/usr/lib") / version
+    modules = sorted(p for p in (library / "lib-dynload").glob("*.so") if "test" not in p.name)
+    files = {str(PYTHON), *PROGRAMS}
+    files |= _libraries([*files, *map(str, modules)])
+    out = io.BytesIO()
+
+    def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        parts = Path(entry.name).parts[3:]
+        unwanted = bool(parts) and (
+            parts[0].startswith(_LEFT_OUT) or "__pycache__" in parts or parts[0] == "dist-packages"
+        )
+        return None if unwanted else entry
+
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in ("app", "dev", "etc", "proc", "root", "run", "sys", "tmp", "var"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+            tar.addfile(folder)
+        for name in sorted(files):
+            tar.add(os.path.realpath(name), arcname=name.lstrip("/"), recursive=False)
+        tar.add(library, arcname=str(library).lstrip("/"), filter=wanted)
+        entry = tarfile.TarInfo("etc/passwd")
+        content = b"root:x:0:0:root:/root:/bin/sh\n"
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
+def _libraries(programs: list[str]) -> set[str]:
+    done = subprocess.run(["ldd", *programs], capture_output=True, text=True, timeout=60, check=False)
+    return {
+        word for line in done.stdout.splitlines() if line[:1].isspace() for word in line.split() if word.startswith("/")
+    }
+
+
+def build_agent(folder: Path, *, name: str = IMAGE, extra: str = "") -> None:
+    """Build the tests' agent image from a Dockerfile over the base image."""
+    shutil.copy(AGENT, folder / "agent.py")
+    (folder / "Dockerfile").write_text(
+        f"FROM localhost/agentcore-rl-test/base\nCOPY agent.py /app/agent.py\n{extra}WORKDIR /app\n"
+        'CMD ["python3", "/app/agent.py"]\n'
+    )
+    podman("build", "--quiet", "--tag", name, str(folder))
+
+
+@pytest.fixture(scope="session")
+def engine_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Podman in a storage of its own with the agent's image, for as long as the tests run."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("engine")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in configure(folder).items():
+            patch.setenv(name, value)
+        for name in ("DOCKER_HOST", "CONTAINER_HOST"):
+            patch.delenv(name, raising=False)
+        archive = folder / "base.tar"
+        archive.write_bytes(base_archive())
+        first = subprocess.run(
+            ["podman", "import", "--quiet", str(archive), "localhost/agentcore-rl-test/base:latest"],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        archive.unlink()
+        if first.returncode != 0:
+            pytest.skip(f"podman does not work here: {first.stderr.strip().splitlines()[-1]}")
+        context = folder / "context"
+        context.mkdir()
+        build_agent(context)
+        yield folder
+        podman("rm", "--all", "--force", "--time=0", check=False)
+        podman("rmi", "--all", "--force", check=False)
+        subprocess.run(["umount", str(folder / "graph" / "overlay")], capture_output=True, timeout=20, check=False)
