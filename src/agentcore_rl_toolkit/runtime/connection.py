@@ -1,15 +1,52 @@
-"""uvicorn's HTTP protocol with two additions: a reply can be one write, and the application can break a connection off."""
+"""uvicorn's HTTP protocol with three additions.
+
+A reply can be one write; the application can break a connection off; and a warm invocation goes past ASGI altogether (`direct`):
+a scope, a cycle, a task, its events and timers are most of what such a call costs.
+
+Theory of operation. Requests are read by uvicorn's parser. One that may be taken directly is collected without a scope; when the
+bytes at hand are parsed and nothing came after it, it is offered to ``direct``, which takes it or not. While it is under way,
+whatever else the caller sends is kept unparsed, so nothing changes under it. Every other request is uvicorn's, from its head on
+or, when it turns out not to be for ``direct``, as if it had just arrived.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from .wire import Headers
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
 _KEY = "agentcore_rl.transport"
+DIRECT_BYTES = 64 * 1024  # larger bodies are worth a task
+
+
+@dataclass(slots=True)
+class Request:
+    """A POST that was received whole. ``by_name``: its headers, the last of each name."""
+
+    target: Any
+    url: bytes
+    headers: Headers
+    by_name: dict[bytes, bytes]
+    body: list[bytes]
+    keep_alive: bool
+
+
+class Direct(Protocol):
+    """Takes requests that need no ASGI application; answers them by the protocol's `answer` or `hand_over`."""
+
+    def target(self, url: bytes) -> Any:
+        """What a POST to this address is for; None: not for us."""
+
+    def begin(self, protocol: RuntimeProtocol, request: Request) -> bool:
+        """Take the request, or leave it without having done anything."""
 
 
 class HoldingTransport:
@@ -42,14 +79,200 @@ class HoldingTransport:
 
 
 class RuntimeProtocol(HttpToolsProtocol):
-    """Puts the transport into the scope. ASGI itself has no way to end a connection without a reply."""
+    """Puts the transport into the scope. ASGI itself has no way to end a connection without a reply.
 
+    ``direct`` may take requests, but for those on ``asgi_port``.
+    """
+
+    def __init__(self, *args: Any, direct: Direct | None = None, asgi_port: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._direct = direct
+        self._asgi_port = asgi_port
+        self._target: Any = None  # of the request that is being received, where it may go directly
+        self._by_name: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._received: Request | None = None
+        self._taken: Request | None = None  # by `direct`, and not answered yet
+        self._early: list[bytes] = []
+        self._leaving = False
+        self._last_s = 0.0
+        self._idle_check: asyncio.TimerHandle | None = None
+
+    # -- from the transport
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(HoldingTransport(transport))  # type: ignore[arg-type]
+        if self._asgi_port is not None and self.server is not None and self.server[1] == self._asgi_port:
+            self._direct = None
 
+    def data_received(self, data: bytes) -> None:
+        if self._taken is not None:
+            self._early.append(data)
+            self.transport.pause_reading()
+            return
+        self._last_s = self.loop.time()
+        super().data_received(data)
+        request = self._received
+        if request is not None and self._direct is not None:
+            self._received, self._taken = None, request
+            if not self._direct.begin(self, request):
+                self._taken = None
+                self._open_cycle(request, self.app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._early.clear()
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+            self._idle_check = None
+
+    def shutdown(self) -> None:
+        if self._taken is not None:
+            self._leaving = True
+        else:
+            super().shutdown()
+
+    # -- from the parser
     def on_message_begin(self) -> None:
+        if self._received is not None:  # another request came along with it: their order is uvicorn's business
+            request, self._received = self._received, None
+            self._open_cycle(request, self.app)
+        self.url = b""
+        self.headers = []
+        self._target = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._direct is not None and self.parser.get_method() == b"POST":
+            self._target = self._direct.target(self.url)
+            if self._target is not None and not self._plain():
+                self._target = None
+        if self._target is None:
+            url, headers = self.url, self.headers
+            super().on_message_begin()
+            self.url = url
+            self.headers += headers
+            self.expect_100_continue = any(k == b"expect" and v.lower() == b"100-continue" for k, v in headers)
+            self.scope[_KEY] = self.transport  # type: ignore[literal-required]  # an addition to the specification's keys
+            super().on_headers_complete()
+
+    def _plain(self) -> bool:
+        """Whether the request is like nearly all of them, and no other is under way."""
+        by_name = self._by_name = dict(self.headers)
+        length = by_name.get(b"content-length", b"0")
+        self._body = []
+        return (
+            length.isdigit()
+            and int(length) <= DIRECT_BYTES
+            and b"transfer-encoding" not in by_name
+            and b"expect" not in by_name
+            and not self._cycle_under_way()
+            and self.parser.get_http_version() == "1.1"
+            and not self.parser.should_upgrade()
+        )
+
+    def _cycle_under_way(self) -> bool:
+        cycle: Any = self.cycle  # None until there is one, whatever uvicorn's annotation says
+        return cycle is not None and not cycle.response_complete
+
+    def on_body(self, body: bytes) -> None:
+        if self._target is not None:
+            self._body.append(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._target is None:
+            super().on_message_complete()
+            return
+        keep_alive = self.parser.should_keep_alive()
+        self._received = Request(self._target, self.url, self.headers, self._by_name, self._body, keep_alive)
+
+    # -- from whoever took a request
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send the reply, whole, and go on with the caller's next request. Does nothing for a caller that is gone."""
+        request, self._taken = self._taken, None
+        self.server_state.total_requests += 1
+        if request is None or self.transport.is_closing():
+            return
+        lines = [STATUS_LINE[status]]
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
+        stays = request.keep_alive and not self._leaving
+        lines.append(b"\r\n" if stays else b"connection: close\r\n\r\n")
+        lines.append(body)
+        self.transport.write(b"".join(lines))
+        if not stays:
+            self.transport.close()
+            return
+        self._last_s = self.loop.time()
+        if self._idle_check is None:
+            self._idle_check = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
+        if self._early:  # not at once: a thousand requests sent ahead would be a thousand calls deep
+            self.loop.call_soon(self._read_on)
+
+    def hand_over(self, app: App) -> None:
+        """Let an ASGI application answer the request that was taken; its body is not given to it."""
+        request, self._taken = self._taken, None
+        if request is None:
+            raise RuntimeError("no request is under way")
+        request.body.clear()
+        self._open_cycle(request, app)
+        if self._leaving:
+            self.cycle.keep_alive = False
+        if self._early:
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._early and not self.transport.is_closing():
+            data = b"".join(self._early)
+            self._early.clear()
+            self.transport.resume_reading()
+            self.data_received(data)
+
+    def _check_idle(self) -> None:
+        """One timer for many replies: it looks at what it finds when it fires."""
+        self._idle_check = None
+        uvicorns = self.timeout_keep_alive_task is not None or self._cycle_under_way()
+        if self._taken is not None or uvicorns or self.transport.is_closing():
+            return  # the next answer sets another
+        left_s = self._last_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._idle_check = self.loop.call_later(left_s, self._check_idle)
+        else:
+            self.transport.close()
+
+    def _open_cycle(self, request: Request, app: App) -> None:
+        """What uvicorn does when it has read a head, for one that it has not seen."""
         super().on_message_begin()
-        self.scope[_KEY] = self.transport  # type: ignore[literal-required]  # an addition to the specification's keys
+        self.url = request.url
+        self.headers += request.headers
+        raw_path, _, query = request.url.partition(b"?")
+        scope: Any = self.scope
+        scope["method"] = "POST"
+        scope["path"] = self.root_path + unquote(raw_path.decode("ascii"))
+        scope["raw_path"] = self.root_path.encode("ascii") + raw_path
+        scope["query_string"] = query
+        scope[_KEY] = self.transport
+        cycle = self.cycle = RequestResponseCycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=request.keep_alive,
+            on_response=self.on_response_complete,
+        )
+        cycle.body += b"".join(request.body)
+        cycle.more_body = False
+        cycle.disconnected = self.transport.is_closing()
+        cycle.message_event.set()
+        self._start_asgi_task(cycle, app)
 
 
 async def send_whole(

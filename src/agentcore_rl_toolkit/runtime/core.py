@@ -190,6 +190,15 @@ class Runtime:
             raise WireError("RuntimeClientError", "The agent runtime is not ready.", localDetail=version.failure)
         return self._agents[identity, version.number]
 
+    def serves(self, identity: str, endpoint: str) -> bool:
+        """Whether `find` would answer at once, and with an agent."""
+        record = self.registry.records.get(identity)
+        served = None if record is None else record.endpoints.get(endpoint)
+        if record is None or served is None or (identity, served.version) in self._loading:
+            return False
+        version = record.versions.get(served.version)
+        return version is not None and version.failure is None and (identity, version.number) in self._agents
+
     def status(self) -> dict[str, Any]:
         """What `/_local/status` shows."""
         return {

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .connection import send_whole
@@ -23,6 +26,46 @@ from .wire import (
 WHOLE_BYTES = 64 * 1024  # of a reply that says its length and is no larger, nothing is sent before it is complete
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+Work = Callable[[Any, Send], Awaitable[None]]  # on a scope
+
+INVOKE = "InvokeAgentRuntime"
+_SERVER_ID = str(uuid.uuid4())[:23]
+_requests = itertools.count(1)
+
+
+def new_request_id() -> str:
+    """In the form of a UUID, unique, and much cheaper than one."""
+    return f"{_SERVER_ID}-{next(_requests):012x}"
+
+
+def request_id_of(headers: Mapping[bytes, bytes]) -> str:
+    """The id a request came with, or a new one."""
+    given = headers.get(REQUEST_ID_HEADER)
+    return given.decode("latin-1") if given is not None else new_request_id()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was sent to the session. Units: ``deadline_s`` on the loop's clock."""
+
+    connection: Connection
+    deadline_s: float
+
+
+def request_headers(session: Session, headers: Headers, request_id: str) -> Headers:
+    """What the agent gets to see of a request's headers, and what the platform adds."""
+    sent = forwarded_headers(headers, session.agent.header_allowlist)
+    sent.append((SESSION_HEADER, session.id.encode()))
+    sent.append((REQUEST_ID_HEADER, request_id.encode()))
+    return sent
+
+
+def reply_headers(session: Session, request: Headers, answered: Headers) -> Headers:
+    """What the caller gets to see of the agent's headers, and what the platform adds. The length is not among them."""
+    reply = returned_headers(answered)
+    reply += trace_headers(request, reply)
+    reply.append((SESSION_HEADER, session.id.encode()))
+    return reply
 
 
 async def relay(
@@ -36,22 +79,23 @@ async def relay(
     body: Sequence[bytes],
     request_id: str,
     scope: Mapping[str, Any] | None = None,
+    asked: Asked | None = None,
 ) -> None:
     """Send a request to an acquired session and stream its reply to ``send``. The session is released when the agent is done.
 
-    A caller that goes away changes nothing for the agent: its reply is read to the end all the same, as on AWS.
+    A caller that goes away changes nothing for the agent: its reply is read to the end all the same, as on AWS. ``asked``: the
+    request is on its way already, only the reply is wanted.
     Raises: WireError 424 when the agent answers 4xx or 5xx, breaks off before its reply starts, or takes too long.
     """
     config = table.config
-    connection: Connection | None = None
+    connection = None if asked is None else asked.connection
+    deadline_s = asyncio.get_running_loop().time() + config.invoke_timeout_s if asked is None else asked.deadline_s
     started = False
     try:
-        async with asyncio.timeout(config.invoke_timeout_s) as limit:
-            connection = await session.connection()
-            sent = forwarded_headers(headers, session.agent.header_allowlist)
-            sent.append((SESSION_HEADER, session.id.encode()))
-            sent.append((REQUEST_ID_HEADER, request_id.encode()))
-            await connection.send(method, path, sent, body)
+        async with asyncio.timeout_at(deadline_s) as limit:
+            if connection is None:
+                connection = await session.connection()
+                await connection.send(method, path, request_headers(session, headers, request_id), body)
             status = await connection.head()
             if status >= 400:
                 await connection.read()
@@ -60,9 +104,7 @@ async def relay(
                     f"Received error ({status}) from runtime. Please check your CloudWatch logs for more information.",
                     localLog=str(session.log_path),
                 )
-            reply = returned_headers(connection.headers)
-            reply += trace_headers(headers, reply)
-            reply.append((SESSION_HEADER, session.id.encode()))
+            reply = reply_headers(session, headers, connection.headers)
             content_type = header(connection.headers, b"content-type") or b""
             if content_type.startswith(b"text/event-stream"):
                 limit.reschedule(asyncio.get_running_loop().time() + config.stream_timeout_s)

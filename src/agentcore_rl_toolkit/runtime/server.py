@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import time
 import uuid
@@ -18,16 +17,16 @@ from .agents import Agent
 from .commands import parse_command, run_command
 from .connection import break_off
 from .core import Runtime
+from .direct import DirectInvocations
 from .faults import Fault, as_error
 from .idempotency import Tokens
-from .invoke import relay
+from .invoke import INVOKE, Work, new_request_id, relay, request_id_of
 from .session import Key, Session
 from .shells import Shells, check_shell_id
 from .upstream import UpstreamLostError
 from .websocket import bridge
 from .wire import (
     MAX_PAYLOAD_BYTES,
-    REQUEST_ID_HEADER,
     SESSION_HEADER,
     Headers,
     Route,
@@ -45,10 +44,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Scope = dict[str, Any]
 
 CARD = "invocations/.well-known/agent-card.json"
-_SERVER_ID = str(uuid.uuid4())[:23]
-_requests = itertools.count(1)
 OPERATIONS = {
-    ("POST", "invocations"): "InvokeAgentRuntime",
+    ("POST", "invocations"): INVOKE,
     ("POST", "commands"): "InvokeAgentRuntimeCommand",
     ("POST", "stopruntimesession"): "StopRuntimeSession",
     ("GET", CARD): "GetAgentCard",
@@ -80,11 +77,6 @@ def _too_large() -> WireError:
     return invalid(f"payload exceeds {MAX_PAYLOAD_BYTES} bytes", field="payload")
 
 
-def new_request_id() -> str:
-    """In the form of a UUID, unique, and much cheaper than one."""
-    return f"{_SERVER_ID}-{next(_requests):012x}"
-
-
 async def reply(
     send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), kind: bytes = b"application/json"
 ) -> None:
@@ -112,6 +104,7 @@ class RuntimeApp:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokens = Tokens()
         self._shells = Shells()
+        self.direct = DirectInvocations(runtime, self.finish)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -154,14 +147,18 @@ class RuntimeApp:
                 raise not_found(f"Operation {scope['method']} {scope['path']}")
             operation = managed[0]
             status = await self._control(managed, scope["query_string"], query, body, send)
-        except WireError as e:
-            status = e.status
-            await reply(send, e.status, e.body(), [(b"x-amzn-errortype", e.code.encode())])
-        except (ConnectionResetError, UpstreamLostError):
-            # The reply had begun, or the caller is gone: all that is left is to break the connection, so nobody takes
-            # it for whole.
-            status = 499
-            await break_off(scope)
+        except (WireError, ConnectionResetError, UpstreamLostError) as e:
+            status = await _failed(e, scope, send)
+        finally:
+            self.runtime.metrics.request(operation, status)
+
+    async def finish(self, operation: str, work: Work, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application but for its first two arguments: what answers a request that `direct` has begun."""
+        status = 200
+        try:
+            await work(scope, send)
+        except (WireError, UpstreamLostError) as e:
+            status = await _failed(e, scope, send)
         finally:
             self.runtime.metrics.request(operation, status)
 
@@ -218,7 +215,7 @@ class RuntimeApp:
         if command is not None:
             await self._command(session, *command, headers, send)
             return
-        path = b"/.well-known/agent-card.json" if operation == "GetAgentCard" else agent.invocation_path
+        path = b"/.well-known/agent-card.json" if operation == "GetAgentCard" else session.agent.invocation_path
         dropped = any(f.kind == "drop" for f in faults)
         if any(f.kind == "duplicate" for f in faults):
             again = await self._acquire(agent, route, session.id, 0.0)
@@ -233,7 +230,7 @@ class RuntimeApp:
             path=path,
             headers=headers,
             body=body,
-            request_id=_request_id(by_name),
+            request_id=request_id_of(by_name),
             scope=None if dropped else scope,
         )
         if dropped:
@@ -309,7 +306,7 @@ class RuntimeApp:
                 if shell:
                     await self._shells.serve(session, shell_id, receive, send)
                 else:
-                    await bridge(session, scope["headers"], _request_id(by_name), receive, send)
+                    await bridge(session, scope["headers"], request_id_of(by_name), receive, send)
             finally:
                 self.runtime.table.release(session)
         except WireError as e:
@@ -322,14 +319,19 @@ class RuntimeApp:
             await _refuse(scope, send, status)
 
 
+async def _failed(error: Exception, scope: Scope, send: Send) -> int:
+    """Tell the caller; where the reply had begun, or the caller is gone, all that is left is to break the connection, so that
+    nobody takes it for whole. Returns the status."""
+    if isinstance(error, WireError):
+        await reply(send, error.status, error.body(), [(b"x-amzn-errortype", error.code.encode())])
+        return error.status
+    await break_off(scope)
+    return 499
+
+
 async def _refuse(scope: Scope, send: Send, status: int) -> None:
     if "websocket.http.response" in scope.get("extensions", {}):
         await send({"type": "websocket.http.response.start", "status": status, "headers": []})
         await send({"type": "websocket.http.response.body", "body": b""})
     else:
         await send({"type": "websocket.close", "code": 1008})
-
-
-def _request_id(headers: dict[bytes, bytes]) -> str:
-    given = headers.get(REQUEST_ID_HEADER)
-    return given.decode("latin-1") if given is not None else new_request_id()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -93,10 +94,13 @@ async def serve(
         if isinstance(e, asyncio.CancelledError) and loading.cancelled():
             return  # told to stop while loading
         raise
+    s3_port = listeners[-1].getsockname()[1] if s3 is not None else None
+    app = RuntimeApp(runtime, s3=s3, s3_port=s3_port)
+    protocol: Any = functools.partial(RuntimeProtocol, direct=app.direct, asgi_port=s3_port)
     server = uvicorn.Server(
         uvicorn.Config(
-            RuntimeApp(runtime, s3=s3, s3_port=listeners[-1].getsockname()[1] if s3 is not None else None),
-            http=RuntimeProtocol,
+            app,
+            http=protocol,
             ws="websockets-sansio",
             lifespan="on",
             log_level="warning",

@@ -49,12 +49,19 @@ class Session:
     def over(self) -> bool:
         return self.state not in ("starting", "ready")
 
-    async def connection(self) -> Connection:
-        """A connection to the session's server; a kept one when there is one."""
+    def kept_connection(self) -> Connection | None:
+        """A connection that an earlier request left usable."""
         while self.idle_connections:
             kept = self.idle_connections.pop()
             if kept.usable:
                 return kept
+        return None
+
+    async def connection(self) -> Connection:
+        """A connection to the session's server; a kept one when there is one."""
+        kept = self.kept_connection()
+        if kept is not None:
+            return kept
         dial = getattr(self.process, "dial", None)  # its node is another machine
         return await connect(self.socket_path) if dial is None else await connect_over(await dial())
 

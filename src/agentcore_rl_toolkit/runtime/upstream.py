@@ -1,16 +1,20 @@
-"""HTTP/1.1 to a session's server over its unix socket: one request at a time per connection, streamed both ways."""
+"""HTTP/1.1 to a session's server over its unix socket: one request at a time per connection, streamed both ways.
+
+Who asks waits either in a coroutine (`head`, `whole`, `body`) or, without a task of its own, by ``listener``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, cast
 
 import httptools
 
 HIGH_WATER_BYTES = 256 * 1024  # stop reading from the agent while this much waits for the caller
+ONE_WRITE_BYTES = 64 * 1024  # a body in one piece and no larger goes out together with its head
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -20,22 +24,27 @@ class UpstreamLostError(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `send` starts a request, `head` waits for status and headers, `body` yields its bytes as they come."""
+    """One connection. `send` starts a request, `head` waits for status and headers, `body` yields its bytes as they come.
+
+    ``listener`` is called whenever there is more of the reply, or the connection is ``lost``. ``complete``: nothing is asked that
+    is not answered in full.
+    """
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: Headers = []
-        self.complete = False
+        self.complete = True
         self.reusable = False
-        self._head_done = False
+        self.listener: Callable[[], None] | None = None
+        self.head_done = False
+        self.lost = False
         self._transport: asyncio.Transport | None = None
-        self._parser: Any = None
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._chunks: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self._can_write = asyncio.Event()
         self._can_write.set()
-        self._lost = False
 
     # -- protocol callbacks
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -46,16 +55,16 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.close()
-            self._lost = True
+            self.lost = True
         self._notify()
 
     def eof_received(self) -> bool:
-        self._lost = True
+        self.lost = True
         self._notify()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
+        self.lost = True
         self._can_write.set()
         self._notify()
 
@@ -66,12 +75,16 @@ class Connection(asyncio.Protocol):
         self._can_write.set()
 
     # -- parser callbacks
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise UpstreamLostError("a reply that nobody asked for")  # the parser's error: the connection is given up
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        self._head_done = self.status >= 200 or self.status == 101
+        self.head_done = self.status >= 200 or self.status == 101
 
     def on_body(self, data: bytes) -> None:
         self._chunks.append(data)
@@ -80,7 +93,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        if self._head_done:
+        if self.head_done:
             self.complete = True
             self.reusable = self._parser.should_keep_alive()
         else:  # an interim 1xx reply
@@ -89,12 +102,14 @@ class Connection(asyncio.Protocol):
     # -- use
     @property
     def usable(self) -> bool:
-        return not self._lost and self._transport is not None and not self._transport.is_closing()
+        return not self.lost and self._transport is not None and not self._transport.is_closing()
 
-    async def send(self, method: bytes, path: bytes, headers: Headers, body: Sequence[bytes] = ()) -> None:
-        """Write one request. Raises: UpstreamLostError when the connection is gone."""
-        self.status, self.headers, self.complete, self._head_done = 0, [], False, False
-        self._parser = httptools.HttpResponseParser(self)
+    def start(self, method: bytes, path: bytes, headers: Headers, body: Sequence[bytes] = ()) -> Sequence[bytes]:
+        """Write one request, up to its body. Returns what is still to be written.
+
+        Raises: UpstreamLostError when the connection is gone.
+        """
+        self.status, self.headers, self.complete, self.head_done = 0, [], False, False
         if self._transport is None or self._transport.is_closing():
             raise UpstreamLostError("the connection is closed")
         size = sum(map(len, body))
@@ -102,19 +117,23 @@ class Connection(asyncio.Protocol):
         for name, value in headers:
             lines += (name, b": ", value, b"\r\n")
         lines.append(b"\r\n")
-        if len(body) == 1 and size < 65536:
+        if len(body) == 1 and size < ONE_WRITE_BYTES:
             lines.append(body[0])
             body = ()
         self._transport.write(b"".join(lines))
-        for chunk in body:
+        return body
+
+    async def send(self, method: bytes, path: bytes, headers: Headers, body: Sequence[bytes] = ()) -> None:
+        """Write one request. Raises: UpstreamLostError when the connection is gone."""
+        for chunk in self.start(method, path, headers, body):
             await self._can_write.wait()
-            if self._lost:
+            if self.lost or self._transport is None:
                 raise UpstreamLostError("the agent closed the connection while the payload was sent")
             self._transport.write(chunk)
 
     async def head(self) -> int:
         """Wait for the status; `headers` is filled then. Raises: UpstreamLostError."""
-        while not self._head_done:
+        while not self.head_done:
             await self._wait()
         return self.status
 
@@ -130,7 +149,7 @@ class Connection(asyncio.Protocol):
     async def whole(self) -> None:
         """Wait until the reply is complete. Raises: UpstreamLostError when it breaks off."""
         while not self.complete:
-            if self._lost:
+            if self.lost:
                 raise UpstreamLostError("the agent closed the connection before its reply was complete")
             await self._wait()
 
@@ -152,7 +171,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     async def _wait(self) -> None:
-        if self._lost and not self._chunks:
+        if self.lost and not self._chunks:
             raise UpstreamLostError("the agent closed the connection before its reply was complete")
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -161,7 +180,9 @@ class Connection(asyncio.Protocol):
             self._waiter = None
 
     def _notify(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.listener is not None:
+            self.listener()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
