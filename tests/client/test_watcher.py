@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,9 @@ def test_interval_stays_within_its_bounds(idle: float, cost: float) -> None:
     assert 0.5 <= round_interval_s(idle_s=idle, round_cost_s=cost, min_s=0.5, max_s=1.0) <= 1.0
 
 
-def watcher(store: Any, **options: float) -> Watcher:
+def watcher(store: Any, *, local: bool = True, **options: float) -> Watcher:
     settings = {"min_s": 0.01, "max_s": 0.05, "push_s": 1.0, **options}
-    return Watcher(store, "e/", local=True, **settings)
+    return Watcher(store, "e/", local=local, **settings)
 
 
 @pytest.fixture
@@ -154,6 +155,36 @@ async def test_store_outage_loses_nobody(store: ObjectStore) -> None:
     flaky.error = None
     await store.put_async("e/i/s.json", b"{}")
     assert await asyncio.wait_for(waiter.found, 3) is True
+
+
+@pytest.mark.parametrize("trouble", [StoreError("503"), StorePermissionError("403")])
+async def test_trouble_with_several_listings_at_once_is_trouble_with_one(
+    store: ObjectStore, trouble: Exception
+) -> None:
+    flaky = FlakyStore(store)
+    w = watcher(flaky, local=False)
+    w._known["e/"] = 50_000  # then a remote store is asked for its inputs one by one, together
+    first, second = (w.add(f"e/{name}/s.json", expects_life=False, silence_s=9.0) for name in ("i1", "i2"))
+    flaky.error = trouble
+    while flaky.lists < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    flaky.error = None
+    for waiter in (first, second):
+        await store.put_async(waiter.key, b"{}")
+        assert await asyncio.wait_for(waiter.found, 5) is True
+
+
+async def test_loss_that_nobody_waits_for_any_more_is_no_complaint(store: ObjectStore) -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    w = watcher(store)
+    waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.1)
+    await asyncio.wait({waiter.found}, timeout=5)  # as where a deadline passes while the watcher looks one last time
+    assert waiter.found.done()
+    del waiter
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
 
 
 async def test_denied_listing_falls_back_to_single_keys_and_denied_keys_wait(store: ObjectStore) -> None:

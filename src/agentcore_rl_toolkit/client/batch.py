@@ -20,7 +20,7 @@ from ..errors import AgentError, RolloutTimeoutError
 from .engine import Engine
 from .flight import Adoption
 from .future import RolloutFuture
-from .ledger import Ledger
+from .ledger import Attempt, Ledger
 from .settings import RolloutRequest
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class BatchPlan:
 
     run: Sequence[tuple[RolloutRequest, Adoption | None]]
     ready: Sequence[BatchItem] = ()
-    stop: Sequence[str] = ()
+    stop: Sequence[Attempt] = ()
     ledger: Ledger | None = None  # held; the feeder lets it go
 
 
@@ -310,8 +310,8 @@ async def _feed(
     try:
         todo = await plan()
         state.ledger = todo.ledger
-        for session_id in todo.stop:
-            engine.stops().put(session_id)
+        for attempt in todo.stop:
+            engine.stop_silent(attempt.session_id, attempt.bucket, attempt.key)
         for item in todo.ready:
             report.finished(item.outcome or Outcome.LOST, 0)
             mailbox.put(item)

@@ -163,6 +163,16 @@ class Engine:
             self._stops = StopQueue(self._transport, self._pacer, self._stop_s, self.events.stopped)
         return self._stops
 
+    def stop_silent(
+        self, session_id: str, bucket: str, key: str, after: asyncio.Future[bytes] | None = None
+    ) -> asyncio.Task[None]:
+        """Stop a session that left no record, then remove its heartbeat, which nothing else would."""
+
+        async def tidy() -> None:
+            await self._follower.remove_heartbeat(bucket, key)
+
+        return self.stops().put(session_id, after=after, tidy=tidy)
+
     async def close_async(self, *, cancel: bool) -> None:
         """End what runs (with `cancel`), then wait for the stops up to their deadline."""
         self._closing = self._closing or cancel
@@ -201,7 +211,8 @@ class Engine:
         if not flight.future.done():  # cancelled before its first step: the coroutine never ran
             if flight.adopted is not None:
                 self.events.adopt(flight.progress.session_id, flight.request.ledger)
-                flight.last_stop = self.stops().put(flight.progress.session_id)
+                adopted = flight.adopted
+                flight.last_stop = self.stop_silent(flight.progress.session_id, adopted.bucket, adopted.key)
             self._resolve(flight, flight.verdict_asked_for())
 
     def _force(self, future: RolloutFuture, verdict: Verdict) -> None:
@@ -262,9 +273,11 @@ class Engine:
         session_id = flight.progress.session_id
         flight.invoke, flight.waiting, flight.notified, flight.last_stop = None, None, False, None
         self._sessions[session_id] = flight
-        stop = flight.adopted is not None
+        stop, recorded = flight.adopted is not None, False
         try:
-            return await self._run_session(flight)
+            verdict = await self._run_session(flight)
+            recorded = True  # then its agent removes the heartbeat itself
+            return verdict
         except AttemptEnded as e:
             error = e.verdict.error
             if error is not None and error.__cause__ is None and e.__cause__ is not error:
@@ -274,7 +287,11 @@ class Engine:
             self._sessions.pop(session_id, None)
             call = flight.take_invoke()
             if call is not None or stop:
-                flight.last_stop = self.stops().put(session_id, after=call)
+                progress = flight.progress
+                if recorded or not progress.key:
+                    flight.last_stop = self.stops().put(session_id, after=call)
+                else:
+                    flight.last_stop = self.stop_silent(session_id, progress.bucket, progress.key, after=call)
 
     async def _run_session(self, flight: Flight) -> Verdict:
         request, progress = flight.request, flight.progress

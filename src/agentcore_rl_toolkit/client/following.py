@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..contract import Outcome, Stage
-from ..errors import RolloutLostError
+from ..contract import Outcome, Stage, alive_key
+from ..errors import AgentCoreRLError, RolloutLostError
 from ..store import ObjectStore
 from .flight import AttemptEnded, Flight
 from .future import Progress, Verdict
@@ -15,8 +16,11 @@ from .results import ResultReader
 from .settings import WatchSettings
 from .watcher import Waiter, Watcher
 
+logger = logging.getLogger(__name__)
+
 LOCAL_INTERVALS_S = (0.02, 0.25)
 REMOTE_INTERVALS_S = (0.5, 1.0)  # two LISTs a second at most: about one request per rollout with a hundred in flight
+TIDY_S = 10.0
 
 
 class Follower:
@@ -87,6 +91,13 @@ class Follower:
         finally:
             watcher.remove(waiter)
             self._agent_shows_life = self._agent_shows_life or watcher.shows_life
+
+    async def remove_heartbeat(self, bucket: str, key: str) -> None:
+        """Delete the heartbeat object of a session that is gone and left no record. At worst it stays: then nothing is harmed."""
+        try:
+            await self._store_for(bucket).delete_async(alive_key(key), timeout_s=TIDY_S)
+        except AgentCoreRLError as e:
+            logger.info("the heartbeat of %s stays in the store: %s", key, e)
 
     def _watcher(self, progress: Progress) -> Watcher:
         root = progress.root

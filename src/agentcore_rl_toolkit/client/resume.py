@@ -88,9 +88,9 @@ async def _plan(
         else:
             finished.append((request, known))
     adopted = {request.session_id for request, adoption in run if adoption is not None}
-    stop = [a.session_id for a in attempts.values() if not a.stopped and a.session_id not in adopted]
-    for session_id in stop:
-        engine.events.adopt(session_id, ledger)
+    stop = [a for a in attempts.values() if not a.stopped and a.session_id not in adopted]
+    for attempt in stop:
+        engine.events.adopt(attempt.session_id, ledger)
     ready = await asyncio.gather(*(_item(engine, request, known) for request, known in finished))
     return BatchPlan(run=run, ready=ready, stop=stop, ledger=ledger)
 

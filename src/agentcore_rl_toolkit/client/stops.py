@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from .pacing import Pacer, backoff_s
@@ -55,9 +55,17 @@ class StopQueue:
         """Sessions not stopped yet."""
         return len(self._tasks)
 
-    def put(self, session_id: str, after: asyncio.Future[bytes] | None = None) -> asyncio.Task[None]:
-        """Stop a session soon; not before `after` (its invoke, still on the wire) is over, or it might start after its stop."""
-        task = asyncio.create_task(self._stop(session_id, after))
+    def put(
+        self,
+        session_id: str,
+        after: asyncio.Future[bytes] | None = None,
+        tidy: Callable[[], Awaitable[None]] | None = None,
+    ) -> asyncio.Task[None]:
+        """Stop a session soon; not before `after` (its invoke, still on the wire) is over, or it might start after its stop.
+
+        ``tidy()`` is awaited once the session is known to be gone: it removes what the session left in the store.
+        """
+        task = asyncio.create_task(self._stop_and_tidy(session_id, after, tidy))
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         if len(self._tasks) >= BACKLOG_LIMIT:
@@ -83,7 +91,15 @@ class StopQueue:
         if len(self._tasks) < BACKLOG_LIMIT:
             self._room.set()
 
-    async def _stop(self, session_id: str, after: asyncio.Future[bytes] | None) -> None:
+    async def _stop_and_tidy(
+        self, session_id: str, after: asyncio.Future[bytes] | None, tidy: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        gone = await self._stop(session_id, after)
+        if gone and tidy is not None:
+            await tidy()
+
+    async def _stop(self, session_id: str, after: asyncio.Future[bytes] | None) -> bool:
+        """Whether the session is known to be gone."""
         if after is not None and not after.done():
             hurry = asyncio.ensure_future(self._hurry.wait())
             either: set[asyncio.Future[Any]] = {after, hurry}
@@ -99,8 +115,9 @@ class StopQueue:
                     await self._pool.run(self._transport.stop, session_id)
                     self.stopped += 1
                     # With its invoke still on the wire the session may yet come up; a later process has to stop it again.
-                    self._on_stopped(session_id, after is None or after.done())
-                    return
+                    gone = after is None or after.done()
+                    self._on_stopped(session_id, gone)
+                    return gone
                 except (InvokeRefusedError, InvokeUncertainError) as e:
                     # Stopping twice does no harm, so an unclear answer is simply asked again.
                     if isinstance(e, InvokeRefusedError) and e.kind == "throttled":
@@ -119,5 +136,5 @@ class StopQueue:
                         problem,
                         extra={"session_id": session_id},
                     )
-                    return
+                    return False
                 await asyncio.sleep(pause_s)

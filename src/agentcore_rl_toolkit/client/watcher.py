@@ -255,9 +255,10 @@ class Watcher:
             async with gate:
                 await self._list(prefix)
 
-        async with asyncio.TaskGroup() as group:
-            for prefix in prefixes:
-                group.create_task(one(prefix))
+        # All of them to their end, then the first trouble as itself: in the ExceptionGroup of a TaskGroup nobody would know it.
+        for outcome in await asyncio.gather(*(one(prefix) for prefix in prefixes), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _list(self, prefix: str) -> None:
         listed = await self._store.list_async(prefix, timeout_s=LOOK_TIMEOUT_S)
@@ -332,6 +333,7 @@ class Watcher:
             self.remove(waiter)
             if not waiter.found.done():
                 waiter.found.set_exception(_lost(waiter, now - waiter.stamp_changed_s))
+                waiter.found.exception()  # looked at, or asyncio complains where the follower was given up during that last look
 
     def close(self) -> None:
         """Stop watching."""
