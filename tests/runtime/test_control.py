@@ -157,6 +157,40 @@ def test_delete_stops_sessions_and_forgets(server: Server, control: Any, session
         assert code(error) == (404, "ResourceNotFoundException")
 
 
+def test_what_a_lifecycle_leaves_open_is_the_runtimes_own(start_server: Callable[..., Server], session_id: str) -> None:
+    server = start_server("--idle-timeout", "2", "--max-lifetime", "7199.5")
+    control = server.client("bedrock-agentcore-control")
+    common = {"agentRuntimeArtifact": LOCAL, "roleArn": ROLE, "networkConfiguration": NETWORK}
+    made = control.create_agent_runtime(agentRuntimeName="open", **common)
+    identity = made["agentRuntimeId"]
+    assert ready(control, identity)["lifecycleConfiguration"] == {"idleRuntimeSessionTimeout": 2, "maxLifetime": 7200}
+    server.default_client.invoke_agent_runtime(
+        agentRuntimeArn=made["agentRuntimeArn"], runtimeSessionId=session_id, payload=b"{}"
+    )
+    assert wait_for(lambda: server.ended(session_id))["state"] == "idle"  # not after AWS's 900 seconds
+    for given, idle, lifetime in (({"idleRuntimeSessionTimeout": 70}, 70, 7200), ({"maxLifetime": 60}, 2, 60)):
+        control.update_agent_runtime(agentRuntimeId=identity, lifecycleConfiguration=given, **common)
+        got = ready(control, identity)["lifecycleConfiguration"]
+        assert got == {"idleRuntimeSessionTimeout": idle, "maxLifetime": lifetime}
+    control.update_agent_runtime(agentRuntimeId=identity, **common)  # an update replaces everything
+    assert ready(control, identity)["lifecycleConfiguration"]["maxLifetime"] == 7200
+    probe = control.get_agent_runtime(agentRuntimeId=server.arn.rpartition("/")[2])
+    assert probe["lifecycleConfiguration"]["idleRuntimeSessionTimeout"] == 2
+
+
+def test_defaults_are_awss_and_never_above_a_given_lifetime(control: Any) -> None:
+    common = {"agentRuntimeArtifact": LOCAL, "roleArn": ROLE, "networkConfiguration": NETWORK}
+    for given, idle, lifetime in (
+        ({}, 900, 28_800),
+        ({"maxLifetime": 600}, 600, 600),
+        ({"maxLifetime": 901}, 900, 901),
+    ):
+        made = control.create_agent_runtime(agentRuntimeName="defaults", lifecycleConfiguration=given, **common)
+        got = ready(control, made["agentRuntimeId"])
+        control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
+        assert got["lifecycleConfiguration"] == {"idleRuntimeSessionTimeout": idle, "maxLifetime": lifetime}
+
+
 def test_idle_above_lifetime_is_400(control: Any) -> None:
     with pytest.raises(ClientError) as error:
         control.create_agent_runtime(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from .agents import NAME
 from .idempotency import Tokens
+from .lifecycle import check_lifecycle, lifecycle_of
 from .registry import DEFAULT, Endpoint, Record, Registry, Version
 from .wire import WireError, invalid, runtime_id
 
@@ -36,7 +37,6 @@ STORED = (
     "allowedPorts",
     "resourceConfigurations",
 )
-LIFETIME_MIN_S, LIFETIME_MAX_S = 60, 28_800
 LOCAL_ARTIFACT = "local://"
 MAX_TAGS = 50
 
@@ -120,21 +120,14 @@ def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
             raise invalid(f"{name} is required", field=name)
     if not isinstance(body["agentRuntimeArtifact"], dict) or len(body["agentRuntimeArtifact"]) != 1:
         raise invalid("agentRuntimeArtifact must have exactly one member", field="agentRuntimeArtifact")
-    lifecycle = body.get("lifecycleConfiguration") or {}
-    idle = lifecycle.get("idleRuntimeSessionTimeout", 900)
-    lifetime = lifecycle.get("maxLifetime", LIFETIME_MAX_S)
-    for name, value in (("idleRuntimeSessionTimeout", idle), ("maxLifetime", lifetime)):
-        if not isinstance(value, int) or not LIFETIME_MIN_S <= value <= LIFETIME_MAX_S:
-            raise invalid(f"{name} must be {LIFETIME_MIN_S} to {LIFETIME_MAX_S} seconds", field=name)
-    if idle > lifetime:
-        raise invalid("idleRuntimeSessionTimeout must not exceed maxLifetime", field="lifecycleConfiguration")
+    lifecycle = check_lifecycle(body.get("lifecycleConfiguration"))
     variables = body.get("environmentVariables") or {}
     if len(variables) > 50 or any(len(k) > 100 or len(v) > 5_000 for k, v in variables.items()):
         raise invalid(
             "at most 50 variables, names up to 100 and values up to 5000 characters", field="environmentVariables"
         )
     fields = {name: body[name] for name in STORED if body.get(name) is not None}
-    fields["lifecycleConfiguration"] = {"idleRuntimeSessionTimeout": idle, "maxLifetime": lifetime}
+    fields["lifecycleConfiguration"] = lifecycle
     fields.setdefault("networkConfiguration", {"networkMode": "PUBLIC"})
     return fields
 
@@ -148,11 +141,15 @@ def check_tags(tags: Any) -> dict[str, str]:
 
 
 class ControlPlane:
-    """Answers control-plane calls over a registry; `Deployer` loads what is created."""
+    """Answers control-plane calls over a registry; `Deployer` loads what is created.
 
-    def __init__(self, registry: Registry, deployer: Deployer) -> None:
+    ``idle_s`` and ``lifetime_s`` are the limits of sessions whose agent sets none.
+    """
+
+    def __init__(self, registry: Registry, deployer: Deployer, *, idle_s: float, lifetime_s: float) -> None:
         self.registry = registry
         self.deployer = deployer
+        self._idle_s, self._lifetime_s = idle_s, lifetime_s
         self._handlers: dict[str, Callable[[Call], Awaitable[tuple[int, dict[str, Any]]]]] = {
             "CreateAgentRuntime": self._create,
             "GetAgentRuntime": self._get,
@@ -215,6 +212,7 @@ class ControlPlane:
             "status": version.status,
             "platformVersion": "V2",
             **version.fields,
+            "lifecycleConfiguration": lifecycle_of(version.fields, self._idle_s, self._lifetime_s).on_the_wire(),
         }
         if version.failure is not None:
             reply["failureReason"] = version.failure

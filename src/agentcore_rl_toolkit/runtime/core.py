@@ -17,6 +17,7 @@ from .agents import Agent
 from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .control import LOCAL_ARTIFACT, ControlPlane
+from .lifecycle import lifecycle_of
 from .metrics import Metrics
 from .node import LocalNode
 from .quotas import Quotas
@@ -72,7 +73,7 @@ class Runtime:
         self.table.admit = self._admit
         self.table.on_start = self._on_start
         self.table.on_gone = self._on_gone
-        self.control = ControlPlane(self.registry, self)
+        self.control = ControlPlane(self.registry, self, idle_s=config.idle_timeout_s, lifetime_s=config.max_lifetime_s)
         self._agents: dict[tuple[str, int], Agent] = {}
         self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
@@ -130,7 +131,7 @@ class Runtime:
             self.registry.settle(record, version, str(e))
 
     async def _load(self, record: Record, version: Version) -> None:
-        agent = self._agents[record.id, version.number] = _agent_of(record, version)
+        agent = self._agents[record.id, version.number] = _agent_of(record, version, self.config)
         await self.node.prepare(agent)
         self.registry.settle(record, version, None)
         for (identity, number), older in list(self._agents.items()):
@@ -250,11 +251,11 @@ class Runtime:
         task.add_done_callback(self._background.discard)
 
 
-def _agent_of(record: Record, version: Version) -> Agent:
+def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
     image = images.image_of(version.fields)
     if image is None and (version.script is None or version.python is None):
         raise AgentLoadError(f"agent {record.name} has no script")
-    lifecycle = version.fields.get("lifecycleConfiguration", {})
+    lifecycle = lifecycle_of(version.fields, config.idle_timeout_s, config.max_lifetime_s)
     headers = version.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
     protocol = version.fields.get("protocolConfiguration", {})
     path = protocol.get("path")
@@ -267,7 +268,7 @@ def _agent_of(record: Record, version: Version) -> Agent:
         image=image,
         env=version.fields.get("environmentVariables", {}),
         header_allowlist=frozenset(h.lower().encode() for h in headers),
-        idle_timeout_s=lifecycle.get("idleRuntimeSessionTimeout"),
-        max_lifetime_s=lifecycle.get("maxLifetime"),
+        idle_timeout_s=lifecycle.idle_s,
+        max_lifetime_s=lifecycle.lifetime_s,
         invocation_path=path.encode() if path else _PATHS.get(protocol.get("serverProtocol", "HTTP"), b"/invocations"),
     )
