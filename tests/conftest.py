@@ -1,13 +1,15 @@
-"""What tests of all folders share: environments with other packages, made once under `.venvs/`."""
+"""What tests of all folders share: environments with other packages, made once under `.venvs/`, and ports."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +21,19 @@ hypothesis.settings.register_profile("project", deadline=None)
 hypothesis.settings.load_profile("project")
 
 ROOT = Path(__file__).parents[1]
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of the loopback for a process that must be told one; nobody else is given it until the block ends.
+
+    The socket that holds it does not listen, so a server that sets SO_REUSEADDR (asyncio's do) may bind beside it, while the
+    kernel no longer picks the port for others. A port that was only looked up is at times somebody else's a moment later.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 class MakeEnvironment(Protocol):

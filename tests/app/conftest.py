@@ -8,7 +8,6 @@ import http.server
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ..conftest import reserved_port
 
 SESSION_HEADER = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
 
@@ -265,6 +266,7 @@ def start_shared_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 @contextlib.contextmanager
 def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
     agents: list[Agent] = []
+    ports = contextlib.ExitStack()
 
     def start(
         source: str, *, env: Mapping[str, str] | None = None, python: str = sys.executable, cwd: Path | None = None
@@ -272,9 +274,7 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
         number = len(agents)
         file = tmp_path / f"agent_{number}.py"
         file.write_text(PRELUDE + textwrap.dedent(source) + POSTLUDE)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = ports.enter_context(reserved_port())
         log = tmp_path / f"agent_{number}.log"
         results = tmp_path / f"results_{number}"
         with log.open("wb") as stream:
@@ -305,6 +305,7 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
             if agent.process.poll() is None:
                 agent.process.kill()
             agent.process.wait(10)
+        ports.close()
 
 
 ROOT = Path(__file__).parents[2]

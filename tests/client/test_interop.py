@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ import pytest
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS, ScriptedRuntime
 from agentcore_rl_toolkit.store import open_store
+
+from ..conftest import reserved_port
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = "agentcore-rl-toolkit[core]==0.2.0"
@@ -188,9 +189,11 @@ def test_published_client_drives_our_agent(published_python: Path, s3: str, tmp_
 
 def test_our_client_drives_the_published_agent(published_python: Path, s3: str, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with reserved_port() as port:
+        drive_published_agent(published_python, s3, tmp_path, port)
+
+
+def drive_published_agent(published_python: Path, s3: str, tmp_path: Path, port: int) -> None:
     process = subprocess.Popen(
         [str(published_python), "-W", "ignore", str(tmp_path / "agent.py"), str(port)], env=environment(s3)
     )

@@ -68,8 +68,8 @@ def test_nobody_listening_is_a_refusal() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    with pytest.raises(InvokeRefusedError) as caught:
-        transport(url).invoke(new_session_id(), b"{}")
+        with pytest.raises(InvokeRefusedError) as caught:  # it is bound and does not listen
+            transport(url).invoke(new_session_id(), b"{}")
     assert caught.value.kind == "unreachable"
 
 
