@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -17,12 +19,17 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
+from click.testing import CliRunner
 from websockets.asyncio.client import connect
 
+from agentcore_rl_toolkit.cli.runtime import group
+from agentcore_rl_toolkit.errors import LocalRuntimeError
+from agentcore_rl_toolkit.runtime import LocalRuntime
+from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from agentcore_rl_toolkit.runtime.sigv4 import verify
 from agentcore_rl_toolkit.runtime.wire import WireError
 
-from .conftest import Server
+from .conftest import AGENTS, Server
 
 KEYS = {"AKLOCAL": "very/secret+key"}
 PATH = "/runtimes/arn%3Aaws%3Abedrock-agentcore%3Aus-west-2%3A123456789012%3Aruntime%2Fa-AAAAAAAAAA/invocations"
@@ -178,3 +185,52 @@ async def test_websocket_takes_signed_headers(guarded: Server, session_id: str) 
     async with connect(url.replace("http", "ws", 1), additional_headers=dict(request.headers.items())) as ws:
         await ws.send("hi")
         assert await ws.recv() == f"{session_id}: hi"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/_local/sessions"),
+        ("GET", "/_local/status"),
+        ("GET", "/_local/metrics"),
+        ("POST", "/_local/usage"),
+        ("DELETE", "/_local/sessions/x"),
+        ("PUT", "/_local/faults"),
+    ],
+)
+def test_what_aws_does_not_show_is_guarded_too(guarded: Server, method: str, path: str) -> None:
+    for credential in (None, ("AKLOCAL", "wrong"), ("OTHER", "secret")):
+        with pytest.raises(LocalRuntimeError, match="AWS_SECRET_ACCESS_KEY=SECRET"):
+            RuntimeView(guarded.url, credential).call(method, path, [])
+    request = urllib.request.Request(guarded.url + path, b"[]", method=method)
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request, timeout=10)
+    assert error.value.code == 403
+    error.value.close()
+
+
+def test_the_command_line_signs_with_the_environments_credential(
+    guarded: Server, session_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(group, [*arguments, "--url", guarded.url], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    guarded.invoke({"do": "print", "text": "a secret line"}, session_id)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    with pytest.raises(LocalRuntimeError, match="--credential"):
+        run("ps")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKLOCAL")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert session_id in run("ps", "--all")
+    assert "a secret line" in run("logs", session_id)
+    assert session_id in run("top", "--once")
+    assert run("stop", session_id, "--grace", "1") == f"stopped {session_id}\n"
+    assert ":runtime/again-" in run("deploy", str(AGENTS / "probe.py"), "--name", "again")
+
+
+@pytest.mark.parametrize("options", [["--credential", "KEY:a:b/c+d"], ["--credential=KEY:a:b/c+d"]])
+def test_a_runtime_object_knows_its_own_credential(options: list[str]) -> None:
+    with LocalRuntime({"probe": AGENTS / "probe.py"}, ["--tps", "5", *options]) as runtime:
+        assert runtime.view.sessions(ended=True) == []

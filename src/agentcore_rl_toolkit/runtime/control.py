@@ -283,7 +283,11 @@ class ControlPlane:
         if call.endpoint == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint always follows the latest version")
         if call.body.get("agentRuntimeVersion") is not None:
-            endpoint.version = self.registry.get(call.runtime).version(_number(call.body["agentRuntimeVersion"])).number
+            record = self.registry.get(call.runtime)
+            version = record.version(_number(call.body["agentRuntimeVersion"]))
+            if version.failure is not None:
+                raise WireError("ConflictException", f"Version {version.number} did not load: {version.failure}")
+            self.registry.aim(record, endpoint, version.number)
         endpoint.description = call.body.get("description", endpoint.description)
         endpoint.updated_s = datetime.now(UTC).timestamp()
         self.registry.save()
@@ -337,13 +341,14 @@ class ControlPlane:
         return {"agentRuntimeEndpointArn": f"{arn}/runtime-endpoint/{name}", "agentRuntimeArn": arn}
 
     def _describe(self, runtime: str, endpoint: Endpoint) -> dict[str, Any]:
+        record = self.registry.get(runtime)
         described = {
             **self._endpoint_arns(runtime, endpoint.name),
             "name": endpoint.name,
             "id": endpoint.name,
             "liveVersion": str(endpoint.version),
-            "targetVersion": str(endpoint.version),
-            "status": "READY",
+            "targetVersion": str(endpoint.version if endpoint.target is None else endpoint.target),
+            "status": record.endpoint_status(endpoint),
             "createdAt": iso(endpoint.created_s),
             "lastUpdatedAt": iso(endpoint.updated_s),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ from .session import Session
 from .sessions import SessionTable
 from .wire import Route, WireError, runtime_id
 
+log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
 _PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
 
@@ -87,8 +89,8 @@ class Runtime:
         known = {r.id for r in self.registry.records.values()}
         mine = [self._register(name, script) for name, script in agents]
         for record in self.registry.records.values():  # deployed before a restart
-            if record.id in known and record not in mine:
-                for version in record.versions.values():
+            for version in record.versions.values():
+                if record.id in known and not (record in mine and version is record.latest):
                     await self.deploy(record, version)
         await asyncio.gather(*(self._load(record, record.latest) for record in mine))
         return {record.name: self.registry.arn(record.id) for record in mine}
@@ -127,8 +129,11 @@ class Runtime:
             elif self.cluster is not None:
                 raise ConfigError("container images run on a single machine's runtime only, not on a cluster")
             await self._load(record, version)
-        except (LocalRuntimeError, ConfigError, OSError) as e:
-            self.registry.settle(record, version, str(e))
+        except Exception as e:  # whatever it is: a version that has no end would be waited for without end
+            expected = isinstance(e, (LocalRuntimeError, ConfigError, OSError))
+            if not expected:
+                log.exception("an agent version did not load", extra={"agent": record.name, "version": version.number})
+            self._give_up(record, version, str(e) if expected else f"{type(e).__name__}: {e}")
 
     async def _load(self, record: Record, version: Version) -> None:
         agent = self._agents[record.id, version.number] = _agent_of(record, version, self.config)
@@ -137,6 +142,12 @@ class Runtime:
         for (identity, number), older in list(self._agents.items()):
             if identity == record.id and not self._is_served(older):
                 self._keep(self.node.forget_if_unused(older), name=f"retire {identity}:{number}")
+
+    def _give_up(self, record: Record, version: Version, failure: str) -> None:
+        self.registry.settle(record, version, failure)
+        agent = self._agents.pop((record.id, version.number), None)
+        if agent is not None:
+            self._keep(self.node.forget_if_unused(agent), name=f"retire {record.id}:{version.number}")
 
     def _is_served(self, agent: Agent) -> bool:
         record = self.registry.records.get(agent.runtime_id)
@@ -181,15 +192,25 @@ class Runtime:
 
     # -- serving
     async def find(self, route: Route) -> Agent:
-        """The agent version a request is for; waits while it is being created. Raises: WireError 400, 404, 424."""
+        """The agent version a request is for; waits while there is none but one being loaded.
+
+        Raises: WireError 400, 404, 424.
+        """
         identity = runtime_id(route.runtime, route.query.get("accountId"))
-        version = self.registry.get(identity).resolve(route.qualifier)
-        loading = self._loading.get((identity, version.number))
-        if loading is not None:
-            await asyncio.shield(loading)
-        if version.failure is not None:
-            raise WireError("RuntimeClientError", "The agent runtime is not ready.", localDetail=version.failure)
-        return self._agents[identity, version.number]
+        while True:  # what was waited for may have failed, or be gone
+            record = self.registry.get(identity)
+            version = record.resolve(route.qualifier)
+            agent = self._agents.get((identity, version.number))
+            loading = self._loading.get((identity, version.number))
+            if loading is None and agent is not None:
+                return agent
+            target = record.endpoints[route.qualifier].target
+            if loading is None and target is not None:
+                loading = self._loading.get((identity, target))
+            if loading is None:
+                why = version.failure or "it is not loaded"
+                raise WireError("RuntimeClientError", f"The agent runtime is not ready: {why}", localDetail=why)
+            await asyncio.wait([loading])
 
     def serves(self, identity: str, endpoint: str) -> bool:
         """Whether `find` would answer at once, and with an agent."""

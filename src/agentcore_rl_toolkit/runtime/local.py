@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class LocalRuntime:
             info: dict[str, Any] = json.loads(ready.read_text())
         self.url, self.pid, self.arns = info["url"], info["pid"], info["agents"]
         self.s3_url = info.get("s3_url")
-        self.view = RuntimeView(self.url)
+        self.view = RuntimeView(self.url, _credential(self._options))
         return self
 
     def stop(self) -> None:
@@ -89,3 +90,11 @@ class LocalRuntime:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+
+def _credential(options: Sequence[str]) -> tuple[str, str] | None:
+    """The first of the ``--credential KEY:SECRET`` among a runtime's options."""
+    joined = [text.removeprefix("--credential=") for text in options if text.startswith("--credential=")]
+    apart = [text for option, text in pairwise(options) if option == "--credential"]
+    key, _, secret = (apart + joined + [""])[0].partition(":")
+    return (key, secret) if key else None

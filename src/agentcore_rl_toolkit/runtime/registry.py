@@ -36,7 +36,10 @@ class Version:
 
 @dataclass
 class Endpoint:
-    """A name for a version. DEFAULT follows the latest."""
+    """A name for a version. DEFAULT follows the latest that loaded.
+
+    ``version`` is what it serves; ``target`` what it is to serve once that is loaded, None when it is there.
+    """
 
     name: str
     version: int
@@ -44,6 +47,7 @@ class Endpoint:
     updated_s: float
     description: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    target: int | None = None
 
 
 @dataclass
@@ -73,6 +77,12 @@ class Record:
         if endpoint not in self.endpoints:
             raise not_found(f"Endpoint {endpoint} of agent runtime {self.id}")
         return self.versions[self.endpoints[endpoint].version]
+
+    def endpoint_status(self, endpoint: Endpoint) -> str:
+        """CREATING, UPDATING, READY or how loading its target, or else what it serves, failed."""
+        word = "CREATE" if endpoint.target is None else "UPDATE"
+        status = self.versions[endpoint.version if endpoint.target is None else endpoint.target].status
+        return status if status == "READY" else f"{word}_FAILED" if status.endswith("FAILED") else f"{word[:-1]}ING"
 
 
 class Registry:
@@ -123,15 +133,14 @@ class Registry:
         return record
 
     def update(self, identity: str, fields: Mapping[str, Any]) -> Record:
-        """A new version; DEFAULT follows it. Raises: WireError 404, 402."""
+        """A new version; DEFAULT follows it once it is loaded. Raises: WireError 404, 402."""
         record = self.get(identity)
         if len(record.versions) >= MAX_VERSIONS:
             raise WireError("ServiceQuotaExceededException", f"{MAX_VERSIONS} versions per agent runtime are the limit")
         now = time.time()
         number = record.latest.number + 1
         record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
-        record.endpoints[DEFAULT].version = number
-        record.endpoints[DEFAULT].updated_s = now
+        self.aim(record, record.endpoints[DEFAULT], number)
         record.status = "UPDATING"
         self.save()
         return record
@@ -143,7 +152,20 @@ class Registry:
         version.failure, version.updated_s = failure, time.time()
         if record.latest is version:
             record.status = version.status
+        if failure is None:
+            for endpoint in record.endpoints.values():
+                follows = endpoint.name == DEFAULT and version.number > endpoint.version
+                if follows or endpoint.target == version.number:
+                    endpoint.version, endpoint.updated_s = version.number, version.updated_s
+                    if endpoint.target == version.number:
+                        endpoint.target = None
         self.save()
+
+    def aim(self, record: Record, endpoint: Endpoint, number: int) -> None:
+        """Let an endpoint serve a version: at once when it is loaded, else when it will be."""
+        loaded = record.versions[number].status == "READY"
+        endpoint.version, endpoint.target = (number, None) if loaded else (endpoint.version, number)
+        endpoint.updated_s = time.time()
 
     def delete(self, identity: str) -> Record:
         """Raises: WireError 404."""
@@ -159,6 +181,10 @@ class Registry:
         if any(e.version == number for e in record.endpoints.values()):
             raise WireError("ConflictException", f"Version {number} is served by an endpoint")
         del record.versions[number]
+        for endpoint in record.endpoints.values():
+            if endpoint.target == number:
+                endpoint.target = None
+        record.status = record.latest.status
         self.save()
         return version
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.error
 import urllib.parse
@@ -12,37 +13,57 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, LocalRuntimeError
-from . import roots
+from . import roots, sigv4
 from .control import LOCAL_ARTIFACT
 
 TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
 SHOWN = 40  # sessions in one picture of `top`
 _ROLE = "arn:aws:iam::123456789012:role/local"
+_HOW_TO_SIGN = (
+    "this runtime was started with --credential KEY:SECRET: set AWS_ACCESS_KEY_ID=KEY and AWS_SECRET_ACCESS_KEY=SECRET"
+)
+
+
+def credential_from_env(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Access key and secret as AWS's own clients find them in the environment; None when there are none."""
+    key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
+    return (key, secret) if key and secret else None
 
 
 class RuntimeView:
-    """Talks to one runtime. Every method raises LocalRuntimeError when it cannot be reached or refuses."""
+    """Talks to one runtime. Every method raises LocalRuntimeError when it cannot be reached or refuses.
 
-    def __init__(self, url: str) -> None:
+    ``credential``: access key and secret that requests are signed with.
+    """
+
+    def __init__(self, url: str, credential: tuple[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
+        self._credential = credential
 
     @classmethod
     def find(cls, url: str | None = None) -> RuntimeView:
-        """The one at ``url``, else the newest running one of this user. Raises: ConfigError when there is none."""
+        """The one at ``url``, else the newest running one of this user; its credential is the environment's.
+
+        Raises: ConfigError when there is none.
+        """
+        credential = credential_from_env(os.environ)
         if url is not None:
-            return cls(url)
+            return cls(url, credential)
         running = roots.live_servers()
         if not running:
             raise ConfigError(
                 "no runtime of yours is running; start one with `agentcore-rl runtime serve`, or give --url"
             )
-        return cls(running[0]["url"])
+        return cls(running[0]["url"], credential)
 
     def call(self, method: str, path: str, body: Any = None) -> bytes:
         """One request; the reply's bytes."""
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
+        url, headers = self.url + path, {"content-type": "application/json"}
+        if self._credential is not None:
+            headers |= sigv4.sign(self._credential, method=method, url=url, body=data or b"", now=time.time())
+        request = urllib.request.Request(url, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
                 answer: bytes = reply.read()
@@ -53,6 +74,8 @@ class RuntimeView:
                 text = json.loads(text)["message"]
             except (ValueError, KeyError, TypeError):
                 text = text or e.reason
+            if e.code == 403:
+                text += f" ({_HOW_TO_SIGN})"
             raise LocalRuntimeError(f"{method} {path}: {text}") from e
         except OSError as e:
             raise LocalRuntimeError(f"cannot reach the runtime at {self.url}: {e}") from e

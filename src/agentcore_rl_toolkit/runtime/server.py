@@ -133,6 +133,7 @@ class RuntimeApp:
             body = await read_body(dict(headers), receive)
             if pieces[0] == "_local":
                 operation = "Local"
+                self._authenticate(scope, body)
                 await local_api.answer(self.runtime, scope["method"], pieces[1:], query, b"".join(body), send)
                 return
             self._authenticate(scope, body)

@@ -1,4 +1,4 @@
-"""Verify AWS Signature Version 4 on requests. Source: AWS, "Create a signed AWS API request"."""
+"""AWS Signature Version 4: verify it on requests, and sign our own. Source: AWS, "Create a signed AWS API request"."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from .wire import Headers, WireError
 
 MAX_SKEW_S = 300.0
 MAX_PRESIGNED_S = 604_800  # a week, SigV4's own limit
+_REGION, _SERVICE = "us-west-2", "bedrock-agentcore"  # of our own requests; a runtime takes any
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/([^/]+)/aws4_request, ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]{64})"
 )
@@ -63,23 +64,53 @@ def verify(
     if secret is None:
         raise _refused("The security token included in the request is invalid.")
     _check_time(claim, now)
-    names = claim.signed.split(";")
-    if "host" not in names:
+    if "host" not in claim.signed.split(";"):
         raise _refused("Host must be a signed header.")
     payload_hash = hashlib.sha256(b"".join(body)).hexdigest()
     claimed = (by_name.get("x-amz-content-sha256") or [payload_hash])[0]
     if claimed not in (payload_hash, "UNSIGNED-PAYLOAD"):
         raise _refused("The provided x-amz-content-sha256 does not match the payload.")
+    expected = _signature(claim, secret, method, raw_path.split(b"?", 1)[0].decode("latin-1"), by_name, claimed)
+    if not hmac.compare_digest(expected, claim.signature):
+        raise _refused(
+            "The request signature we calculated does not match the signature you provided. "
+            "Check your AWS Secret Access Key and signing method."
+        )
+
+
+def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes, now: float) -> dict[str, str]:
+    """The headers that sign a request to a local runtime. ``credential``: access key and secret.
+
+    Units: ``now`` in unix seconds.
+    """
+    access_key, secret = credential
+    parts = urlsplit(url)
+    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    payload_hash = hashlib.sha256(body).hexdigest()
+    claim = _Claim(
+        access_key, stamp[:8], _REGION, _SERVICE, "host;x-amz-date", "", stamp, _canonical_query(parts.query)
+    )
+    by_name = {"host": [parts.netloc], "x-amz-date": [stamp]}
+    signature = _signature(claim, secret, method, parts.path, by_name, payload_hash)
+    scope = f"{claim.day}/{claim.region}/{claim.service}/aws4_request"
+    return {
+        "x-amz-date": stamp,
+        "authorization": f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}, SignedHeaders={claim.signed}, Signature={signature}",
+    }
+
+
+def _signature(
+    claim: _Claim, secret: str, method: str, path: str, by_name: Mapping[str, Sequence[str]], payload_hash: str
+) -> str:
     canonical = "\n".join(
         (
             method,
-            # every service but S3 encodes the path once more on top of how it is sent
-            quote(raw_path.split(b"?", 1)[0].decode("latin-1") or "/", safe="/~"),
+            quote(path or "/", safe="/~"),  # every service but S3 encodes the path once more on top of how it is sent
             claim.query,
-            *(f"{name}:{','.join(by_name.get(name, []))}" for name in names),
+            *(f"{name}:{','.join(by_name.get(name, []))}" for name in claim.signed.split(";")),
             "",
             claim.signed,
-            claimed,
+            payload_hash,
         )
     )
     scope = f"{claim.day}/{claim.region}/{claim.service}/aws4_request"
@@ -87,11 +118,7 @@ def verify(
     key = f"AWS4{secret}".encode()
     for part in (claim.day, claim.region, claim.service, "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
-    if not hmac.compare_digest(hmac.new(key, to_sign.encode(), "sha256").hexdigest(), claim.signature):
-        raise _refused(
-            "The request signature we calculated does not match the signature you provided. "
-            "Check your AWS Secret Access Key and signing method."
-        )
+    return hmac.new(key, to_sign.encode(), "sha256").hexdigest()
 
 
 def _in_header(by_name: Mapping[str, list[str]], query: str) -> _Claim | None:
