@@ -81,6 +81,7 @@ def test_update_makes_a_version_that_default_follows_and_other_endpoints_do_not(
         environmentVariables={"FLAVOUR": "sweet"},
     )
     assert updated["agentRuntimeVersion"] == "2"
+    assert ready(control, identity)["status"] == "READY"  # until then the first one serves
     tastes = {}
     for qualifier in ("DEFAULT", "prod"):
         reply = server.default_client.invoke_agent_runtime(
