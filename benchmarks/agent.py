@@ -25,8 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ TARGETS = (
     ("ms until an invocation is answered above the plain entrypoint's", "best_answered", 15.0),
 )
 HEARTBEAT_MS, IMPORT_MS = 1.5, 40.0
+QUICK_KIND_S = 3.0  # sessions of a kind are begun for this long; on two cores with eleven busy processes all takes 37 s then
+QUICK_IMPORTS_S = 4.0
+LEAST_SESSIONS = 3  # the checks take the smallest value, which one disturbed session must not be
 
 
 def answer(payload: Any, context: Any) -> dict[str, Any]:
@@ -144,7 +147,8 @@ def rollout(forked: Session, folder: Path, input_id: str, stores: bool) -> float
     return answered_s
 
 
-def cost(kind: str, sessions: int) -> dict[str, float]:
+def cost(kind: str, sessions: int, limit_s: float) -> dict[str, float]:
+    """Figures of a kind over `sessions` sessions, or over as many as begin within `limit_s`."""
     app = make_app(kind)
     gc.collect()
     gc.freeze()  # as the local runtime's template does: collections in the sessions then leave its pages alone
@@ -155,7 +159,10 @@ def cost(kind: str, sessions: int) -> dict[str, float]:
     answered: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        began_s = time.monotonic()
         for number in range(sessions):
+            if number >= LEAST_SESSIONS and time.monotonic() - began_s > limit_s:
+                break
             with session(app, folder, number) as forked:
                 marks = [forked.cpu_ms()]
                 for turn in range(3):
@@ -165,6 +172,7 @@ def cost(kind: str, sessions: int) -> dict[str, float]:
                 later.append((marks[3] - marks[1]) / 2)
                 memory.append(forked.private_mb())
     return {
+        "sessions": len(first),
         "first": statistics.median(first),
         "later": statistics.median(later),
         "best": min(first),
@@ -175,52 +183,66 @@ def cost(kind: str, sessions: int) -> dict[str, float]:
     }
 
 
-def waiting_ms_per_s(seconds: float, heartbeat_s: float) -> float:
-    """CPU per second of a session whose agent waits."""
-    with tempfile.TemporaryDirectory() as name:
+def waiting_ms_per_s(seconds: float, heartbeats_s: Sequence[float]) -> list[float]:
+    """CPU per second of sessions whose agents wait, one for each period of heartbeats, all at the same time."""
+    app = make_app("ours, async")
+    with tempfile.TemporaryDirectory() as name, ExitStack() as open_sessions:
         folder = Path(name)
-        with session(make_app("ours, async"), folder, 0) as forked:
-            block = {"exp_id": "e", "input_id": "i", "s3_bucket": f"file://{folder}", "heartbeat_s": heartbeat_s}
+        waiting = []
+        for number, heartbeat_s in enumerate(heartbeats_s):
+            forked = open_sessions.enter_context(session(app, folder, number))
+            block = {
+                "exp_id": "e",
+                "input_id": str(number),
+                "s3_bucket": f"file://{folder}",
+                "heartbeat_s": heartbeat_s,
+            }
             forked.request("POST", "/invocations", {"s": 3600, "_rollout": block})
-            time.sleep(1)
-            before = forked.cpu_ms()
-            time.sleep(seconds)
-            return (forked.cpu_ms() - before) / seconds
+            waiting.append(forked)
+        time.sleep(1)
+        before = [forked.cpu_ms() for forked in waiting]
+        time.sleep(seconds)
+        return [(forked.cpu_ms() - ms) / seconds for forked, ms in zip(waiting, before, strict=True)]
 
 
-def import_ms(runs: int) -> tuple[float, float]:
-    """CPU of importing the SDK, and of importing our app on top of it."""
+def import_ms(runs: int, limit_s: float) -> tuple[float, float]:
+    """CPU of importing the SDK, and of importing our app on top of it: the least of `runs`, or of those begun in `limit_s`."""
     code = (
         "import time; a = time.process_time(); import bedrock_agentcore.runtime; b = time.process_time(); "
         "import agentcore_rl_toolkit.app; print((b - a) * 1000, (time.process_time() - b) * 1000)"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
-    times = [subprocess.run(command, capture_output=True, check=True, text=True).stdout.split() for _ in range(runs)]
+    times: list[list[str]] = []
+    began_s = time.monotonic()
+    while not times or (len(times) < runs and time.monotonic() - began_s < limit_s):
+        times.append(subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
     return min(float(sdk) for sdk, _ in times), min(float(ours) for _, ours in times)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer sessions")
+    parser.add_argument("--quick", action="store_true", help="fewer sessions, and no more than fit into a few seconds")
     parser.add_argument("--json", type=Path, help="write rows and checks here")
     options = parser.parse_args()
     quick = options.quick
-    sessions = 6 if quick else 40
+    sessions, limit_s = (6, QUICK_KIND_S) if quick else (40, 3600.0)
 
     # in processes of their own: a template must be single-threaded, and kinds must not warm each other up
     rows: dict[str, dict[str, float]] = {}
     for kind in ("plain, sync", "ours, sync", "plain, async", "ours, async"):
         code = f"import sys, json; sys.path.insert(0, {str(Path(__file__).parent)!r}); import agent; "
-        code += f"print(json.dumps(agent.cost({kind!r}, {sessions})))"
+        code += f"print(json.dumps(agent.cost({kind!r}, {sessions}, {limit_s})))"
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
         if done.returncode != 0:
             raise SystemExit(done.stderr)
         rows[kind] = json.loads(done.stdout)
 
-    print(f"{'CPU ms per rollout':<22}{'first':>8}{'best':>8}{'later':>8}{'private MB':>12}{'answered ms':>13}")
+    print(
+        f"{'CPU ms per rollout':<22}{'first':>8}{'best':>8}{'later':>8}{'private MB':>12}{'answered ms':>13}{'sessions':>10}"
+    )
     for kind, row in rows.items():
         print(
-            f"{kind:<22}{row['first']:>8.2f}{row['best']:>8.2f}{row['later']:>8.2f}{row['memory']:>12.1f}{row['answered']:>13.1f}"
+            f"{kind:<22}{row['first']:>8.2f}{row['best']:>8.2f}{row['later']:>8.2f}{row['memory']:>12.1f}{row['answered']:>13.1f}{row['sessions']:>10}"
         )
     for shape in ("sync", "async"):
         ours, plain = rows[f"ours, {shape}"], rows[f"plain, {shape}"]
@@ -230,12 +252,12 @@ def main() -> None:
         )
         print(f"{ours['memory'] - plain['memory']:>12.1f}{ours['answered'] - plain['answered']:>13.1f}")
     seconds = 3.0 if quick else 30.0
-    beating, still = (waiting_ms_per_s(seconds, heartbeat_s) for heartbeat_s in (1.0, 0.0))
+    beating, still = waiting_ms_per_s(seconds, (1.0, 0.0))
     print(
         f"\na waiting session, CPU per second: {still:.2f} ms without heartbeats (stock uvicorn looks ten times a second whether"
     )
     print(f"to stop; the local runtime's server does not), and {max(beating - still, 0):.2f} ms per heartbeat")
-    sdk, ours_import = import_ms(3 if quick else 7)
+    sdk, ours_import = import_ms(3, QUICK_IMPORTS_S) if quick else import_ms(7, 3600.0)
     print(
         f"import: bedrock_agentcore.runtime {sdk:.0f} ms of CPU, agentcore_rl_toolkit.app {ours_import:.0f} ms more\n"
     )
