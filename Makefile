@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode -c constraints.txt
 
+# Compiled at installation where there is a compiler.
+SCAN := src/agentcore_rl_toolkit/gateway/_scan.c
+
 # Shared machines stall: on CI a failed test is tried once more, and the summary says so.
 RERUNS := $(if $(CI),--reruns 1)
 
@@ -25,11 +28,11 @@ $(VENV)/.torch: constraints.txt $(VENV)/.base
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	@touch $@
 
-$(VENV)/.local: pyproject.toml $(VENV)/.torch
+$(VENV)/.local: pyproject.toml hatch_build.py $(SCAN) $(VENV)/.torch
 	$(UV) -e '.[local]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+$(VENV)/.dev: pyproject.toml hatch_build.py $(SCAN) $(VENV)/.torch
 	$(UV) -e '.[dev]'
 	@touch $@ $(VENV)/.local
 
@@ -62,7 +65,7 @@ docs: $(VENV)/.dev ## Check the documentation: links resolve, commands exist
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 verl: $(VENV)/.dev ## Run the tests that need verl itself, in .venvs/verl (2 GB, built at the first call)
-	@PYTHON=$(PYTHON) sh tests/backends/environment.sh verl
+	@BASE=$(BIN)/python sh tests/backends/environment.sh verl
 	$(BIN)/python -m pytest -q tests/backends/verl
 
 slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGATRON_DIR name checkouts (docs/backends/slime.md)

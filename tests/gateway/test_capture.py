@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -136,3 +137,11 @@ def test_routed_experts_and_weight_version_are_found_where_sglang_puts_them(n: i
         assert (captured.weight_version_first, captured.weight_version_last) == (7, 7)
     assert captured.problem is None
     assert [c.routed_experts for c in captured.choices] == ([b'"AAAA"'] if n == 1 else [None, None])
+
+
+@pytest.mark.parametrize("read", [read_reply, lambda body: read_stream([b"data: " + body + b"\n\n"])])
+def test_a_reply_that_is_not_utf8_is_refused_like_any_other_that_cannot_be_read(
+    read: Callable[[bytes], object],
+) -> None:
+    with pytest.raises(CaptureError, match="cannot be read"):
+        read(b'{"id":"\xff","choices":[]}')

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CaptureError
 from . import journal as journals
+from . import scan
 from .capture import Captured, read_reply
 from .capture_stream import read_stream
 from .dialects.errors import RequestError, error_body
@@ -41,11 +42,7 @@ class Answering(Exchange):
         if self.carry:
             data, self.carry = self.carry + data, b""
         size = len(data)
-        end = -1
-        if self.n == 1:
-            end = data.find(_FINISH)
-        if end < 0:
-            end = data.find(_DONE)
+        end = scan.find_end(data, _FINISH if self.n == 1 else b"", _DONE)
         if end >= 0:
             # Whoever reads the finish reason takes the reply for whole, so it must be in the journal by then.
             cut = data.rfind(b"\n\n", 0, end) + 2

@@ -25,7 +25,7 @@ from . import repeats
 from .answering import Answering
 from .bounds import hold_to_settings
 from .dialects import relayed
-from .dialects.errors import RequestError
+from .dialects.errors import NOT_JSON, RequestError
 from .exchange import Fields
 from .growing import LONG, understand
 from .recording import stream_again, whole_again
@@ -66,7 +66,7 @@ class Call(Answering):
             else:
                 self.long, fields, body = long, long.fields, long.read
                 self.digest = long.digest()
-        except (msgspec.DecodeError, RecursionError) as e:
+        except NOT_JSON as e:
             self.refuse(RequestError(f"the request body must be a JSON object: {e}"))
             return
         stream = fields.get("stream")

@@ -1,4 +1,4 @@
-"""What a finished reply says, read once with typed decoders after the agent has its bytes.
+"""What a finished reply says, read once after the agent has its bytes: numbers by `scan`, the rest by typed decoders.
 
 Replies are JSON in the shapes of OpenAI's chat and text completions with the token fields of vLLM:
 ``prompt_token_ids`` at the top (chat) or in the choice (completions), ``choices[].token_ids``,
@@ -13,6 +13,8 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import CaptureError
+from . import scan
+from .dialects.errors import NOT_JSON
 from .records import ChoiceRecord, pack_ids, pack_logprobs
 
 _NULL = b"null"
@@ -110,16 +112,17 @@ def parse_ids(text: bytes) -> bytes:
     """JSON list content (no brackets) to packed ids. Raises: CaptureError."""
     try:
         return pack_ids(_ids.decode(b"[" + text + b"]"))
-    except msgspec.DecodeError as e:
+    except NOT_JSON as e:
         raise CaptureError(f"the engine's token ids are not a list of integers: {e}") from e
 
 
 def read_reply(body: bytes) -> Captured:
     """Decode a whole (not streamed) reply. Raises: CaptureError when it is no such reply."""
     prompt, rest = take_prompt(body)
+    lifted = scan.lift(rest)
     try:
-        reply = _reply.decode(rest)
-    except msgspec.DecodeError as e:
+        reply = _reply.decode(rest if lifted is None else lifted[0])
+    except NOT_JSON as e:
         raise CaptureError(f"the engine's reply cannot be read: {e}") from e
     version = version_number(reply.weight_version)
     if version is None and reply.metadata is not None:
@@ -134,18 +137,23 @@ def read_reply(body: bytes) -> Captured:
         usage=raw(reply.usage),
         error=raw(reply.error),
     )
-    for choice in reply.choices:
+    for place, choice in enumerate(reply.choices):
         if captured.prompt is None:
             captured.prompt = _brackets(choice.prompt_token_ids)
         message = raw(choice.message)
         if message is None:
             message = _encode({"role": "assistant", "content": choice.text or ""})
+        if lifted is not None:
+            ids, logprobs = lifted[1][place]
+        else:
+            ids = None if choice.token_ids is None else pack_ids(choice.token_ids)
+            logprobs = None if ids is None else packed_logprobs(captured, logprob_values(choice.logprobs))
         captured.choices.append(
             choice_record(
                 captured,
                 choice.index,
-                choice.token_ids,
-                _values(choice.logprobs),
+                ids,
+                logprobs,
                 choice.finish_reason,
                 message,
                 _parse_status(message),
@@ -193,37 +201,45 @@ def loose_prompt(data: bytes) -> bytes | None:
     return found
 
 
+def packed_logprobs(captured: Captured, logprobs: list[float | None] | None) -> bytes | None:
+    """Logprobs as float32; of a list with a gap none, and the capture says why."""
+    if logprobs is None:
+        return None
+    try:
+        return pack_logprobs(logprobs)  # type: ignore[arg-type]  # a None in it is what the check is for
+    except CaptureError as e:
+        captured.problem = captured.problem or str(e)
+        return None
+
+
 def choice_record(
     captured: Captured,
     index: int,
-    ids: list[int] | None,
-    logprobs: list[float | None] | None,
+    ids: bytes | None,
+    logprobs: bytes | None,
     finish_reason: str | None,
     message: bytes,
     parse_status: str,
     routed_experts: msgspec.Raw,
 ) -> ChoiceRecord:
-    packed, packed_logprobs = b"", None
-    if ids is not None:
+    """One choice of a reply; what is wrong with its tokens (int32 and float32, packed) goes to `captured`."""
+    if ids is None:
+        logprobs = None
+    else:
         captured.has_tokens = True
-        packed = pack_ids(ids)
+        problem = None
         if logprobs is None:
-            captured.problem = captured.problem or f"choice {index} has {len(ids)} token ids and no logprobs"
+            problem = f"choice {index} has {len(ids) // 4} token ids and no logprobs"
         elif len(logprobs) != len(ids):
-            captured.problem = (
-                captured.problem or f"choice {index} has {len(ids)} token ids and {len(logprobs)} logprobs"
-            )
-        else:
-            try:
-                packed_logprobs = pack_logprobs(logprobs)  # type: ignore[arg-type]  # a None in it is what the check is for
-            except CaptureError as e:
-                captured.problem = captured.problem or str(e)
+            problem = f"choice {index} has {len(ids) // 4} token ids and {len(logprobs) // 4} logprobs"
+            logprobs = None
+        captured.problem = captured.problem or problem
     if finish_reason is None:
         captured.complete = False
     return ChoiceRecord(
         index=index,
-        ids=packed,
-        logprobs=packed_logprobs,
+        ids=ids or b"",
+        logprobs=logprobs,
         finish_reason=finish_reason,
         parse_status=parse_status,
         message=message,
@@ -239,7 +255,7 @@ def check(captured: Captured) -> None:
     if captured.usage is not None and captured.has_tokens and captured.problem is None:
         try:
             said = _usage.decode(captured.usage).completion_tokens
-        except msgspec.DecodeError:
+        except NOT_JSON:
             said = None
         have = sum(len(c.ids) // 4 for c in captured.choices)
         # vLLM before 0.11 left the ids of tool-call tokens out of streams; training on the rest would be silently
@@ -248,7 +264,7 @@ def check(captured: Captured) -> None:
             captured.problem = f"the engine counted {said} completion tokens and returned {have} token ids"
 
 
-def _values(logprobs: Logprobs | None) -> list[float | None] | None:
+def logprob_values(logprobs: Logprobs | None) -> list[float | None] | None:
     if logprobs is None:
         return None
     if logprobs.content is not None:

@@ -1,6 +1,7 @@
 """What a finished stream says: chat or text completion events put together into whole choices.
 
-A stream of a thousand tokens is a thousand events of the same few shapes. They are decoded a block at a time, as one
+A stream of a thousand tokens is a thousand events of the same few shapes. Those that only add text and tokens are read
+by `scan`, a run of them at once. What is left, or all where there is no compiler, is decoded a block at a time, as one
 JSON list, and each kind of content is gathered in a pass of its own: less to do in Python for each event, and few
 enough objects at a time to stay in the processor's cache.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import CaptureError
+from . import scan
 from .capture import (
     ABSENT,
     Captured,
@@ -18,13 +20,16 @@ from .capture import (
     add_experts,
     check,
     choice_record,
+    logprob_values,
     loose_prompt,
+    packed_logprobs,
     raw,
     take_prompt,
     text_status,
     version_number,
 )
-from .records import ChoiceRecord
+from .dialects.errors import NOT_JSON
+from .records import ChoiceRecord, pack_ids
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -74,42 +79,58 @@ class _Origin(msgspec.Struct, gc=False):
 
 _events = msgspec.json.Decoder(list[_Event])
 _origin = msgspec.json.Decoder(_Origin)
+_text = msgspec.json.Decoder(str)
 _encode = msgspec.json.Encoder().encode
 _PROMPT = b'"prompt_token_ids"'
 _BLOCK = 32  # events; measured, with all at once the objects leave the cache and it takes twice as long
 
 
 def read_stream(pieces: list[bytes]) -> Captured:
-    """Decode a streamed reply from the body pieces it came in: quickly if each is an event, however else they are cut.
+    """Decode a streamed reply from the body pieces it came in, however they are cut.
 
     A stream that broke off gives what had arrived, with ``complete`` False. Raises: CaptureError when an event is not
     JSON of this kind.
     """
-    data = [piece[6:-2] for piece in pieces]  # right if every piece is an event: `data: ` and JSON and an empty line
-    if data and data[-1] == b"[DONE]":
-        data.pop()
+    stream = b"".join(pieces)
+    items = scan.lift_events(stream)
     try:
+        if items is not None:
+            return _read(items)
+        # Right if every piece is an event: `data: ` and JSON and an empty line.
+        data: list[bytes | scan.Run] = [piece[6:-2] for piece in pieces]
+        if data and data[-1] == b"[DONE]":
+            data.pop()
         return _read(data)
-    except (CaptureError, msgspec.DecodeError):
+    except (CaptureError, *NOT_JSON):
         pass
     try:
-        return _read(_split(b"".join(pieces)))
-    except msgspec.DecodeError as e:
+        return _read([*_split(stream)])
+    except NOT_JSON as e:
         raise CaptureError(f"the engine's stream cannot be read: {e}") from e
 
 
-def _read(data: list[bytes]) -> Captured:
-    captured = Captured(choices=[], prompt=_cut_prompt(data))
+def _read(items: list[bytes | scan.Run]) -> Captured:
+    """A stream from its events' JSON, runs of plain events being read already."""
+    captured = Captured(choices=[], prompt=_cut_prompt(items))
     parts: dict[int, _Parts] = {}
-    if data:
-        origin = _origin.decode(data[0])
+    if items and isinstance(items[0], bytes):
+        origin = _origin.decode(items[0])
         captured.reply_id, captured.model = origin.id, origin.model
     told: Sglext | None = None
-    for start in range(0, len(data), _BLOCK):
-        events = _events.decode(b"[%b]" % b",".join(data[start : start + _BLOCK]))
-        _take(captured, parts, events)
-        for event in events[-3:]:  # it comes last, before the usage
-            told = event.sglext or told
+    block: list[bytes] = []
+    for item in [*items, None]:
+        if isinstance(item, bytes):
+            block.append(item)
+            if len(block) < _BLOCK:
+                continue
+        if block:
+            events = _events.decode(b"[%b]" % b",".join(block))
+            block.clear()
+            _take(captured, parts, events)
+            for event in events[-3:]:  # it comes last, before the usage
+                told = event.sglext or told
+        if isinstance(item, tuple):
+            parts.setdefault(item[0], _Parts()).take_run(item)
     for index in sorted(parts):
         captured.choices.append(parts[index].whole(captured, index))
     add_experts(captured, told)
@@ -133,10 +154,10 @@ def _take(captured: Captured, parts: dict[int, _Parts], events: list[_Event]) ->
             parts[index] = _Parts()
     if len(parts) == 1:
         for only in parts.values():
-            only.take(choices)
+            only.take(captured, choices)
     else:
         for index, part in parts.items():
-            part.take([choice for choice in choices if choice.index == index])
+            part.take(captured, [choice for choice in choices if choice.index == index])
 
 
 def _split(text: bytes) -> list[bytes]:
@@ -154,10 +175,10 @@ def _split(text: bytes) -> list[bytes]:
     return events
 
 
-def _cut_prompt(data: list[bytes]) -> bytes | None:
+def _cut_prompt(data: list[bytes | scan.Run]) -> bytes | None:
     """The first prompt ids of the stream, taken out of their event: they would be most of the decoding."""
     for i, event in enumerate(data):
-        if _PROMPT in event:
+        if isinstance(event, bytes) and _PROMPT in event:
             prompt, data[i] = take_prompt(event)
             if prompt is None:
                 prompt = loose_prompt(event)
@@ -172,25 +193,43 @@ class _Parts:
     __slots__ = ("content", "experts", "finish_reason", "ids", "logprobs", "rare")
 
     def __init__(self) -> None:
-        self.ids: list[int] | None = None
-        self.logprobs: list[float | None] | None = None
+        self.ids: list[bytes] | None = None  # packed
+        self.logprobs: list[bytes] | None = None
         self.content: list[str] = []
         self.rare: list[_Delta] = []  # deltas that bring more than text
         self.finish_reason: str | None = None
         self.experts: msgspec.Raw = ABSENT
 
-    def take(self, choices: list[_Choice]) -> None:
-        lists = [c.token_ids for c in choices if c.token_ids is not None]
-        if lists:
+    def add(self, ids: bytes | None, logprobs: bytes | None) -> None:
+        if ids is not None:
             if self.ids is None:
                 self.ids = []
-            self.ids += [i for ids in lists for i in ids]
-        logprobs = [c.logprobs for c in choices if c.logprobs is not None]
-        if logprobs:
+            self.ids.append(ids)
+        if logprobs is not None:
             if self.logprobs is None:
                 self.logprobs = []
-            self.logprobs += [entry.logprob for part in logprobs if part.content is not None for entry in part.content]
-            self.logprobs += [v for part in logprobs if part.token_logprobs is not None for v in part.token_logprobs]
+            self.logprobs.append(logprobs)
+
+    def take_run(self, run: scan.Run) -> None:
+        _, ids, logprobs, reasoning, json_text = run
+        self.add(ids, logprobs)
+        if json_text:
+            text = _text.decode(b'"%b"' % json_text)
+            if reasoning:
+                self.rare.append(_Delta(reasoning_content=text))
+            else:
+                self.content.append(text)
+
+    def take(self, captured: Captured, choices: list[_Choice]) -> None:
+        lists = [c.token_ids for c in choices if c.token_ids is not None]
+        ids = pack_ids([i for ids in lists for i in ids]) if lists else None
+        parts = [c.logprobs for c in choices if c.logprobs is not None]
+        contents = [part.content for part in parts if part.content is not None]
+        if len(contents) == len(parts):
+            values: list[float | None] = [entry.logprob for content in contents for entry in content]
+        else:
+            values = [value for part in parts for value in logprob_values(part) or ()]
+        self.add(ids, packed_logprobs(captured, values) if parts else None)
         deltas = [c.delta for c in choices if c.delta is not None]
         self.content += [d.content for d in deltas if d.content] if deltas else [c.text for c in choices if c.text]
         self.rare += [d for d in deltas if d.tool_calls is not None or d.reasoning_content or d.reasoning or d.refusal]
@@ -205,8 +244,8 @@ class _Parts:
         return choice_record(
             captured,
             index,
-            self.ids,
-            self.logprobs,
+            None if self.ids is None else b"".join(self.ids),
+            None if self.logprobs is None else b"".join(self.logprobs),
             self.finish_reason,
             _encode(message),
             "parsed" if calls else text_status(self.content),

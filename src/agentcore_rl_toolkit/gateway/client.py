@@ -12,6 +12,7 @@ import msgspec
 from .._portal import Portal
 from ..errors import GatewayError
 from ..trajectory import Turn
+from .dialects.errors import NOT_JSON
 from .http_client import request, stream
 from .records import CallRecord, decode, expand
 
@@ -305,14 +306,14 @@ def _checked(status: int, data: bytes, what: str) -> Any:
         raise GatewayError(f"{what}: {error_message(data)}", status=status)
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError as e:
+    except NOT_JSON as e:
         raise GatewayError(f"{what}: the answer is not JSON ({e}); is this a gateway?", status=status) from e
 
 
 def error_message(data: bytes) -> str:
     try:
         return str(msgspec.json.decode(data)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (*NOT_JSON, KeyError, TypeError):
         return data[:300].decode("utf-8", "replace")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .dialects.errors import RequestError
+from .dialects.errors import NOT_JSON, RequestError
 
 _NULL = b"null"
 _OVERFLOW = (
@@ -56,7 +56,7 @@ def upstream_error(status: int, body: bytes) -> RequestError:
             message, param, code = told.error or told.message, told.param, told.code
         if message is None and bytes(told.detail) != _NULL:
             message = bytes(told.detail).decode("utf-8", "replace")
-    except msgspec.DecodeError:
+    except NOT_JSON:
         message = body[:500].decode("utf-8", "replace")
     if status == 400 and any(words in body for words in _OVERFLOW):
         return RequestError(message or "the prompt is too long", kind="context_overflow", param=param or "messages")

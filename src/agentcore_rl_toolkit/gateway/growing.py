@@ -11,6 +11,7 @@ import zlib
 
 import msgspec
 
+from .dialects.errors import NOT_JSON
 from .exchange import Fields
 from .prefixes import Prefixes
 
@@ -79,7 +80,7 @@ def _continued(body: bytes, known: Prefixes) -> Request | None:
     try:
         _fields.decode(body[:at] + b'"messages":0}')  # so it is a key of the request and not of something inside it
         fields = _fields.decode(read)
-    except (msgspec.DecodeError, RecursionError):
+    except NOT_JSON:
         return None  # whoever reads it whole can say what is wrong
     new = bytes(fields.pop("messages", msgspec.Raw(b"")))
     if read[start : start + len(new)] != new or new[:1] != b"[" or (new == b"[]") is goes_on:

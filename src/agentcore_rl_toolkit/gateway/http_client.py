@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ..errors import ConfigError, GatewayError
+from .dialects.errors import NOT_JSON
 
 
 async def request(
@@ -42,7 +43,7 @@ async def stream(
                 text = b"".join([piece async for piece in pieces])
                 try:
                     message = msgspec.json.decode(text)["error"]["message"]
-                except (msgspec.DecodeError, KeyError, TypeError):
+                except (*NOT_JSON, KeyError, TypeError):
                     message = text[:300].decode("utf-8", "replace")
                 raise GatewayError(f"{method} {url}: {message}", status=exchange.status)
             while True:

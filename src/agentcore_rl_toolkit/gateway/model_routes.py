@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import AgentCoreRLError
 from .dialects.anthropic import encode_count, parse_request
-from .dialects.errors import RequestError
+from .dialects.errors import NOT_JSON, RequestError
 from .engine_errors import upstream_error
 from .fetching import get, post
 from .sessions import Session
@@ -69,7 +69,7 @@ class ModelRoutes:
             raise upstream_error(status, body)
         try:
             return [model for model in msgspec.json.decode(body)["data"] if isinstance(model["id"], str)]
-        except (msgspec.DecodeError, KeyError, TypeError) as e:
+        except (*NOT_JSON, KeyError, TypeError) as e:
             raise RequestError(f"the inference server's list of models cannot be read: {e}", kind="upstream") from e
 
     def _refuse(self, conn: AgentConnection, request: Request, dialect: str, error: RequestError) -> None:
@@ -117,7 +117,7 @@ class ModelRoutes:
             raise RequestError("this inference server cannot count tokens (no /tokenize)", kind="unsupported")
         try:
             return int(msgspec.json.decode(told)["count"])
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as e:
+        except (*NOT_JSON, KeyError, TypeError, ValueError) as e:
             raise RequestError(f"the inference server's count cannot be read: {e}", kind="upstream") from e
 
 

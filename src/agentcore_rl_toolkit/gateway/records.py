@@ -12,8 +12,9 @@ The journal frames records (`journal.py`); the bulk fetch sends them as they are
 from __future__ import annotations
 
 import array
+import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -110,13 +111,12 @@ def decode(payload: bytes | memoryview) -> CallRecord:
     return record
 
 
-def pack_ids(ids: Iterable[int]) -> bytes:
+def pack_ids(ids: Sequence[int]) -> bytes:
     """Token ids as int32. Raises: CaptureError on a value that is no token id."""
     try:
-        packed = array.array("i", ids)
-    except (OverflowError, TypeError) as e:
+        return struct.pack(f"<{len(ids)}i", *ids)  # twice as fast as filling an array
+    except struct.error as e:
         raise CaptureError(f"token ids must be 32-bit integers: {e}") from e
-    return _little(packed)
 
 
 def unpack_ids(data: bytes) -> list[int]:
@@ -135,13 +135,14 @@ def ids_array(data: bytes) -> array.array[int]:
     return ids
 
 
-def pack_logprobs(logprobs: Iterable[float]) -> bytes:
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
     """Logprobs as float32. Raises: CaptureError on a missing or non-numeric value: absent is not zero."""
     try:
-        packed = array.array("f", logprobs)
-    except TypeError as e:
+        return struct.pack(f"<{len(logprobs)}f", *logprobs)
+    except struct.error as e:
         raise CaptureError(f"the engine left out the logprob of a sampled token: {e}") from e
-    return _little(packed)
+    except OverflowError as e:
+        raise CaptureError(f"a logprob is not a float32: {e}") from e
 
 
 def unpack_logprobs(data: bytes) -> list[float]:
@@ -150,12 +151,6 @@ def unpack_logprobs(data: bytes) -> list[float]:
     if sys.byteorder == "big":
         unpacked.byteswap()
     return unpacked.tolist()
-
-
-def _little(packed: array.array[Any]) -> bytes:
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
 
 
 class Expanded(msgspec.Struct):

@@ -7,13 +7,15 @@ our own routes. A session must be created before it is called, and a deleted one
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from array import array
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
 import msgspec
 
 from ..contract import new_session_id
-from .dialects.errors import RequestError
+from .dialects.errors import NOT_JSON, RequestError
 from .records import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
 from .sessions import Session, SessionSettings
 from .wire import Request, reply
@@ -103,7 +105,7 @@ class RLLMRoutes:
     async def _traces(self, conn: AgentConnection, request: Request) -> None:
         session = self._session(request.path[10:-7])
         since, limit = _bounds(request)
-        await self._send(conn, request, [session], since, limit)
+        await self._send(conn, request, [session], since, limit, compact=_asked(request, "format") == "compact")
 
     async def _query(self, conn: AgentConnection, request: Request) -> None:
         asked = _decode(request.body, _Query)
@@ -121,10 +123,17 @@ class RLLMRoutes:
         raise RequestError(f"there is no trace {wanted!r}", kind="not_found")
 
     async def _send(
-        self, conn: AgentConnection, request: Request, sessions: list[Session], since: float | None, limit: int | None
+        self,
+        conn: AgentConnection,
+        request: Request,
+        sessions: list[Session],
+        since: float | None,
+        limit: int | None,
+        compact: bool = False,
     ) -> None:
         traces = [t for s in sessions for t in await self._read(s) if since is None or t["timestamp"] >= since]
-        body = await asyncio.get_running_loop().run_in_executor(None, _to_json, traces[:limit])
+        work = _graph_json if compact else _to_json
+        body = await asyncio.get_running_loop().run_in_executor(None, work, traces[:limit])
         conn.task = None
         conn.write(reply(200, body, keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
@@ -204,6 +213,62 @@ def _traces(
     return found
 
 
+def graph_of(traces: list[dict[str, Any]]) -> dict[str, Any]:
+    """The traces of one session as rLLM's compact graph: of what a call's parent holds, only the rest is given.
+
+    Its parent is the call whose messages and tokens, prompt and reply, it goes on from; without one it is whole.
+    Source: `models.TraceGraph` in rLLM's branch `terminal-rl`, git a5fa9aa (pull requests 868 and 892).
+    """
+    begun: dict[tuple[int, bytes], dict[str, Any]] = {}  # what a call and its reply hold -> the call
+    lengths: set[int] = set()
+    deltas = []
+    for trace in traces:
+        prompt = array("i", trace["prompt_token_ids"])
+        parent, start, messages = None, 0, 0
+        for length in sorted((n for n in lengths if n <= len(prompt)), reverse=True):
+            found = begun.get((length, _digest(prompt[:length])))
+            if found is not None and _goes_on(found, trace["messages"]):
+                parent, start, messages = found["trace_id"], length, len(found["messages"]) + 1
+                break
+        delta = {k: v for k, v in trace.items() if k not in _NOT_IN_DELTAS}
+        delta["parent_trace_id"], delta["lineage_id"] = parent, None
+        delta["messages_suffix"] = trace["messages"][messages:]
+        delta["prompt_ids_suffix"] = trace["prompt_token_ids"][start:]
+        deltas.append(delta)
+        prompt.extend(trace["completion_token_ids"])
+        lengths.add(len(prompt))
+        begun.setdefault((len(prompt), _digest(prompt)), trace)
+    return {"format": "compact", "version": 1, "deltas": deltas}
+
+
+_NOT_IN_DELTAS = frozenset({"messages", "prompt_token_ids", "raw_request", "raw_response"})
+
+
+def _graph_json(traces: list[dict[str, Any]]) -> bytes:
+    return _to_json(graph_of(traces))
+
+
+def _digest(ids: array[int]) -> bytes:
+    return hashlib.sha1(ids.tobytes(), usedforsecurity=False).digest()
+
+
+def _goes_on(earlier: dict[str, Any], messages: list[dict[str, Any]]) -> bool:
+    """Whether these messages start with an earlier call's messages and its reply."""
+    before = [*earlier["messages"], earlier["response_message"]]
+    return len(before) <= len(messages) and all(
+        a == b or _said(a) == _said(b) for a, b in zip(before, messages, strict=False)
+    )
+
+
+def _said(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without what clients add or rename when they send it back."""
+    left_out = ("reasoning", "provider_specific_fields")
+    kept = {k: v for k, v in message.items() if v is not None and v != [] and k not in left_out}
+    if message.get("reasoning") is not None:
+        kept.setdefault("reasoning_content", message["reasoning"])
+    return kept
+
+
 def _info(session: Session) -> dict[str, Any]:
     return {
         "session_id": session.id,
@@ -214,11 +279,16 @@ def _info(session: Session) -> dict[str, Any]:
     }
 
 
+def _asked(request: Request, name: str) -> str | None:
+    """A parameter of the query."""
+    return parse_qs(request.query.decode("ascii", "replace")).get(name, [None])[0]
+
+
 def _bounds(request: Request) -> tuple[float | None, int | None]:
-    query = parse_qs(request.query.decode("ascii", "replace"))
+    since_text, limit_text = _asked(request, "since"), _asked(request, "limit")
     try:
-        since = float(query["since"][0]) if "since" in query else None
-        limit = int(query["limit"][0]) if "limit" in query else None
+        since = float(since_text) if since_text is not None else None
+        limit = int(limit_text) if limit_text is not None else None
     except ValueError as e:
         raise RequestError(f"since is a number, limit a whole one: {e}") from e
     return since, limit
@@ -227,5 +297,5 @@ def _bounds(request: Request) -> tuple[float | None, int | None]:
 def _decode(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, RecursionError) as e:
+    except NOT_JSON as e:
         raise RequestError(f"the request body does not fit: {e}") from e

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .dialects.errors import RequestError
+from .dialects.errors import NOT_JSON, RequestError
 from .finished import FinishedSessions
 from .http_client import request as ask
 from .http_client import stream
@@ -171,7 +171,7 @@ class Shard:
         try:
             asked = msgspec.json.decode(body or b"{}", type=dict[str, Any])
             names = [str(n) for n in asked.get("session_ids", [])]
-        except (msgspec.DecodeError, RecursionError, TypeError) as e:
+        except (*NOT_JSON, TypeError) as e:
             raise RequestError(f"the request body does not fit: {e}") from e
         parts: dict[int, list[str]] = {}
         for name in names:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .dialects.errors import RequestError
+from .dialects.errors import NOT_JSON, RequestError
 from .engine_errors import upstream_error
 from .engines import tinker as wire
 from .fetching import post
@@ -214,7 +214,7 @@ class TinkerService:
             raise RequestError(f"{where}: {error}", kind=error.kind, status=status if status != 401 else 502)
         try:
             decoded = msgspec.json.decode(told or b"{}")
-        except msgspec.DecodeError as e:
+        except NOT_JSON as e:
             raise RequestError(f"{where}: the answer is not JSON: {e}", kind="upstream") from e
         return decoded if isinstance(decoded, dict) else {}
 
@@ -303,5 +303,5 @@ def _lifetime_s(jwt: str) -> float:
         part = jwt.split(".")[1]
         claims = msgspec.json.decode(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
         return max(60.0, float(claims["exp"]) - float(claims["iat"]))
-    except (IndexError, KeyError, TypeError, ValueError, msgspec.DecodeError):
+    except (*NOT_JSON, IndexError, KeyError, TypeError, ValueError):
         return 60.0

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from .dialects.errors import RequestError, error_body
+from .dialects.errors import NOT_JSON, RequestError, error_body
 
 _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _LINES = {code: b"HTTP/1.1 %d %b\r\n" % (code, reason) for code, reason in _REASONS.items()}
@@ -120,5 +120,5 @@ def decode_body(body: bytes, kind: type[_T]) -> _T:
     """The JSON body of an administrative request. Raises: RequestError."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, RecursionError) as e:
+    except NOT_JSON as e:
         raise RequestError(f"the request body does not fit: {e}") from e

@@ -9,7 +9,7 @@ import msgspec
 
 from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, new_id
 from .chat import named_tool
-from .errors import RequestError, unsupported
+from .errors import NOT_JSON, RequestError, unsupported
 from .fields import Fields, decode_body
 
 _NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "diagnostics")
@@ -256,7 +256,7 @@ def tool_input(arguments: str) -> Any:
     """
     try:
         decoded = msgspec.json.decode(arguments) if arguments else {}
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return {"_raw": arguments}
     return decoded if isinstance(decoded, dict) else {"_raw": decoded}
 

@@ -8,6 +8,9 @@ import msgspec
 
 from agentcore_rl_toolkit.errors import GatewayError
 
+# What reading bytes of others as JSON may raise: bad syntax, bytes that are not UTF-8, too deep.
+NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
+
 # kind -> (HTTP status, OpenAI type, OpenAI code, Anthropic type)
 # Source: platform.openai.com/docs/guides/error-codes, docs.anthropic.com/en/api/errors
 KINDS: dict[str, tuple[int, str, str | None, str]] = {

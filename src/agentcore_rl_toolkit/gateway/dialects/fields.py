@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .canonical import Sampling
-from .errors import RequestError, unsupported
+from .errors import NOT_JSON, RequestError, unsupported
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def decode_body(body: bytes) -> dict[str, Any]:
     """Raises: RequestError when the body is not a JSON object."""
     try:
         decoded = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+    except NOT_JSON as e:
         raise RequestError(f"the body is not valid JSON: {e}") from e
     if not isinstance(decoded, dict):
         raise RequestError(f"the body must be a JSON object, not {_kind(decoded)}")

@@ -14,6 +14,7 @@ from agentcore_rl_toolkit.errors import UpstreamError
 
 from .builder import ReplyBuilder
 from .canonical import Delta, Reply, ToolDelta, Usage
+from .errors import NOT_JSON
 from .sse import DONE, Event, SSEParser
 
 _DECODER = msgspec.json.Decoder()
@@ -51,7 +52,7 @@ def decode_json(data: bytes) -> dict[str, Any]:
     """Raises: UpstreamError when an engine's answer is not a JSON object."""
     try:
         body = _DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except NOT_JSON as e:
         raise UpstreamError(f"the engine sent something that is not JSON: {data[:200]!r}") from e
     if not isinstance(body, dict):
         raise UpstreamError(f"the engine sent JSON that is not an object: {data[:200]!r}")

@@ -18,6 +18,7 @@ import msgspec
 
 from ...errors import CaptureError
 from ..dialects.canonical import Request
+from ..dialects.errors import NOT_JSON
 from ..dialects.sse import DONE, SSEParser
 from . import constraints
 from .base import Piece, version_of
@@ -107,7 +108,7 @@ class SGLangEngine:
     def reply(self, body: bytes) -> list[Piece]:
         try:
             answers = _many.decode(body) if body.lstrip()[:1] == b"[" else [_one.decode(body)]
-        except msgspec.DecodeError as e:
+        except NOT_JSON as e:
             raise CaptureError(f"the engine's answer cannot be read: {e}") from e
         several = len(answers) > 1
         return [_piece(answer, place if several else answer.index, 0) for place, answer in enumerate(answers)]
@@ -131,7 +132,7 @@ class SGLangStream:
                 continue
             try:
                 answer = _one.decode(event.data)
-            except msgspec.DecodeError as e:
+            except NOT_JSON as e:
                 raise CaptureError(f"the engine's stream cannot be read: {e}") from e
             if answer.error is not None:
                 self.error = answer.error if isinstance(answer.error, dict) else {"message": str(answer.error)}

@@ -20,6 +20,7 @@ import msgspec
 
 from ...errors import CaptureError
 from ..dialects.canonical import LENGTH, STOP, Request
+from ..dialects.errors import NOT_JSON
 from .base import GenerationStream, Piece
 from .protobuf import read_fields
 
@@ -60,7 +61,7 @@ def read_answer(body: bytes) -> Answer:
     """Raises: CaptureError when it is not JSON of that shape."""
     try:
         return _answer.decode(body)
-    except msgspec.DecodeError as e:
+    except NOT_JSON as e:
         raise CaptureError(f"the service's answer cannot be read: {e}") from e
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from ...errors import CaptureError
 from ..dialects.canonical import Request
+from ..dialects.errors import NOT_JSON
 from ..dialects.sse import DONE, SSEParser
 from . import constraints
 from .base import Piece, version_of
@@ -131,7 +132,7 @@ class VLLMStream:
 def _pieces(body: bytes) -> list[Piece]:
     try:
         answer = _answer.decode(body)
-    except msgspec.DecodeError as e:
+    except NOT_JSON as e:
         raise CaptureError(f"the engine's answer cannot be read: {e}") from e
     version = version_of(answer.weight_version)
     pieces = []

@@ -23,6 +23,7 @@ import msgspec
 
 from agentcore_rl_toolkit.gateway.dialects.canonical import text_of
 
+from ..dialects.errors import NOT_JSON
 from .tokens import TokenBuffer
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -47,7 +48,7 @@ def _arguments_key(arguments: Any) -> Any:
         return arguments
     try:
         return msgspec.json.decode(arguments) if arguments.strip() else {}
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return arguments.strip()
 
 

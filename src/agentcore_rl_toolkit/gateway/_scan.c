@@ -1,0 +1,975 @@
+/* Takes the numbers out of an inference server's reply in one pass over its bytes.
+
+   Nine tenths of a reply with logprobs are numbers and token texts that become two packed arrays. Building a Python
+   object for each of them is most of what a call costs the gateway; here they go from JSON digits to int32 and float32
+   directly. Everything else in the reply stays JSON and is decoded where it always was.
+
+   The rule of this file: whatever it does not know for certain to understand exactly as that decoder would, it declines
+   (None, or the event as it came), and the decoder does it. It never reads a value that is not there and never guesses.
+
+   Bytes objects end in a NUL, which no JSON value can contain: every loop below stops at it, so running over the end of a
+   reply that was cut off is impossible. */
+
+#define _GNU_SOURCE /* memmem */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define DEEPEST 64
+
+/* -- growing arrays ------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    char *data;
+    size_t used, room;
+} Buffer;
+
+static int
+more_room(Buffer *b, size_t size)
+{
+    size_t room = b->room ? b->room : 1024;
+    while (room < b->used + size) {
+        room *= 2;
+    }
+    char *data = PyMem_Realloc(b->data, room);
+    if (data == NULL) {
+        return 0;
+    }
+    b->data = data;
+    b->room = room;
+    return 1;
+}
+
+static inline int
+push(Buffer *b, const void *from, size_t size)
+{
+    if (size == 0) {
+        return 1;
+    }
+    if (b->used + size > b->room && !more_room(b, size)) {
+        return 0;
+    }
+    memcpy(b->data + b->used, from, size);
+    b->used += size;
+    return 1;
+}
+
+/* The four bytes of a number, the lowest first, whatever the machine's order. */
+static inline int
+push_four(Buffer *b, uint32_t v)
+{
+    unsigned char four[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16), (unsigned char)(v >> 24)};
+    return push(b, four, 4);
+}
+
+static PyObject *
+as_bytes(const Buffer *b)
+{
+    return PyBytes_FromStringAndSize(b->used ? b->data : "", (Py_ssize_t)b->used);
+}
+
+/* -- JSON: each function gets the first byte of a value and returns the byte after it, or NULL ----------------------- */
+
+static inline const char *
+ws(const char *p)
+{
+    while (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t') {
+        p++;
+    }
+    return p;
+}
+
+static inline int
+is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static int
+is_hex(char c)
+{
+    return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+}
+
+static const char *
+word(const char *p, const char *text)
+{
+    while (*text) {
+        if (*p++ != *text++) {
+            return NULL;
+        }
+    }
+    return p;
+}
+
+static inline int
+is_null(const char *p)
+{
+    return p[0] == 'n' && p[1] == 'u' && p[2] == 'l' && p[3] == 'l';
+}
+
+#define ESCAPED 1
+#define SURROGATE 2
+
+/* What a string's text cannot simply go on with: quotes, backslashes, control characters. */
+static const unsigned char HALTS[256] = {
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, ['"'] = 1, ['\\'] = 1,
+};
+
+/* `p` is after the opening quote; returns the closing one. `found` tells which escapes there were. */
+static inline const char *
+string_end(const char *p, int *found)
+{
+    for (;; p++) {
+        while (!HALTS[(unsigned char)*p]) {
+            p++;
+        }
+        if (*p == '"') {
+            return p;
+        }
+        if (*p != '\\') {
+            return NULL;
+        }
+        *found |= ESCAPED;
+        switch (*++p) {
+        case '"': case '\\': case '/': case 'b': case 'f': case 'n': case 'r': case 't':
+            break;
+        case 'u':
+            for (int i = 1; i <= 4; i++) {
+                if (!is_hex(p[i])) {
+                    return NULL;
+                }
+            }
+            if ((p[1] == 'd' || p[1] == 'D') && p[2] > '7') {
+                *found |= SURROGATE;
+            }
+            p += 4;
+            break;
+        default:
+            return NULL;
+        }
+    }
+}
+
+static const char *
+skip_number(const char *p)
+{
+    if (*p == '-') {
+        p++;
+    }
+    if (*p == '0') {
+        p++;
+    } else if (is_digit(*p)) {
+        while (is_digit(*p)) {
+            p++;
+        }
+    } else {
+        return NULL;
+    }
+    if (*p == '.') {
+        if (!is_digit(*++p)) {
+            return NULL;
+        }
+        while (is_digit(*p)) {
+            p++;
+        }
+    }
+    if (*p == 'e' || *p == 'E') {
+        p++;
+        if (*p == '+' || *p == '-') {
+            p++;
+        }
+        if (!is_digit(*p)) {
+            return NULL;
+        }
+        while (is_digit(*p)) {
+            p++;
+        }
+    }
+    return p;
+}
+
+typedef struct {
+    const char *text;
+    size_t length;
+} Key;
+
+static inline int
+is(const Key *key, const char *name, size_t length)
+{
+    return key->length == length && memcmp(key->text, name, length) == 0;
+}
+#define IS(key, name) is(&(key), name, sizeof(name) - 1)
+
+/* To the value of an object's next key. At the closing brace `key->text` is NULL and the result the byte after it. */
+static inline const char *
+next_key(const char *p, Key *key, int first)
+{
+    p = ws(p);
+    if (*p == '}') {
+        key->text = NULL;
+        return p + 1;
+    }
+    if (!first) {
+        if (*p != ',') {
+            return NULL;
+        }
+        p = ws(p + 1);
+    }
+    if (*p != '"') {
+        return NULL;
+    }
+    int found = 0;
+    key->text = ++p;
+    p = string_end(p, &found);
+    if (p == NULL || found) { /* a key written with escapes: nobody does that */
+        return NULL;
+    }
+    key->length = (size_t)(p - key->text);
+    p = ws(p + 1);
+    return *p == ':' ? ws(p + 1) : NULL;
+}
+
+/* To an array's next item. At the closing bracket `done` is set and the result the byte after it. */
+static inline const char *
+next_item(const char *p, int first, int *done)
+{
+    p = ws(p);
+    if (*p == ']') {
+        *done = 1;
+        return p + 1;
+    }
+    if (first) {
+        return p;
+    }
+    if (*p != ',') {
+        return NULL;
+    }
+    p = ws(p + 1);
+    return *p == ']' ? NULL : p;
+}
+
+/* A list of whole numbers without spaces, as a token's bytes are written; NULL for any other. */
+static inline const char *
+skip_bytes(const char *p)
+{
+    for (p++; is_digit(*p); p++) {
+        if (*p == '0' && is_digit(p[1])) {
+            return NULL;
+        }
+        while (is_digit(*p)) {
+            p++;
+        }
+        if (*p == ']') {
+            return p + 1;
+        }
+        if (*p != ',') {
+            return NULL;
+        }
+    }
+    return NULL;
+}
+
+static const char *
+skip_value(const char *p, int depth)
+{
+    const char *end;
+    int found = 0, done = 0, first = 1;
+    Key key;
+    switch (*p) {
+    case '"':
+        p = string_end(p + 1, &found);
+        return p == NULL || found & SURROGATE ? NULL : p + 1;
+    case '{':
+        if (depth == 0) {
+            return NULL;
+        }
+        for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
+            if ((p = skip_value(p, depth - 1)) == NULL) {
+                return NULL;
+            }
+        }
+        return p;
+    case '[':
+        if (depth == 0) {
+            return NULL;
+        }
+        if ((end = skip_bytes(p)) != NULL) {
+            return end;
+        }
+        for (p++; (p = next_item(p, first, &done)) != NULL && !done; first = 0) {
+            if ((p = skip_value(p, depth - 1)) == NULL) {
+                return NULL;
+            }
+        }
+        return p;
+    case 't':
+        return word(p, "true");
+    case 'f':
+        return word(p, "false");
+    case 'n':
+        return word(p, "null");
+    default:
+        return skip_number(p);
+    }
+}
+
+static const char *
+read_int(const char *p, int32_t *value)
+{
+    int negative = *p == '-';
+    if (negative) {
+        p++;
+    }
+    if (!is_digit(*p) || (*p == '0' && is_digit(p[1]))) {
+        return NULL;
+    }
+    int64_t n = 0;
+    for (; is_digit(*p); p++) {
+        n = n * 10 + (*p - '0');
+        if (n > INT32_MAX) {
+            return NULL;
+        }
+    }
+    if (*p == '.' || *p == 'e' || *p == 'E') {
+        return NULL;
+    }
+    *value = (int32_t)(negative ? -n : n);
+    return p;
+}
+
+static const double TENS[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
+                              1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+
+/* A logprob, rounded once to double (exactly: either factor below has an exact double, so the one operation rounds
+   right; all else goes to Python's own conversion) and then to float32, as the decoder and `array` would. */
+static const char *
+read_logprob(const char *p, float *value)
+{
+    const char *start = p;
+    const char *end = skip_number(p);
+    if (end == NULL) {
+        return NULL;
+    }
+    int negative = *p == '-', digits = 0, scale = 0;
+    uint64_t m = 0;
+    for (p += negative; is_digit(*p); p++) {
+        m = m * 10 + (uint64_t)(*p - '0');
+        digits += m != 0;
+    }
+    if (*p == '.') {
+        for (p++; is_digit(*p); p++, scale--) {
+            m = m * 10 + (uint64_t)(*p - '0');
+            digits += m != 0;
+        }
+    }
+    if (p != end) { /* an exponent */
+        p++;
+        int minus = *p == '-', n = 0;
+        for (p += *p == '-' || *p == '+'; is_digit(*p); p++) {
+            n = n < 10000 ? n * 10 + (*p - '0') : n;
+        }
+        scale += minus ? -n : n;
+    }
+    double v;
+    if (digits <= 18 && m <= (1ULL << 53) && scale >= -22 && scale <= 22) {
+        v = scale < 0 ? (double)m / TENS[-scale] : (double)m * TENS[scale];
+        v = negative ? -v : v;
+    } else {
+        char *stop;
+        v = PyOS_string_to_double(start, &stop, NULL);
+        if (v == -1.0 && PyErr_Occurred()) {
+            PyErr_Clear();
+            return NULL;
+        }
+        if (stop != end) {
+            return NULL;
+        }
+    }
+    if (!(fabs(v) <= FLT_MAX)) {
+        return NULL;
+    }
+    *value = (float)v;
+    return end;
+}
+
+/* -- what replies are made of ---------------------------------------------------------------------------------------- */
+
+static const char *
+read_ids(const char *p, Buffer *ids)
+{
+    int done = 0, first = 1;
+    if (*p != '[') {
+        return NULL;
+    }
+    for (p++; (p = next_item(p, first, &done)) != NULL && !done; first = 0) {
+        int32_t id;
+        if ((p = read_int(p, &id)) == NULL || !push_four(ids, (uint32_t)id)) {
+            return NULL;
+        }
+    }
+    return p;
+}
+
+static inline int
+push_float(Buffer *b, float f)
+{
+    uint32_t v;
+    memcpy(&v, &f, 4);
+    return push_four(b, v);
+}
+
+/* `{"content": [{"logprob": x, ...}, ...]}` or `{"token_logprobs": [x, ...], ...}`. `have`: whether there was either. */
+static const char *
+read_logprobs(const char *p, Buffer *logprobs, int *have)
+{
+    Key key, inner;
+    int first = 1, seen = 0;
+    *have = 0;
+    if (*p != '{') {
+        return NULL;
+    }
+    for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
+        int chat = IS(key, "content");
+        int now = chat ? 1 : IS(key, "token_logprobs") ? 2 : 0;
+        if (seen & now) {
+            return NULL;
+        }
+        seen |= now;
+        if (!now || is_null(p)) {
+            if ((p = skip_value(p, DEEPEST)) == NULL) {
+                return NULL;
+            }
+            continue;
+        }
+        if (*have || *p != '[') {
+            return NULL;
+        }
+        *have = 1;
+        int done = 0, begin = 1;
+        for (p++; (p = next_item(p, begin, &done)) != NULL && !done; begin = 0) {
+            float value;
+            if (!chat) {
+                if ((p = read_logprob(p, &value)) == NULL || !push_float(logprobs, value)) {
+                    return NULL;
+                }
+                continue;
+            }
+            if (*p != '{') {
+                return NULL;
+            }
+            int start = 1, known = 0;
+            for (p++; (p = next_key(p, &inner, start)) != NULL && inner.text != NULL; start = 0) {
+                if (IS(inner, "logprob")) {
+                    if (known++ || (p = read_logprob(p, &value)) == NULL || !push_float(logprobs, value)) {
+                        return NULL;
+                    }
+                } else if ((p = skip_value(p, DEEPEST)) == NULL) {
+                    return NULL;
+                }
+            }
+            if (p == NULL || !known) {
+                return NULL;
+            }
+        }
+        if (p == NULL) {
+            return NULL;
+        }
+    }
+    return p;
+}
+
+/* -- whole replies --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    char *out;        /* the reply without the numbers */
+    const char *kept; /* up to where the original has been copied there or left out */
+} Rest;
+
+static void
+leave_out(Rest *rest, const char *from, const char *to)
+{
+    size_t size = (size_t)(from - rest->kept);
+    memcpy(rest->out, rest->kept, size);
+    memcpy(rest->out + size, "null", 4);
+    rest->out += size + 4;
+    rest->kept = to;
+}
+
+/* One of `choices`: its numbers are left out of `rest` and appended to `found` as (ids, logprobs). */
+static const char *
+lift_choice(const char *p, Rest *rest, PyObject *found)
+{
+    Buffer ids = {0}, logprobs = {0};
+    int has_ids = 0, has_logprobs = 0, seen_ids = 0, seen_logprobs = 0, first = 1;
+    const char *result = NULL;
+    Key key;
+    if (*p != '{') {
+        return NULL;
+    }
+    for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
+        const char *value = p;
+        if (IS(key, "token_ids")) {
+            if (seen_ids++) {
+                goto end;
+            }
+            if (!is_null(p)) {
+                if ((p = read_ids(p, &ids)) == NULL) {
+                    goto end;
+                }
+                has_ids = 1;
+                if (p - value >= 4) { /* `[]` and the like stay: what is written instead must not be longer */
+                    leave_out(rest, value, p);
+                }
+                continue;
+            }
+        } else if (IS(key, "logprobs")) {
+            if (seen_logprobs++) {
+                goto end;
+            }
+            if (!is_null(p)) {
+                if ((p = read_logprobs(p, &logprobs, &has_logprobs)) == NULL) {
+                    goto end;
+                }
+                if (p - value >= 4) {
+                    leave_out(rest, value, p);
+                }
+                continue;
+            }
+        }
+        if ((p = skip_value(p, DEEPEST)) == NULL) {
+            goto end;
+        }
+    }
+    if (p != NULL) {
+        PyObject *packed_ids = has_ids ? as_bytes(&ids) : Py_NewRef(Py_None);
+        PyObject *packed_logprobs = has_logprobs ? as_bytes(&logprobs) : Py_NewRef(Py_None);
+        PyObject *pair = packed_ids && packed_logprobs ? PyTuple_Pack(2, packed_ids, packed_logprobs) : NULL;
+        if (pair != NULL && PyList_Append(found, pair) == 0) {
+            result = p;
+        }
+        Py_XDECREF(pair);
+        Py_XDECREF(packed_ids);
+        Py_XDECREF(packed_logprobs);
+    }
+end:
+    PyMem_Free(ids.data);
+    PyMem_Free(logprobs.data);
+    return result;
+}
+
+static const char *
+lift_reply(const char *p, Rest *rest, PyObject *found)
+{
+    Key key;
+    int first = 1, seen = 0;
+    p = ws(p);
+    if (*p != '{') {
+        return NULL;
+    }
+    for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
+        if (!IS(key, "choices")) {
+            if ((p = skip_value(p, DEEPEST)) == NULL) {
+                return NULL;
+            }
+            continue;
+        }
+        int done = 0, begin = 1;
+        if (seen++ || *p != '[') {
+            return NULL;
+        }
+        for (p++; (p = next_item(p, begin, &done)) != NULL && !done; begin = 0) {
+            if ((p = lift_choice(p, rest, found)) == NULL) {
+                return NULL;
+            }
+        }
+        if (p == NULL) {
+            return NULL;
+        }
+    }
+    return p == NULL || !seen ? NULL : ws(p);
+}
+
+PyDoc_STRVAR(lift_doc, "lift(reply: bytes) -> tuple[bytes, list[tuple[bytes | None, bytes | None]]] | None\n\n"
+"The reply without its numbers (`null` in their place), and the token ids (int32) and logprobs (float32) of each choice,\n"
+"packed, the lowest byte first. None when it is not a reply that this function understands to the last byte.");
+
+static PyObject *
+lift(PyObject *Py_UNUSED(module), PyObject *reply)
+{
+    if (!PyBytes_CheckExact(reply)) {
+        PyErr_SetString(PyExc_TypeError, "lift() needs bytes");
+        return NULL;
+    }
+    const char *text = PyBytes_AS_STRING(reply), *end = text + PyBytes_GET_SIZE(reply);
+    PyObject *found = PyList_New(0);
+    char *out = PyMem_Malloc((size_t)(end - text) + 1);
+    PyObject *result = NULL;
+    if (found != NULL && out != NULL) {
+        Rest rest = {out, text};
+        const char *p = lift_reply(text, &rest, found);
+        if (p == end) {
+            size_t size = (size_t)(end - rest.kept);
+            memcpy(rest.out, rest.kept, size);
+            result = Py_BuildValue("(y#O)", out, (Py_ssize_t)((rest.out - out) + (Py_ssize_t)size), found);
+        } else if (!PyErr_Occurred()) {
+            result = Py_NewRef(Py_None);
+        }
+    } else if (!PyErr_Occurred()) {
+        PyErr_NoMemory();
+    }
+    PyMem_Free(out);
+    Py_XDECREF(found);
+    return result;
+}
+
+/* -- streams --------------------------------------------------------------------------------------------------------- */
+
+enum { NO_TEXT = -1, CONTENT = 0, REASONING = 1 };
+
+/* What one event, or a run of them, adds to a choice. */
+typedef struct {
+    int32_t index;
+    int kind, has_ids, has_logprobs;
+    Py_ssize_t events;
+    Buffer ids, logprobs, text;
+} Run;
+
+static void
+empty(Run *run)
+{
+    run->index = 0;
+    run->kind = NO_TEXT;
+    run->has_ids = run->has_logprobs = 0;
+    run->events = 0;
+    run->ids.used = run->logprobs.used = run->text.used = 0;
+}
+
+static void
+release(Run *run)
+{
+    PyMem_Free(run->ids.data);
+    PyMem_Free(run->logprobs.data);
+    PyMem_Free(run->text.data);
+}
+
+/* A string that may be null, with its escapes. Half of a pair of surrogates could meet its other half in the next event. */
+static const char *
+read_text(const char *p, const char **text, size_t *size)
+{
+    int found = 0;
+    *size = 0;
+    if (*p != '"') {
+        return word(p, "null");
+    }
+    *text = ++p;
+    p = string_end(p, &found);
+    if (p == NULL || found & SURROGATE) {
+        return NULL;
+    }
+    *size = (size_t)(p - *text);
+    return p + 1;
+}
+
+static const char *
+read_delta(const char *p, Run *event)
+{
+    enum { ROLE = 1, TEXT = 2, THOUGHT = 4, THOUGHT_TOO = 8 };
+    const char *text = NULL, *thought = NULL, *thought_too = NULL;
+    size_t size = 0, thought_size = 0, too_size = 0;
+    int seen = 0, first = 1, now;
+    Key key;
+    if (*p != '{') {
+        return NULL;
+    }
+    for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
+        if (IS(key, "content")) {
+            now = TEXT;
+            p = read_text(p, &text, &size);
+        } else if (IS(key, "reasoning_content")) {
+            now = THOUGHT;
+            p = read_text(p, &thought, &thought_size);
+        } else if (IS(key, "reasoning")) {
+            now = THOUGHT_TOO;
+            p = read_text(p, &thought_too, &too_size);
+        } else if (IS(key, "role")) {
+            now = ROLE;
+            p = *p == '"' ? skip_value(p, 0) : NULL;
+        } else {
+            now = 0;
+            p = p[0] == '[' && p[1] == ']' && IS(key, "tool_calls") ? p + 2 : word(p, "null");
+        }
+        if (p == NULL || seen & now) {
+            return NULL;
+        }
+        seen |= now;
+    }
+    if (p == NULL) {
+        return NULL;
+    }
+    if (thought_size == 0) { /* some servers write both names, with the same text */
+        thought = thought_too;
+        thought_size = too_size;
+    }
+    if (size && thought_size) {
+        return NULL;
+    }
+    if (size || thought_size) {
+        event->kind = size ? CONTENT : REASONING;
+        if (!push(&event->text, size ? text : thought, size ? size : thought_size)) {
+            return NULL;
+        }
+    }
+    return p;
+}
+
+static const char *
+read_choice(const char *p, Run *event)
+{
+    enum { INDEX = 1, DELTA = 2, TEXT = 4, LOGPROBS = 8, IDS = 16 };
+    int seen = 0, first = 1, now, have;
+    Key key;
+    if (*p != '{') {
+        return NULL;
+    }
+    for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
+        now = 0;
+        if (IS(key, "index")) {
+            now = INDEX;
+            p = read_int(p, &event->index);
+        } else if (IS(key, "delta")) {
+            now = DELTA;
+            p = read_delta(p, event);
+        } else if (IS(key, "text")) {
+            const char *text = NULL;
+            size_t size;
+            now = TEXT;
+            p = *p == '"' ? read_text(p, &text, &size) : NULL;
+            if (p != NULL && size) {
+                event->kind = CONTENT;
+                if (!push(&event->text, text, size)) {
+                    return NULL;
+                }
+            }
+        } else if (is_null(p)) {
+            p += 4;
+        } else if (IS(key, "logprobs")) {
+            now = LOGPROBS;
+            event->has_logprobs = 1;
+            p = read_logprobs(p, &event->logprobs, &have);
+        } else if (IS(key, "token_ids")) {
+            now = IDS;
+            event->has_ids = 1;
+            p = read_ids(p, &event->ids);
+        } else { /* a finish reason, experts, or something new */
+            return NULL;
+        }
+        if (p == NULL || seen & now) {
+            return NULL;
+        }
+        seen |= now;
+    }
+    return p == NULL || (seen & DELTA && seen & TEXT) ? NULL : p;
+}
+
+/* An event that adds text and tokens to one choice and says nothing else. */
+static const char *
+read_event(const char *p, Run *event)
+{
+    Key key;
+    int first = 1, seen = 0, done = 0;
+    if (*p != '{') {
+        return NULL;
+    }
+    for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
+        if (IS(key, "choices")) {
+            if (seen++ || *p != '[' || (p = next_item(p + 1, 1, &done)) == NULL || done) {
+                return NULL;
+            }
+            if ((p = read_choice(p, event)) == NULL || (p = next_item(p, 0, &done)) == NULL || !done) {
+                return NULL;
+            }
+        } else if (IS(key, "id") || IS(key, "object") || IS(key, "created") || IS(key, "model") ||
+                   IS(key, "system_fingerprint") || IS(key, "service_tier")) {
+            if ((p = skip_value(p, 0)) == NULL) {
+                return NULL;
+            }
+        } else if ((p = word(p, "null")) == NULL) {
+            return NULL;
+        }
+    }
+    return seen ? p : NULL;
+}
+
+static int
+flush(Run *run, PyObject *items)
+{
+    if (run->events == 0) {
+        return 1;
+    }
+    PyObject *ids = run->has_ids ? as_bytes(&run->ids) : Py_NewRef(Py_None);
+    PyObject *logprobs = run->has_logprobs ? as_bytes(&run->logprobs) : Py_NewRef(Py_None);
+    PyObject *text = as_bytes(&run->text);
+    PyObject *item = NULL;
+    if (ids && logprobs && text) {
+        item = Py_BuildValue("(iOOOO)", (int)run->index, ids, logprobs, run->kind == REASONING ? Py_True : Py_False, text);
+    }
+    int good = item != NULL && PyList_Append(items, item) == 0;
+    Py_XDECREF(item);
+    Py_XDECREF(ids);
+    Py_XDECREF(logprobs);
+    Py_XDECREF(text);
+    empty(run);
+    return good;
+}
+
+/* Add an event to the run, which ends first if the event is of another kind. */
+static int
+add(Run *run, const Run *event, PyObject *items)
+{
+    int goes_on = run->events && run->index == event->index && run->has_ids == event->has_ids &&
+                  run->has_logprobs == event->has_logprobs &&
+                  (run->kind == event->kind || run->kind == NO_TEXT || event->kind == NO_TEXT);
+    if (!goes_on) {
+        if (!flush(run, items)) {
+            return 0;
+        }
+        run->index = event->index;
+        run->has_ids = event->has_ids;
+        run->has_logprobs = event->has_logprobs;
+    }
+    if (event->kind != NO_TEXT) {
+        run->kind = event->kind;
+    }
+    run->events++;
+    return push(&run->ids, event->ids.data, event->ids.used) &&
+           push(&run->logprobs, event->logprobs.data, event->logprobs.used) &&
+           push(&run->text, event->text.data, event->text.used);
+}
+
+static int
+lift_all(const char *p, const char *end, PyObject *items, int *understood)
+{
+    Run run = {0}, event = {0};
+    int good = 1;
+    empty(&run);
+    *understood = 0;
+    while (p < end) {
+        const char *stop;
+        if (word(p, "data: ") == NULL) {
+            goto done;
+        }
+        p += 6;
+        stop = memchr(p, '\n', (size_t)(end - p));
+        if (stop == NULL || stop[1] != '\n') {
+            goto done;
+        }
+        if (word(p, "[DONE]") == stop) {
+            if (stop + 2 != end) {
+                goto done;
+            }
+            break;
+        }
+        empty(&event);
+        event.events = 1;
+        /* The first event names the reply and the model, so it is always given whole. */
+        int plain = (PyList_GET_SIZE(items) || run.events) && read_event(p, &event) == stop;
+        if (plain) {
+            good = add(&run, &event, items);
+        } else {
+            PyObject *whole = PyBytes_FromStringAndSize(p, stop - p);
+            good = whole != NULL && flush(&run, items) && PyList_Append(items, whole) == 0;
+            Py_XDECREF(whole);
+        }
+        if (!good) {
+            goto done;
+        }
+        p = stop + 2;
+    }
+    good = flush(&run, items);
+    *understood = 1;
+done:
+    release(&run);
+    release(&event);
+    return good;
+}
+
+PyDoc_STRVAR(lift_events_doc,
+"lift_events(stream: bytes) -> list[bytes | tuple[int, bytes | None, bytes | None, bool, bytes]] | None\n\n"
+"The events of a streamed reply in order, `data: {...}` and an empty line each. Events in a row that only add text and\n"
+"tokens to one choice are one tuple: the choice's index, token ids (int32) and logprobs (float32), packed, the lowest byte\n"
+"first (None when the events have none), whether the text is reasoning, and the text as JSON writes it, without quotes.\n"
+"Every other event is its JSON. None when the stream is framed differently or broken off.");
+
+static PyObject *
+lift_events(PyObject *Py_UNUSED(module), PyObject *stream)
+{
+    if (!PyBytes_CheckExact(stream)) {
+        PyErr_SetString(PyExc_TypeError, "lift_events() needs bytes");
+        return NULL;
+    }
+    const char *text = PyBytes_AS_STRING(stream);
+    PyObject *items = PyList_New(0);
+    int understood = 0;
+    if (items == NULL) {
+        return NULL;
+    }
+    if (!lift_all(text, text + PyBytes_GET_SIZE(stream), items, &understood)) {
+        Py_DECREF(items);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    if (!understood) {
+        Py_DECREF(items);
+        Py_RETURN_NONE;
+    }
+    return items;
+}
+
+PyDoc_STRVAR(find_end_doc, "find_end(data: bytes, finish: bytes, done: bytes) -> int\n\n"
+"Where `finish` first is in the data, else where `done` is, else -1. An empty `finish` is not looked for.");
+
+static PyObject *
+find_end(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer data, finish, done;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &data, &finish, &done)) {
+        return NULL;
+    }
+    const char *at = NULL;
+    if (finish.len) {
+        at = memmem(data.buf, (size_t)data.len, finish.buf, (size_t)finish.len);
+    }
+    if (at == NULL) {
+        at = memmem(data.buf, (size_t)data.len, done.buf, (size_t)done.len);
+    }
+    Py_ssize_t place = at == NULL ? -1 : at - (const char *)data.buf;
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&finish);
+    PyBuffer_Release(&done);
+    return PyLong_FromSsize_t(place);
+}
+
+static PyMethodDef methods[] = {
+    {"lift", lift, METH_O, lift_doc},
+    {"lift_events", lift_events, METH_O, lift_events_doc},
+    {"find_end", find_end, METH_VARARGS, find_end_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_scan",
+    .m_doc = "Takes the numbers out of an inference server's reply in one pass over its bytes.",
+    .m_size = 0,
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC
+PyInit__scan(void)
+{
+    return PyModuleDef_Init(&module);
+}

@@ -1,0 +1,364 @@
+"""The compiled reader of replies against the decoders it stands before: same result, whatever the bytes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.errors import CaptureError
+from agentcore_rl_toolkit.gateway import scan
+from agentcore_rl_toolkit.gateway.capture import Captured, read_reply
+from agentcore_rl_toolkit.gateway.capture_stream import read_stream
+
+compiled = pytest.mark.skipif(not scan.COMPILED, reason="the compiled reader is not built here (no C compiler)")
+
+ids = st.lists(st.integers(0, 2**31 - 1) | st.integers(-5, 200_000), max_size=6)
+floats = st.floats(-200, 0) | st.floats(width=32, allow_nan=False, allow_infinity=False) | st.integers(-30, 0)
+texts = st.text(max_size=8) | st.sampled_from(
+    ["\u2028", '"', "\\", "</tool_call>", "\U0001f600", "\ud83d", "\ude00", "data: x\n\n", "<tool_call>{"]
+)
+
+
+def entries(values: list[float], words: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"token": word, "logprob": value, "bytes": list(word.encode(errors="surrogatepass")), "top_logprobs": []}
+        for value, word in zip(values, words, strict=True)
+    ]
+
+
+@st.composite
+def logprobs(draw: st.DrawFn, count: int) -> Any:
+    values = draw(st.lists(floats, min_size=count, max_size=count))
+    kind = draw(st.sampled_from(["content", "content", "content", "tokens", "null", "gap", "empty", "top", "short"]))
+    words = draw(st.lists(texts, min_size=count, max_size=count))
+    if kind == "content":
+        return {"content": entries(values, words)}
+    if kind == "top":
+        told = entries(values, words)
+        for entry in told:
+            entry["top_logprobs"] = [{"token": "x", "logprob": -1.5, "bytes": None}]
+        return {"content": told, "refusal": None}
+    if kind == "tokens":
+        return {"tokens": words, "token_logprobs": values, "text_offset": list(range(count)), "top_logprobs": None}
+    if kind == "gap":
+        return {"token_logprobs": [None, *values[1:]] if values else []}
+    if kind == "short":
+        return {"content": entries(values[1:], words[1:])}
+    return None if kind == "null" else draw(st.sampled_from([{}, {"content": None}, {"content": []}]))
+
+
+@st.composite
+def replies(draw: st.DrawFn) -> dict[str, Any]:
+    choices = []
+    for index in range(draw(st.integers(0, 3))):
+        sampled = draw(ids)
+        choice: dict[str, Any] = {"index": index, "message": {"role": "assistant", "content": draw(texts)}}
+        choice["logprobs"] = draw(logprobs(len(sampled)))
+        choice["finish_reason"] = draw(st.sampled_from(["stop", "length", None]))
+        choice["token_ids"] = draw(st.sampled_from([sampled, sampled, sampled, None, [*sampled, 2**40], [1.0]]))
+        if draw(st.booleans()):
+            choice["routed_experts"] = "AAEC"
+        keys = draw(st.permutations(list(choice)))
+        choices.append({key: choice[key] for key in keys})
+    reply: dict[str, Any] = {"id": "r", "model": "m", "choices": choices, "prompt_token_ids": draw(ids)}
+    if draw(st.booleans()):
+        reply["usage"] = {"completion_tokens": draw(st.integers(0, 6))}
+    return {key: reply[key] for key in draw(st.permutations(list(reply)))}
+
+
+@st.composite
+def deltas(draw: st.DrawFn) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    kind = draw(st.sampled_from(["text", "text", "text", "thought", "both names", "call", "nothing", "mixed"]))
+    if kind in ("text", "mixed"):
+        delta["content"] = draw(texts)
+    if kind in ("thought", "mixed", "both names"):
+        delta["reasoning_content"] = draw(texts)
+    if kind == "both names":
+        delta["reasoning"] = delta["reasoning_content"]
+    if kind == "call":
+        delta["tool_calls"] = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": draw(texts)}}]
+    if draw(st.booleans()):
+        delta["role"] = "assistant"
+    return delta
+
+
+@st.composite
+def events(draw: st.DrawFn) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = []
+    completions = draw(st.booleans())
+    for number in range(draw(st.integers(0, 12))):
+        sampled = draw(ids)
+        choice: dict[str, Any] = {"index": draw(st.sampled_from([0, 0, 0, 0, 1]))}
+        if completions:
+            choice["text"] = draw(texts)
+        else:
+            choice["delta"] = draw(deltas())
+        if draw(st.integers(0, 5)):
+            choice["logprobs"] = draw(logprobs(len(sampled)))
+            choice["token_ids"] = sampled
+        choice["finish_reason"] = draw(st.sampled_from([None, None, None, None, "stop"]))
+        event: dict[str, Any] = {"id": "r", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
+        if number == 0:
+            event["prompt_token_ids"] = draw(ids)
+        extra = draw(st.sampled_from([None] * 6 + ["usage", "version", "null usage", "no choice"]))
+        if extra == "usage":
+            event["usage"] = {"completion_tokens": 3}
+        elif extra == "version":
+            event["weight_version"] = draw(st.sampled_from([1, "2"]))
+        elif extra == "null usage":
+            event["usage"] = None
+        elif extra == "no choice":
+            event["choices"] = []
+        told.append(event)
+    return told
+
+
+def both(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Captured]) -> tuple[Any, Any]:
+    """What is read with the compiled reader and without."""
+
+    def outcome() -> Any:
+        try:
+            captured = read()
+        except CaptureError:
+            return "refused"  # the message tells the byte, of the reply with its numbers or without
+        return {name: getattr(captured, name) for name in captured.__struct_fields__}
+
+    fast = outcome()
+    with monkeypatch.context() as m:
+        m.setattr(scan, "lift", lambda reply: None)
+        m.setattr(scan, "lift_events", lambda stream: None)
+        return fast, outcome()
+
+
+@pytest.fixture(scope="module")
+def patching() -> Any:
+    with pytest.MonkeyPatch.context() as m:
+        yield m
+
+
+compact = st.sampled_from([(",", ":"), (", ", ": ")])
+
+
+@compiled
+@settings(max_examples=120, deadline=None)
+@given(reply=replies(), separators=compact, ascii_only=st.booleans())
+def test_whole_replies_read_the_same(
+    patching: pytest.MonkeyPatch, reply: dict[str, Any], separators: tuple[str, str], ascii_only: bool
+) -> None:
+    body = json.dumps(reply, separators=separators, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    fast, slow = both(patching, lambda: read_reply(body))
+    assert fast == slow
+
+
+def framed(event: bytes) -> bytes:
+    return b"data: " + event + b"\n\n"
+
+
+@compiled
+@settings(max_examples=120, deadline=None)
+@given(told=events(), separators=compact, ascii_only=st.booleans(), cuts=st.lists(st.floats(0, 1), max_size=4))
+def test_streams_read_the_same_however_they_are_cut(
+    patching: pytest.MonkeyPatch,
+    told: list[dict[str, Any]],
+    separators: tuple[str, str],
+    ascii_only: bool,
+    cuts: list[float],
+) -> None:
+    pieces = [
+        framed(json.dumps(event, separators=separators, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass"))
+        for event in told
+    ] + [framed(b"[DONE]")]
+    fast, slow = both(patching, lambda: read_stream(list(pieces)))
+    assert fast == slow
+    text = b"".join(pieces)
+    edges = sorted({0, len(text), *(int(cut * len(text)) for cut in cuts)})
+    cut = [text[a:b] for a, b in itertools.pairwise(edges)]
+    fast, slow = both(patching, lambda: read_stream(list(cut)))
+    assert fast == slow
+
+
+def sample_reply() -> bytes:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "a b"},
+        "logprobs": {"content": entries([-0.5, -1e-7], [" a", " b"])},
+        "token_ids": [11, 12],
+        "finish_reason": "stop",
+    }
+    return json.dumps({"id": "r", "choices": [choice], "prompt_token_ids": [1, 2]}, separators=(",", ":")).encode()
+
+
+def sample_stream() -> bytes:
+    told = []
+    for number in range(3):
+        choice = {
+            "index": 0,
+            "delta": {"content": f" w{number}"},
+            "logprobs": {"content": entries([-0.25], [" w"])},
+            "finish_reason": None,
+            "token_ids": [number],
+        }
+        told.append(framed(json.dumps({"id": "r", "choices": [choice]}, separators=(",", ":")).encode()))
+    return b"".join([*told, framed(b"[DONE]")])
+
+
+DAMAGE = b'"\\,:[]{}0-.eEx\x00\n \xff\x7fnull1'
+
+
+@compiled
+@settings(max_examples=500, deadline=None)
+@given(
+    at=st.floats(0, 1), byte=st.sampled_from(list(DAMAGE)), how=st.sampled_from(["replace", "insert", "cut", "drop"])
+)
+@example(at=0.0, byte=0, how="cut")
+def test_damaged_replies_read_the_same(patching: pytest.MonkeyPatch, at: float, byte: int, how: str) -> None:
+    """No byte out of place makes the compiled reader see what the decoder does not, or read past the end."""
+    for text, read in ((sample_reply(), read_reply), (sample_stream(), lambda data: read_stream([data]))):
+        place = min(int(at * len(text)), len(text) - 1)
+        end = {"replace": place + 1, "insert": place, "cut": len(text), "drop": place + 1}[how]
+        damaged = text[:place] + (bytes([byte]) if how in ("replace", "insert") else b"") + text[end:]
+        fast, slow = both(patching, lambda damaged=damaged, read=read: read(damaged))  # type: ignore[misc]
+        assert fast == slow, damaged
+
+
+@compiled
+@settings(max_examples=400, deadline=None)
+@given(value=st.floats(allow_nan=False, allow_infinity=False, min_value=-3e38, max_value=3e38))
+@example(value=-1.1920928244535389e-07)
+@example(value=-0.0)
+@example(value=5e-324)
+@example(value=-9007199254740993.0)
+@example(value=1e22)
+@example(value=123456789012345678.0)
+def test_logprobs_are_rounded_as_python_rounds_them(value: float) -> None:
+    lifted = scan.lift(b'{"choices":[{"logprobs":{"token_logprobs":[%b]}}]}' % repr(value).encode())
+    assert lifted is not None
+    assert lifted[1] == [(None, struct.pack("<f", value))]
+
+
+@compiled
+@pytest.mark.parametrize(
+    "number",
+    [
+        "-0.1e1",
+        "1E+2",
+        "0e0",
+        "-12.50",
+        "3.0000000000000000000000000000000001",
+        "1e-400",
+        "0." + "0" * 40 + "1",
+        "9" * 30,
+    ],
+)
+def test_unusual_numbers_are_read_as_they_are_written(number: str) -> None:
+    lifted = scan.lift(b'{"choices":[{"logprobs":{"token_logprobs":[%b]}}]}' % number.encode())
+    assert lifted is not None
+    assert lifted[1][0][1] == struct.pack("<f", float(number))
+
+
+@compiled
+@pytest.mark.parametrize(
+    "number", ["01", "1.", ".5", "+1", "1e", "--1", "1e400", "NaN", "Infinity", "1e39", "null", '"1"', ""]
+)
+def test_what_is_no_number_is_declined(number: str) -> None:
+    body = b'{"choices":[{"logprobs":{"token_logprobs":[%b]}}]}' % number.encode()
+    lifted = scan.lift(body)
+    assert lifted is None or (number == "" and lifted[1] == [(None, b"")])
+
+
+@compiled
+@pytest.mark.parametrize("number", ["2147483648", "-2147483649", "1.0", "1e3", "01", "true", "null", '"7"'])
+def test_what_is_no_token_id_is_declined(number: str) -> None:
+    assert scan.lift(b'{"choices":[{"token_ids":[7,%b]}]}' % number.encode()) is None
+
+
+@compiled
+def test_the_rest_of_a_reply_is_what_it_was_without_its_numbers() -> None:
+    lifted = scan.lift(sample_reply())
+    assert lifted is not None
+    rest, numbers = lifted
+    told = json.loads(sample_reply())
+    told["choices"][0]["logprobs"] = told["choices"][0]["token_ids"] = None
+    assert json.loads(rest) == told
+    assert numbers == [(struct.pack("<2i", 11, 12), struct.pack("<2f", -0.5, -1e-7))]
+
+
+@compiled
+def test_a_thousand_events_are_one_run() -> None:
+    event = sample_stream().split(b"\n\n")[1] + b"\n\n"
+    items = scan.lift_events(event * 1000)
+    assert items is not None
+    assert len(items) == 2  # the first is given whole, for its id and model
+    assert isinstance(items[0], bytes)
+    assert items[1][0] == 0
+    assert items[1][1] == struct.pack("<i", 1) * 999
+    assert items[1][4] == b" w1" * 999
+
+
+@compiled
+def test_deep_nesting_is_declined_and_not_a_crash() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert scan.lift(b'{"choices":[],"x":%b}' % deep) is None
+
+
+@compiled
+@pytest.mark.parametrize("wrong", ["text", bytearray(b"{}"), None])
+def test_other_types_are_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="needs bytes"):
+        scan.lift(wrong)
+    with pytest.raises(TypeError, match="needs bytes"):
+        scan.lift_events(wrong)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.lists(st.sampled_from([b"finish", b"done", b"fin", b"do", b"x"]), max_size=8), wanted=st.booleans())
+def test_the_end_of_a_stream_is_found(data: list[bytes], wanted: bool) -> None:
+    text, finish = b"".join(data), b"finish" if wanted else b""
+    end = text.find(finish) if wanted else -1
+    assert scan.find_end(text, finish, b"done") == (end if end >= 0 else text.find(b"done"))
+    assert scan._find_end(text, finish, b"done") == scan.find_end(text, finish, b"done")
+
+
+def test_it_is_built_where_there_is_a_compiler() -> None:
+    include = Path(sysconfig.get_paths()["include"], "Python.h")
+    if not (shutil.which("cc") and include.exists()):
+        pytest.skip("no C compiler, or no headers of Python")
+    assert scan.COMPILED, "install the package again: the C reader was not built"
+
+
+def test_it_can_be_left_out() -> None:
+    code = "from agentcore_rl_toolkit.gateway import scan; print(scan.COMPILED, scan.lift(b'{}'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "AGENTCORE_RL_PURE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "None"]
+
+
+def test_float32_of_the_decoders_path_is_the_same() -> None:
+    """Without the compiled reader the same bytes come out, down to the sign of zero."""
+    values = [-0.0, -1e-45, -math.pi, -700.25]
+    reply = {"choices": [{"index": 0, "token_ids": [1, 2, 3, 4], "logprobs": {"token_logprobs": values}, "text": "x"}]}
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(scan, "lift", lambda body: None)
+        captured = read_reply(json.dumps(reply).encode())
+    assert captured.choices[0].logprobs == struct.pack("<4f", *values)
