@@ -90,12 +90,40 @@ def test_each_operation_knows_wrong_targets(server: Server, operation: str) -> N
     assert response["fieldList"][0]["name"] == "agentRuntimeArn"
 
 
-@pytest.mark.parametrize("operation", sorted(set(OPERATIONS.values()) - {"GetAgentCard"}))
-def test_endpoint_arn_and_qualifier_name_the_same(server: Server, operation: str) -> None:
+@pytest.fixture(scope="module")
+def prod(server: Server, control: Any) -> str:
+    """The ARN of an endpoint that is not DEFAULT."""
+    made = control.create_agent_runtime_endpoint(agentRuntimeId=server.arn.rpartition("/")[2], name="prod")
+    return str(made["agentRuntimeEndpointArn"])
+
+
+@pytest.mark.parametrize("operation", sorted(set(OPERATIONS.values())))
+def test_endpoint_arn_and_qualifier_name_the_same(server: Server, prod: str, operation: str) -> None:
     session_id = new_session_id()
+    for target in ({"agentRuntimeArn": prod}, {"qualifier": "prod"}, {"agentRuntimeArn": prod, "qualifier": "prod"}):
+        call(server, "InvokeAgentRuntime", runtimeSessionId=session_id, qualifier="prod")
+        call(server, operation, runtimeSessionId=session_id, **target)
+        found = [s["endpoint"] for s in server.view.sessions() if s["session_id"] == session_id]
+        assert found == ([] if operation == "StopRuntimeSession" else ["prod"])
+
+
+@pytest.mark.parametrize("operation", sorted(set(OPERATIONS.values())))
+def test_what_an_arn_says_is_not_passed_over(server: Server, prod: str, operation: str) -> None:
+    arn, session_id = server.arn, new_session_id()
     call(server, "InvokeAgentRuntime", runtimeSessionId=session_id)
-    named = {"agentRuntimeArn": f"{server.arn}/runtime-endpoint/DEFAULT", "runtimeSessionId": session_id}
-    assert call(server, operation, **named, qualifier="DEFAULT")["runtimeSessionId"] == session_id
+    identity = arn.rpartition("/")[2]
+    for changes, status, code in (
+        ({"agentRuntimeArn": f"{arn}/runtime-endpoint/nowhere"}, 404, "ResourceNotFoundException"),
+        ({"agentRuntimeArn": arn.replace("us-west-2", "eu-west-1")}, 404, "ResourceNotFoundException"),
+        ({"agentRuntimeArn": arn.replace("123456789012", "999999999999")}, 404, "ResourceNotFoundException"),
+        ({"agentRuntimeArn": f"{arn}/foo/bar"}, 400, "ValidationException"),
+        ({"agentRuntimeArn": prod, "qualifier": "DEFAULT"}, 400, "ValidationException"),
+        ({"agentRuntimeArn": identity, "accountId": "999999999999"}, 404, "ResourceNotFoundException"),
+    ):
+        if "accountId" in changes and operation not in ("InvokeAgentRuntime", "InvokeAgentRuntimeCommand"):
+            continue  # the others have no such parameter
+        found = refused(lambda: call(server, operation, runtimeSessionId=session_id, **changes))  # noqa: B023
+        assert found[:2] == (status, code), changes
 
 
 def test_trace_headers_reach_the_agent_and_come_back(server: Server) -> None:

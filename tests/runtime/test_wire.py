@@ -10,11 +10,13 @@ from agentcore_rl_toolkit.runtime import eventstream
 from agentcore_rl_toolkit.runtime.agents import NAME, make_runtime_id, parse_agent_option, runtime_arn
 from agentcore_rl_toolkit.runtime.wire import (
     SESSION_HEADER,
+    Named,
+    Route,
     WireError,
     check_headers,
     forwarded_headers,
+    named,
     parse_environment,
-    runtime_id,
     session_id_of,
     split_path,
 )
@@ -32,23 +34,48 @@ def test_path_is_split_before_it_is_decoded() -> None:
 @pytest.mark.parametrize(
     ("name", "account", "found"),
     [
-        (ARN, None, "math-AbCdEf1234"),
-        (f"{ARN}/runtime-endpoint/prod", None, "math-AbCdEf1234"),
-        ("math-AbCdEf1234", "123456789012", "math-AbCdEf1234"),
+        (ARN, None, Named("math-AbCdEf1234", "123456789012", "us-west-2")),
+        (f"{ARN}/runtime-endpoint/prod", None, Named("math-AbCdEf1234", "123456789012", "us-west-2", "prod")),
+        ("math-AbCdEf1234", "123456789012", Named("math-AbCdEf1234", "123456789012")),
     ],
 )
-def test_runtime_is_named_by_arn_or_by_id_with_account(name: str, account: str | None, found: str) -> None:
-    assert runtime_id(name, account) == found
+def test_runtime_is_named_by_arn_or_by_id_with_account(name: str, account: str | None, found: Named) -> None:
+    assert named(name, account) == found
 
 
 @pytest.mark.parametrize(
     ("name", "account"),
-    [("math-AbCdEf1234", None), ("math-AbCdEf1234", "12"), ("../x", "123456789012"), ("math", "123456789012")],
+    [
+        ("math-AbCdEf1234", None),
+        ("math-AbCdEf1234", "12"),
+        ("../x", "123456789012"),
+        ("math", "123456789012"),
+        (f"{ARN}/foo/bar", None),
+    ],
 )
 def test_other_names_are_400(name: str, account: str | None) -> None:
     with pytest.raises(WireError) as error:
-        runtime_id(name, account)
+        named(name, account)
     assert error.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("arn", "query", "endpoint"),
+    [
+        (ARN, {}, "DEFAULT"),
+        (ARN, {"qualifier": "prod"}, "prod"),
+        (f"{ARN}/runtime-endpoint/prod", {}, "prod"),
+        (f"{ARN}/runtime-endpoint/prod", {"qualifier": "prod"}, "prod"),
+        (f"{ARN}/runtime-endpoint/prod", {"qualifier": "DEFAULT"}, None),
+    ],
+)
+def test_endpoint_is_the_parameters_or_the_arns(arn: str, query: dict[str, str], endpoint: str | None) -> None:
+    route = Route("invocations", arn, query)
+    if endpoint is not None:
+        assert route.qualifier == endpoint
+    else:
+        with pytest.raises(WireError, match="names endpoint"):
+            _ = route.qualifier
 
 
 @pytest.mark.parametrize(("length", "good"), [(32, False), (33, True), (256, True), (257, False)])
@@ -97,7 +124,7 @@ def test_event_stream_is_what_botocore_reads_at_every_chunk_boundary() -> None:
 def test_runtime_ids_are_stable_and_of_the_right_form() -> None:
     a = make_runtime_id("math", "/x/app.py")
     assert a == make_runtime_id("math", "/x/app.py") != make_runtime_id("math", "/y/app.py")
-    assert runtime_id(runtime_arn("eu-west-1", "123456789012", a), None) == a
+    assert named(runtime_arn("eu-west-1", "123456789012", a), None).runtime_id == a
 
 
 @pytest.mark.parametrize(

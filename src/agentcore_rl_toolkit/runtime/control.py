@@ -17,7 +17,7 @@ from .agents import NAME
 from .idempotency import Tokens
 from .lifecycle import check_lifecycle, lifecycle_of
 from .registry import DEFAULT, Endpoint, Record, Registry, Version
-from .wire import WireError, invalid, runtime_id
+from .wire import WireError, invalid, named
 
 STORED = (
     "agentRuntimeArtifact",
@@ -313,9 +313,9 @@ class ControlPlane:
 
     # -- tags
     def _tags(self, arn: str) -> dict[str, str]:
-        record = self.registry.get(runtime_id(arn, None))
-        _, marked, endpoint = arn.partition("/runtime-endpoint/")
-        return self.registry.endpoint(record.id, endpoint).tags if marked else record.tags
+        resource = named(arn, None)
+        record = self.registry.find(resource)
+        return record.tags if resource.endpoint is None else self.registry.endpoint(record.id, resource.endpoint).tags
 
     async def _tag(self, call: Call) -> tuple[int, dict[str, Any]]:
         tags = self._tags(call.runtime)

@@ -25,7 +25,7 @@ from .quotas import Quotas
 from .registry import Record, Registry, Version
 from .session import Session
 from .sessions import SessionTable
-from .wire import Route, WireError, runtime_id
+from .wire import Route, WireError
 
 log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
@@ -196,10 +196,9 @@ class Runtime:
 
         Raises: WireError 400, 404, 424.
         """
-        identity = runtime_id(route.runtime, route.query.get("accountId"))
         while True:  # what was waited for may have failed, or be gone
-            record = self.registry.get(identity)
-            version = record.resolve(route.qualifier)
+            record = self.registry.find(route.named)
+            version, identity = record.resolve(route.qualifier), record.id
             agent = self._agents.get((identity, version.number))
             loading = self._loading.get((identity, version.number))
             if loading is None and agent is not None:

@@ -22,7 +22,7 @@ from .core import Runtime
 from .invoke import INVOKE, WHOLE_BYTES, Asked, Send, Work, relay, reply_headers, request_headers, request_id_of
 from .session import Session
 from .upstream import Connection, header
-from .wire import SESSION_HEADER, Route, WireError, check_headers, runtime_id, split_path
+from .wire import SESSION_HEADER, Named, Route, WireError, check_headers, split_path
 
 MAX_URL_BYTES = 2_000  # of those that are remembered
 Finish = Callable[[str, Work, Any, Any, Any], Awaitable[None]]
@@ -32,6 +32,7 @@ Finish = Callable[[str, Work, Any, Any, Any], Awaitable[None]]
 class Target:
     """What an address names."""
 
+    named: Named
     runtime_id: str
     endpoint: str
     raw_path: bytes
@@ -49,10 +50,9 @@ def target_of(url: bytes) -> Target | None:
         return None
     route = Route(pieces[2], pieces[1], query)
     try:
-        identity = runtime_id(route.runtime, query.get("accountId"))
+        return Target(route.named, route.named.runtime_id, route.qualifier, raw_path, query_string)
     except WireError:
         return None  # the long way has the words
-    return Target(identity, route.qualifier, raw_path, query_string)
 
 
 class DirectInvocations:
@@ -66,7 +66,8 @@ class DirectInvocations:
 
     def target(self, url: bytes) -> Target | None:
         """What a POST to this address invokes; None: not for us."""
-        return target_of(url) if len(url) <= MAX_URL_BYTES else None
+        found = target_of(url) if len(url) <= MAX_URL_BYTES else None
+        return found if found is not None and self.runtime.registry.is_here(found.named) else None
 
     def begin(self, protocol: RuntimeProtocol, request: Request) -> bool:
         """Take a request, or leave it without having done anything."""

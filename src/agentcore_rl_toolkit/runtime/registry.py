@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .agents import make_runtime_id, runtime_arn
-from .wire import WireError, not_found
+from .wire import Named, WireError, not_found
 
 DEFAULT = "DEFAULT"
 MAX_VERSIONS, MAX_ENDPOINTS, MAX_RUNTIMES = 1_000, 10, 1_000
@@ -114,6 +114,17 @@ class Registry:
         if record is None or record.status == "DELETED":
             raise not_found(f"Agent runtime {identity}")
         return record
+
+    def is_here(self, named: Named) -> bool:
+        """Whether this is the account and the region that a request means."""
+        return named.account_id == self.account_id and named.region in (None, self.region)
+
+    def find(self, named: Named) -> Record:
+        """Raises: WireError 404, of other accounts and regions too."""
+        if not self.is_here(named):
+            where = f"account {self.account_id}, region {self.region}"
+            raise not_found(f"Agent runtime {named.runtime_id} of another account or region (here is {where})")
+        return self.get(named.runtime_id)
 
     def by_name(self, name: str) -> Record | None:
         return next((r for r in self.records.values() if r.name == name), None)

@@ -122,8 +122,17 @@ class Route:
     query: Mapping[str, str]
 
     @property
+    def named(self) -> Named:
+        """Raises: WireError 400."""
+        return named(self.runtime, self.query.get("accountId"))
+
+    @property
     def qualifier(self) -> str:
-        return self.query.get("qualifier", "DEFAULT")
+        """The endpoint: of the parameter, else of the ARN. Raises: WireError 400 when they name two."""
+        asked, own = self.query.get("qualifier"), self.named.endpoint
+        if asked and own and asked != own:
+            raise invalid(f"The ARN names endpoint {own}, qualifier {asked}", field="qualifier")
+        return asked or own or "DEFAULT"
 
 
 @functools.lru_cache(4096)
@@ -136,22 +145,33 @@ def split_path(raw_path: bytes, query_string: bytes) -> tuple[tuple[str, ...], M
 
 
 _ARN = re.compile(
-    r"arn:aws(?:-[a-z]+)*:bedrock-agentcore:([a-z0-9-]+):([0-9]{12}):runtime/([A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10})(?:/.*)?"
+    r"arn:aws(?:-[a-z]+)*:bedrock-agentcore:(?P<region>[a-z0-9-]+):(?P<account>[0-9]{12})"
+    r":runtime/(?P<id>[A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10})(?:/runtime-endpoint/(?P<endpoint>[A-Za-z][A-Za-z0-9_]{0,47}))?"
 )
 _RUNTIME_ID = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10}")
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A runtime, or an endpoint of one, as a request names it. ``region`` None: of a bare id, which says none."""
+
+    runtime_id: str
+    account_id: str
+    region: str | None = None
+    endpoint: str | None = None
+
+
 @functools.lru_cache(4096)
-def runtime_id(name: str, account_id: str | None) -> str:
-    """Runtime id out of an ARN, or out of a bare id, which needs the ``accountId`` parameter. Raises: WireError 400."""
+def named(name: str, account_id: str | None) -> Named:
+    """Of an ARN, or of a bare id, which needs the ``accountId`` parameter. Raises: WireError 400."""
     match = _ARN.fullmatch(name)
     if match:
-        return match[3]
+        return Named(match["id"], match["account"], match["region"], match["endpoint"])
     if not _RUNTIME_ID.fullmatch(name):
         raise invalid(f"Invalid agent runtime identifier: {name!r}", field="agentRuntimeArn")
     if account_id is None or not re.fullmatch(r"[0-9]{12}", account_id):
         raise invalid("accountId (12 digits) is required when agentRuntimeArn is an agent id", field="accountId")
-    return name
+    return Named(name, account_id)
 
 
 def session_id_of(headers: Mapping[bytes, bytes]) -> str | None:
