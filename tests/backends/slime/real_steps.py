@@ -21,6 +21,7 @@ from typing import Any
 import requests
 
 from agentcore_rl_toolkit.backends.slime import SlimeRunner
+from agentcore_rl_toolkit.backends.slime.convert import NOTE
 
 ENGINE_GROUPS = 2
 
@@ -36,7 +37,7 @@ def parsed(place: dict[str, Any], runner: SlimeRunner, *more: str) -> Any:
 
 
 def plain(sample: Any) -> dict[str, Any]:
-    note = sample.metadata.get("agentcore", {})
+    note = sample.metadata.get(NOTE, {})
     return {
         "index": sample.index,
         "group": sample.group_index,
@@ -49,6 +50,7 @@ def plain(sample: Any) -> dict[str, Any]:
         "status": sample.status.value,
         "removed": sample.remove_sample,
         "outcome": note.get("outcome"),
+        "error": note.get("error"),
         "session": note.get("session_id"),
         "weight_versions": sample.weight_versions,
         "response": sample.response,

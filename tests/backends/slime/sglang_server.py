@@ -1,7 +1,9 @@
 """The built-in policy behind SGLang's HTTP interface, as a process: what slime calls an external engine.
 
-It samples for real; every finished generation is a line of the `--journal` file. Served are the routes that slime
-0.3.1, sglang-router 0.3.2 and our gateway use. Wire format: docs.sglang.ai, "Native APIs".
+It samples for real; every generation that ended, by itself or cut off, is a line of the `--journal` file, under the
+name its caller gave it (`rid`). Served are the routes that slime 0.3.1, sglang-router 0.3.2 and our gateway use.
+Wire format: docs.sglang.ai, "Native APIs"; `/abort_request`: sglang 0.5.15, `managers/tokenizer_manager.py` and
+`managers/scheduler.py`. Other than SGLang it lets a call run on whose connection was closed.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +28,14 @@ from agentcore_rl_toolkit.policy.batch import Generation
 from agentcore_rl_toolkit.policy.engine import Engine
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 
+STREAM_S = 0.005  # between the events of a stream
+
 
 class Server:
-    def __init__(self, engine: Engine, journal: Path, delay_s: float) -> None:
-        self.engine, self.journal, self.delay_s = engine, journal, delay_s
-        self.running: set[Generation] = set()
+    def __init__(self, engine: Engine, journal: Path, delay_s: float, pace_s: float) -> None:
+        self.engine, self.journal, self.delay_s, self.pace_s = engine, journal, delay_s, pace_s
+        self.running: dict[Generation, str] = {}
+        self.tasks: set[asyncio.Task[dict[str, Any]]] = set()
         self.weight_version = "0"
         self.aborted_calls = 0
 
@@ -45,60 +51,81 @@ class Server:
             stop_token_ids=stops,
         )
         loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def heard(generation: Generation) -> None:  # on the thread that samples
+            if generation.finish_reason:
+                loop.call_soon_threadsafe(done.set)
+            else:
+                time.sleep(self.pace_s)
+
         made = Generation(
-            prompt_ids=list(body["input_ids"]),
-            params=params,
-            listener=lambda g: loop.call_soon_threadsafe(done.set) if g.finish_reason else None,
+            prompt_ids=list(body["input_ids"]), params=params, listener=heard, notify_every=1 if self.pace_s else 0
         )
-        self.running.add(made)
+        name = self.running[made] = str(body.get("rid", ""))
+        ended = asyncio.create_task(self._run(made, done, name))
+        self.tasks.add(ended)
+        ended.add_done_callback(self.tasks.discard)
+        if body.get("stream"):
+            return StreamingResponse(self._events(made, ended), media_type="text/event-stream")
+        return JSONResponse(await asyncio.shield(ended))
+
+    async def _run(self, made: Generation, done: asyncio.Event, name: str) -> dict[str, Any]:
+        """Sample, write the journal's line, and then the whole answer."""
         try:
             await asyncio.sleep(self.delay_s)
             if not made.cancelled:
                 self.engine.submit([made])
                 await done.wait()
         finally:
-            self.running.discard(made)
-        answer = self._answer(made)
+            del self.running[made]
         self.aborted_calls += made.cancelled
+        answer = self._answer(made, len(made.logprobs), self._finish(made))
         with self.journal.open("a") as lines:
-            line = {"prompt": made.prompt_ids, "ids": made.token_ids, "logprobs": made.logprobs}
+            line = {"rid": name, "prompt": made.prompt_ids, "ids": made.token_ids, "logprobs": made.logprobs}
             lines.write(json.dumps({**line, "finish": answer["meta_info"]["finish_reason"]["type"]}) + "\n")
-        if not body.get("stream"):
-            return JSONResponse(answer)
+        return answer
 
-        async def events() -> AsyncIterator[str]:
-            yield f"data: {json.dumps(answer)}\n\n"
-            yield "data: [DONE]\n\n"
+    async def _events(self, made: Generation, ended: asyncio.Task[dict[str, Any]]) -> AsyncIterator[str]:
+        """Everything sampled so far, again and again, as SGLang streams by default."""
+        told = 0
+        while not ended.done():
+            upto = len(made.logprobs)  # written after the token, on the thread that samples
+            if upto > told:
+                told = upto
+                yield f"data: {json.dumps(self._answer(made, upto, None))}\n\n"
+            await asyncio.wait({ended}, timeout=STREAM_S)
+        yield f"data: {json.dumps(ended.result())}\n\n"
+        yield "data: [DONE]\n\n"
 
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    def _answer(self, made: Generation) -> dict[str, Any]:
+    def _finish(self, made: Generation) -> dict[str, Any]:
         if made.cancelled:
-            finish: dict[str, Any] = {"type": "abort", "message": "AbortReq from /abort_request"}
-        elif made.finish_reason == "length":
-            finish = {"type": "length", "length": len(made.token_ids)}
-        else:
-            finish = {"type": "stop", "matched": made.token_ids[-1]}
+            return {"type": "abort", "message": "AbortReq from /abort_request"}
+        if made.finish_reason == "length":
+            return {"type": "length", "length": len(made.token_ids)}
+        return {"type": "stop", "matched": made.token_ids[-1]}
+
+    def _answer(self, made: Generation, upto: int, finish: dict[str, Any] | None) -> dict[str, Any]:
+        ids, logprobs = made.token_ids[:upto], made.logprobs[:upto]
         return {
             "text": "",
-            "output_ids": made.token_ids,
+            "output_ids": ids,
             "meta_info": {
                 "id": "generation",
                 "finish_reason": finish,
                 "prompt_tokens": len(made.prompt_ids),
-                "completion_tokens": len(made.token_ids),
+                "completion_tokens": upto,
                 "cached_tokens": made.cached_tokens,
                 "weight_version": self.weight_version,
-                "output_token_logprobs": [
-                    [lp, token, None] for lp, token in zip(made.logprobs, made.token_ids, strict=True)
-                ],
+                "output_token_logprobs": [[lp, token, None] for lp, token in zip(logprobs, ids, strict=True)],
             },
         }
 
     async def abort(self, request: Request) -> Response:
-        await request.body()
-        for made in list(self.running):
-            self.engine.cancel(made)
+        body = await request.json()
+        start, everything = body.get("rid") or "", body.get("abort_all", False)
+        for made, name in list(self.running.items()):
+            if everything or (start and name.startswith(start)):
+                self.engine.cancel(made)
         return JSONResponse({})
 
     async def loads(self, request: Request) -> Response:
@@ -138,11 +165,12 @@ async def main() -> None:
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--ready-file", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
-    parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--delay", type=float, default=0.0, help="Seconds before the first token.")
+    parser.add_argument("--pace", type=float, default=0.0, help="Seconds more for each token of each running call.")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with Engine.from_directory(None, seed=7) as engine:
-        app = Server(engine, given.journal, given.delay).app()
+        app = Server(engine, given.journal, given.delay, given.pace).app()
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_level="warning"))
         serving = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110  (uvicorn has no event for it)
