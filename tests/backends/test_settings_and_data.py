@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from agentcore_rl_toolkit.backends.data import encode_payload, payload_id, read_rows
+from agentcore_rl_toolkit.backends.gsm8k import write_rows
 from agentcore_rl_toolkit.backends.settings import Plan, read_settings
+from agentcore_rl_toolkit.contract import check_id
 from agentcore_rl_toolkit.errors import ConfigError
 
 
@@ -21,9 +26,56 @@ def test_every_field_of_a_row_is_the_payload(tmp_path: Path) -> None:
 
 def test_slimes_envelope_is_taken_off_but_a_metadata_field_of_a_payload_is_not(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    rows = [{"prompt": "p", "metadata": {"answer": "2"}}, {"prompt": "p", "metadata": {"a": 1}, "answer": "2"}]
+    rows = [
+        {"prompt": "p", "metadata": {"answer": "2"}},
+        {"prompt": "p", "metadata": {"a": 1}, "answer": "2"},
+        {"prompt": "p", "metadata": {"a": 1}, "label": "2"},
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_rows(path) == [{"prompt": "p", "answer": "2"}, rows[1]]
+    assert read_rows(path) == [{"prompt": "p", "answer": "2"}, rows[1], {"prompt": "p", "label": "2", "a": 1}]
+
+
+def test_text_of_every_kind_survives_a_line_of_json(tmp_path: Path) -> None:
+    rows = [{"idx": 0, "prompt": "a\u2028b\u2029c\u0085d\x1ce\rf\ng", "answer": "\ufeff1"}, {"idx": 1, "prompt": "q"}]
+    write_rows(rows, tmp_path / "x.jsonl")
+    assert read_rows(tmp_path / "x.jsonl") == rows
+
+
+def test_windows_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n{"a": 2}\r\n')
+    assert read_rows(tmp_path / "x.jsonl") == [{"a": 1}, {"a": 2}]
+    (tmp_path / "c.yaml").write_bytes(b"\xef\xbb\xbfa: 1\r\n")
+    assert read_settings(tmp_path / "c.yaml") == {"a": 1}
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "c.yaml", "c.toml"])
+def test_text_that_is_not_utf_8_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes('{"a": "Größe"}'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=rf"{name} is not UTF-8"):
+        (read_rows if name.startswith("x") else read_settings)(tmp_path / name)
+
+
+def test_a_damaged_parquet_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(ConfigError, match=r"x\.parquet cannot be read"):
+        read_rows(path)
+    write_rows([{"a": i} for i in range(100)], path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60] + b"\xff" * 20 + whole[80:])
+    with pytest.raises(ConfigError, match=r"x\.parquet"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("value", [date(2026, 1, 2), Decimal("1.5"), b"ab", math.nan])
+def test_a_value_that_no_agent_could_be_sent_is_named_when_the_file_is_read(tmp_path: Path, value: object) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"a": 1, "when": value}]), path)
+    with pytest.raises(ConfigError, match="row 0: field `when`"):
+        read_rows(path)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +99,13 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, text: str, match: str) -
 )
 def test_a_payload_is_known_by_its_own_id(payload: dict[str, object], wanted: str) -> None:
     assert payload_id(payload) == wanted
+
+
+@pytest.mark.parametrize("value", ["Größe1", "٣٤", "x" * 300, 10**300, -(10**300), "a b", "", "a\n"])
+def test_an_id_that_cannot_stand_in_a_key_gives_a_digest(value: object) -> None:
+    found = payload_id({"id": value})
+    assert check_id(f"{found}-{2**31}-0000001", "input_id")
+    assert found == payload_id({"id": value}) != payload_id({"id": f"{value}2"})
 
 
 def test_payloads_without_an_id_are_known_by_their_content() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 from ..contract import ROLLOUT_FIELD
 from ..errors import ConfigError, MissingExtraError
 
+MAX_ID = 99  # characters of an id that is used as it is; backends add a few of their own, and a key takes 200
+_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_ID}}}")
+
 
 def read_rows(path: str | Path, *, limit: int | None = None) -> list[dict[str, Any]]:
     """Payloads of a ``.jsonl`` (or ``.json``: a list of objects) or ``.parquet`` file, in order.
 
     Every field of a row is the payload, no envelope. Rows of the form ``{"prompt": ..., "metadata": {...}}``, as
-    slime reads them, are accepted too: there the metadata is the payload, and the prompt is added to it where it has
-    none.
+    slime reads them, are accepted too: there the metadata is the payload, and `prompt` and `label` are added to it
+    where it has none.
     Raises: ConfigError naming file and line when a row is not an object or carries `_rollout`; MissingExtraError for
     Parquet without pyarrow.
     """
@@ -33,6 +37,7 @@ def read_rows(path: str | Path, *, limit: int | None = None) -> list[dict[str, A
         payload = unwrap(row)
         if ROLLOUT_FIELD in payload:
             raise ConfigError(f"{where}: `{ROLLOUT_FIELD}` is written by the client; remove it from the data")
+        _check_json(payload, where)
         rows.append(payload)
     if not rows:
         raise ConfigError(f"{path} has no rows")
@@ -40,20 +45,35 @@ def read_rows(path: str | Path, *, limit: int | None = None) -> list[dict[str, A
 
 
 def unwrap(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload of a row: the row itself, or the metadata of slime's ``{"prompt", "metadata"}`` form."""
+    """The payload of a row: the row itself, or the metadata of slime's ``{"prompt", "metadata"}`` form, to which
+    `prompt` and `label` are added where it has none.
+    """
     metadata = row.get("metadata")
     if isinstance(metadata, Mapping) and set(row) <= {"prompt", "metadata", "label"}:
-        return {**({"prompt": row["prompt"]} if "prompt" in row else {}), **metadata}
+        return {**{k: row[k] for k in ("prompt", "label") if k in row}, **metadata}
     return dict(row)
 
 
+def _check_json(payload: Mapping[str, Any], where: str) -> None:
+    """Parquet has dates, decimals and bytes, and Python's JSON reader takes NaN; none of them can be sent to an agent."""
+    try:
+        encode_payload(payload)
+    except ConfigError:
+        for name, value in payload.items():
+            try:
+                encode_payload({name: value})
+            except ConfigError as e:
+                raise ConfigError(f"{where}: field `{name}`: {e}; write it as text or a number") from e
+        raise
+
+
 def payload_id(payload: Mapping[str, Any]) -> str:
-    """An input id for a payload: its ``id`` or ``idx`` where it has one, else a digest of its content."""
+    """An input id for a payload: its ``id`` or ``idx`` where that can stand in a key, else a digest of its content."""
     for name in ("id", "idx"):
         value = payload.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MAX_ID:
             return str(value)
-        if isinstance(value, str) and value and value.replace("-", "").replace("_", "").isalnum() and len(value) < 100:
+        if isinstance(value, str) and _ID.fullmatch(value):
             return value
     return hashlib.sha256(encode_payload(payload).encode()).hexdigest()[:20]
 
@@ -62,7 +82,7 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
     """A payload as one canonical line of JSON; equal payloads give equal text. Raises: ConfigError when it is not JSON."""
     try:
         return json.dumps(payload, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, RecursionError) as e:
         raise ConfigError(f"a payload must be plain JSON: {e}") from e
 
 
@@ -70,7 +90,9 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
         return
-    text = path.read_text(encoding="utf-8")
+    if path.suffix not in (".jsonl", ".ndjson", ".json"):
+        raise ConfigError(f"{path}: data files are .jsonl, .json or .parquet")
+    text = read_text(path)
     if path.suffix == ".json":
         try:
             loaded: Sequence[Any] = json.loads(text)
@@ -80,9 +102,8 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
             raise ConfigError(f"{path}: expected a list of objects")
         yield from ((f"{path}[{i}]", row) for i, row in enumerate(loaded))
         return
-    if path.suffix not in (".jsonl", ".ndjson"):
-        raise ConfigError(f"{path}: data files are .jsonl, .json or .parquet")
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines(): JSON text may hold U+2028, U+0085 and others that Python takes for ends of lines.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -91,13 +112,25 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
             raise ConfigError(f"{path}:{number}: {e}") from e
 
 
+def read_text(path: Path) -> str:
+    """A text file; a byte order mark is taken off. Raises: ConfigError when it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path} is not UTF-8 text ({e.reason} at byte {e.start}); save it as UTF-8") from e
+
+
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
+        import pyarrow
         import pyarrow.parquet as parquet
     except ModuleNotFoundError as e:
         raise MissingExtraError("reading .parquet files needs pyarrow:\n    pip install pyarrow") from e
     number = 0
-    for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
-        for row in batch.to_pylist():
-            yield f"{path} row {number}", row
-            number += 1
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                yield f"{path} row {number}", row
+                number += 1
+    except (pyarrow.ArrowException, OSError) as e:
+        raise ConfigError(f"{path} cannot be read as Parquet: {e}") from e

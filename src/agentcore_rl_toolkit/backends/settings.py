@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, MissingExtraError
+from .data import read_text
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"there is no configuration file {path}")
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     try:
         if path.suffix == ".toml":
             loaded: Any = tomllib.loads(text)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import http.server
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.slime import SlimeRunner
-from agentcore_rl_toolkit.backends.slime.runner import SlimeError, prepare_data
+from agentcore_rl_toolkit.backends.slime import SlimeRunner, cluster
+from agentcore_rl_toolkit.backends.slime.generate import payload_of
+from agentcore_rl_toolkit.backends.slime.runner import JOB_ENV, SlimeError, prepare_data
 from agentcore_rl_toolkit.errors import ConfigError
+
+from .stand_in import Sample
 
 # Names and defaults of the published toolkit's SlimeRunner.
 PUBLISHED = {
@@ -64,12 +73,59 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"question": "2+2", "answer": "4"}\n')
     (tmp_path / "bin").mkdir()
     ray = tmp_path / "bin/ray"
-    ray.write_text(
-        f"#!{sys.executable}\nimport os, sys\nopen({str(tmp_path / 'calls')!r}, 'a').write(' '.join(sys.argv[1:3]) + '\\n')\n"
-        "sys.exit(int(os.environ.get('RAY_' + sys.argv[1].upper(), '0')))\n"
-    )
+    ray.write_text(f"#!{sys.executable}\n" + RAY.replace("CALLS", repr(str(tmp_path / "calls"))))
     ray.chmod(0o755)
     return tmp_path
+
+
+# What the runner asks of Ray, with each call written down: `start --block` takes jobs until it is told to end, `job submit`
+# runs as long as RAY_JOB_S says.
+RAY = """
+import http.server, os, signal, sys, time
+def note(text):
+    with open(CALLS, "a") as file:
+        file.write(text + "\\n")
+words = sys.argv[1:]
+note(" ".join(words[:2]))
+code = int(os.environ.get("RAY_" + words[0].upper(), "0"))
+if words[0] == "start" and not code:
+    def end(*_):
+        note("head ended")
+        os._exit(0)
+    signal.signal(signal.SIGTERM, end)
+    class Version(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+        def log_message(self, *_):
+            pass
+    http.server.HTTPServer(("127.0.0.1", int(words[words.index("--dashboard-port") + 1])), Version).serve_forever()
+if words[:2] == ["job", "submit"]:
+    note("to " + words[words.index("--address") + 1])
+    time.sleep(float(os.environ.get("RAY_JOB_S", "0")))
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def jobs_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A dashboard that somebody else's cluster has at Ray's port."""
+
+    class Version(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Version) as server:
+        monkeypatch.setattr(cluster, "DASHBOARD_PORT", server.server_port)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def runner(place: Path, **more: Any) -> SlimeRunner:
@@ -132,9 +188,11 @@ def test_every_plug_point_names_something_that_exists(place: Path) -> None:
         assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_a_run_writes_its_inputs_and_leaves_a_running_ray_cluster_alone(place: Path, with_ray: Path) -> None:
+def test_a_run_writes_its_inputs_and_leaves_a_running_ray_cluster_alone(
+    place: Path, with_ray: Path, jobs_api: str
+) -> None:
     runner(place).train()
-    assert with_ray.read_text().splitlines() == ["status", "job submit"]
+    assert with_ray.read_text().splitlines() == ["status", "job submit", f"to {jobs_api}"]
     settings = json.loads((place / "runs/e1/rollout.yaml").read_text())
     assert settings["agent_runtime_arn"].endswith("runtime/math")
     assert settings["gateway_port"] == 9090
@@ -143,19 +201,78 @@ def test_a_run_writes_its_inputs_and_leaves_a_running_ray_cluster_alone(place: P
     assert rows[1] == {"prompt": "", "metadata": {"question": "2+2", "answer": "4"}}
 
 
-def test_a_ray_cluster_it_started_is_stopped_even_when_the_job_fails(
+def test_the_head_it_started_is_ended_even_when_the_job_fails_and_nothing_else_is(
     place: Path, with_ray: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_STATUS", "1")
     monkeypatch.setenv("RAY_JOB", "3")
     with pytest.raises(SlimeError, match="exit code 3"):
         runner(place).train()
-    assert with_ray.read_text().splitlines() == ["status", "start --head", "job submit", "stop"]
+    calls = with_ray.read_text().splitlines()
+    assert [c for c in calls if not c.startswith("to ")] == ["status", "start --head", "job submit", "head ended"]
+
+
+def test_a_head_that_does_not_start_ends_the_run(place: Path, with_ray: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_STATUS", "1")
+    monkeypatch.setenv("RAY_START", "7")
+    with pytest.raises(SlimeError, match="ended with code 7"):
+        runner(place).train()
+    assert with_ray.read_text().splitlines() == ["status", "start --head"]
+
+
+def test_a_cluster_without_jobs_is_named_and_not_joined(
+    place: Path, with_ray: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "DASHBOARD_PORT", cluster._free_port())
+    with pytest.raises(SlimeError, match="set ray_address"):
+        runner(place).train()
+    assert with_ray.read_text().splitlines() == ["status"]
+
+
+TRAIN = """
+import json, sys
+from agentcore_rl_toolkit.backends.slime import SlimeRunner
+SlimeRunner(**json.loads(sys.argv[1])).train()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_job_and_then_the_head(place: Path, with_ray: Path, number: int) -> None:
+    settings = json.dumps({f.name: getattr(runner(place), f.name) for f in dataclasses.fields(SlimeRunner)})
+    environment = {**os.environ, "RAY_STATUS": "1", "RAY_JOB_S": "60"}
+    process = subprocess.Popen([sys.executable, "-c", TRAIN, settings], env=environment, stderr=subprocess.PIPE)
+    deadline_s = time.monotonic() + 60
+    while not (with_ray.exists() and "to http" in with_ray.read_text()):
+        assert time.monotonic() < deadline_s
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    calls = [c for c in with_ray.read_text().splitlines() if not c.startswith("to ")]
+    assert calls == ["status", "start --head", "job submit", "job stop", "head ended"]
 
 
 def test_a_remote_cluster_is_only_submitted_to(place: Path, with_ray: Path) -> None:
     runner(place, ray_address="http://head:8265").train()
-    assert with_ray.read_text().splitlines() == ["job submit"]
+    assert with_ray.read_text().splitlines() == ["job submit", "to http://head:8265"]
+
+
+def test_the_job_gets_the_variables_it_needs_and_the_command_line_shows_none_of_them(
+    place: Path, with_ray: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a-secret")
+    monkeypatch.setenv("MINE", "yes")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    made = runner(place, ray_address="http://head:8265", job_env=(*JOB_ENV, "MINE"))
+    plan = made.train()
+    assert "a-secret" not in plan.render()
+    assert "WANDB_API_KEY" in plan.render()
+    written = json.loads(made.job_path.read_text())["env_vars"]
+    assert (written["WANDB_API_KEY"], written["MINE"]) == ("a-secret", "yes")
+    assert written["PYTHONPATH"].endswith("Megatron-LM")
+    assert "HF_TOKEN" not in written
+    assert made.job_path.stat().st_mode & 0o777 == 0o600
 
 
 def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Path) -> None:
@@ -205,6 +322,18 @@ def test_data_in_slimes_own_form_is_taken_as_it_is(tmp_path: Path) -> None:
         "prompt": "1+1",
         "metadata": {"prompt": "1+1", "answer": "2"},
     }
+
+
+def test_the_agent_gets_every_row_as_it_is(tmp_path: Path) -> None:
+    rows = [{"question": "q"}, {"prompt": "p", "agentcore": {"x": 1}}, {"prompt": ""}, {"prompt": [{"role": "user"}]}]
+    (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepare_data(tmp_path / "s.jsonl", tmp_path / "t.jsonl")
+    for row, line in zip(rows, (tmp_path / "t.jsonl").read_text().splitlines(), strict=True):
+        made = json.loads(line)
+        assert payload_of(Sample(prompt=made["prompt"], metadata=made["metadata"])) == row
+    (tmp_path / "s.jsonl").write_text('{"prompt": "p", "_agentcore": 1}\n')
+    with pytest.raises(ConfigError, match="_agentcore"):
+        prepare_data(tmp_path / "s.jsonl", tmp_path / "t.jsonl")
 
 
 def test_importing_the_runner_loads_no_trainer() -> None:

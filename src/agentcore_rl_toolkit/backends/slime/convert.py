@@ -20,7 +20,8 @@ from .fork import Fork
 
 log = logging.getLogger(__name__)
 
-NOTE = "agentcore"  # key under Sample.metadata where outcome, session and metrics are kept
+NOTE = "_agentcore"  # key under Sample.metadata where outcome, session and metrics are kept; no payload may have it
+METRICS = "agentcore"  # prefix of what slime logs
 
 
 def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_id: int = 0) -> list[Any]:

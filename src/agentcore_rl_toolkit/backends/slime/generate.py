@@ -107,9 +107,12 @@ def cut_off(rollout: CollectedRollout) -> bool:
 
 
 def payload_of(sample: Any) -> dict[str, Any]:
-    """The agent's payload: the row's metadata, to which the prompt is added where it has none."""
+    """The agent's payload: the row's metadata, to which the prompt is added where it has none.
+
+    An empty prompt is not added: it stands for a row that has none, which slime cannot read.
+    """
     metadata = {k: v for k, v in (sample.metadata or {}).items() if k != NOTE}
-    return {"prompt": sample.prompt, **metadata}
+    return {"prompt": sample.prompt, **metadata} if sample.prompt else metadata
 
 
 def openai_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from .convert import NOTE, flat
+from .convert import METRICS, NOTE, flat
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ def log_rollouts(
     """Add counts by outcome and forks to the step's metrics."""
     metrics = outcome_metrics(flat(samples))
     if rollout_extra_metrics is not None:
-        rollout_extra_metrics.update({f"{NOTE}/{name}": value for name, value in metrics.items()})
+        rollout_extra_metrics.update({f"{METRICS}/{name}": value for name, value in metrics.items()})
     else:
         log.info("rollout %s: %s", rollout_id, metrics)
     return False
@@ -39,7 +39,7 @@ def log_eval(rollout_id: int, args: Any, data: dict[str, dict[str, Any]], extra_
         samples = list(data[name].get("samples") or [])
         kept = _kept(samples, args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1)
         if samples and extra_metrics is not None:
-            extra_metrics.update({f"{NOTE}/eval/{name}/{k}": v for k, v in outcome_metrics(samples).items()})
+            extra_metrics.update({f"{METRICS}/eval/{name}/{k}": v for k, v in outcome_metrics(samples).items()})
         if samples and not kept:
             log.warning("evaluation %s of rollout %s: none of %d rollouts was usable", name, rollout_id, len(samples))
             del data[name]

@@ -11,7 +11,7 @@ import asyncio
 import weakref
 from typing import Any
 
-from .convert import NOTE, flat
+from .convert import METRICS, flat
 from .logs import outcome_metrics
 
 
@@ -69,9 +69,9 @@ def _finished(output: Any) -> Any:
     found: dict[str, float] = {}
     if hasattr(output, "samples"):
         output.samples = [list(flat(group)) for group in output.samples]
-        found = {f"{NOTE}/{k}": v for k, v in outcome_metrics(flat(output.samples)).items()}
+        found = {f"{METRICS}/{k}": v for k, v in outcome_metrics(flat(output.samples)).items()}
     else:
         for name, data in output.data.items():
-            found |= {f"{NOTE}/eval/{name}/{k}": v for k, v in outcome_metrics(data.get("samples") or ()).items()}
+            found |= {f"{METRICS}/eval/{name}/{k}": v for k, v in outcome_metrics(data.get("samples") or ()).items()}
     output.metrics = {**(output.metrics or {}), **found}
     return output

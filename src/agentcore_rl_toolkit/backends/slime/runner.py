@@ -8,21 +8,32 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import AgentCoreRLError, ConfigError
-from ..data import encode_payload, read_rows
+from ...errors import ConfigError
+from ..data import read_rows
 from ..settings import Plan, from_mapping, read_settings, with_environment
+from . import cluster
+from .cluster import SlimeError
+from .rows import prepare_data
+
+__all__ = ["SlimeError", "SlimeRunner", "known_fields", "prepare_data"]
 
 PACKAGE = "agentcore_rl_toolkit.backends.slime"
-RAY_START_S = 120
 MODEL_ARGS_S = 30
+
+# Variables that the job gets from here, where they are set: a cluster that runs already has an environment of its own.
+JOB_ENV = (
+    *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", "AGENTCORE_RL_GATEWAY_ADMIN_KEY"),
+    *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),
+)
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 # Fields that reach the rollout process through slime's --custom-config-path; `settings.SlimeSettings` reads them there.
@@ -36,10 +47,6 @@ _ROLLOUT_FUNCTIONS = {
     "async": "generate_rollout",
     "fully_async": "generate_rollout_fully_async",
 }
-
-
-class SlimeError(AgentCoreRLError):
-    """slime, or the Ray cluster it runs on, ended with an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +110,7 @@ class SlimeRunner:
     wandb_group: str | None = None
     ray_address: str | None = None
     run_dir: str = "runs/slime"
+    job_env: tuple[str, ...] = JOB_ENV
     extra_flags: tuple[str, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
@@ -145,31 +153,33 @@ class SlimeRunner:
             return plan
         if plan.needs:
             raise ConfigError("cannot start slime: " + "; ".join(plan.needs))
+        command = list(plan.command or ())
+        job_id = command[command.index("--submission-id") + 1]
         self._write_inputs()
-        started_ray = self._ensure_ray()
-        try:
-            assert plan.command is not None
-            code = subprocess.call(plan.command, env={**os.environ, **plan.environment})
-            if code:
-                raise SlimeError(f"slime ended with exit code {code}; its log is above")
-        finally:
-            if started_ray:
-                subprocess.call(["ray", "stop"])
-        return plan
+        head: cluster.Head | None = None
+        with cluster.signals_end_the_run():
+            try:
+                address = self._job_address()
+                if self.ray_address is None and not cluster.answers(address):
+                    head = cluster.Head(self.num_gpus if self.mode == "sync" else self.num_gpus + self.rollout_gpus)
+                    command = [head.address if word == address else word for word in command]
+                    address = head.address
+                code = cluster.run_job(command, plan.environment, job_id=job_id, address=address)
+            finally:
+                if head is not None:
+                    head.stop()
+        if code:
+            raise SlimeError(f"slime ended with exit code {code} (Ray job {job_id}); its log is above")
+        return replace(plan, command=command)
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
     def plan(self, num_rollout: int = 1) -> Plan:
         """The exact command, and what is missing to run it on this machine. Raises: ConfigError on unreadable data."""
         rows = len(read_rows(self.data_path)) if Path(self.data_path).is_file() else None
-        job_environment = {
-            "PYTHONPATH": str(Path(self.megatron_dir).absolute()),
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-            **({"CUDA_HOME": self.cuda_home} if self.cuda_home else {}),
-        }
         command = [
-            *("ray", "job", "submit", "--address", self.ray_address or "http://127.0.0.1:8265"),
-            *("--runtime-env-json", json.dumps({"env_vars": job_environment}, sort_keys=True)),
+            *("ray", "job", "submit", "--address", self._job_address(), "--submission-id", self._new_job_id()),
+            *("--runtime-env", str(self.job_path)),
             *("--", sys.executable, str(Path(self.slime_dir).absolute() / self._script())),
             *self.flags(num_rollout),
         ]
@@ -189,6 +199,7 @@ class SlimeRunner:
             ("gateway", self.gateway_url or f"started on {self.gateway_host}:{self.gateway_port}"),
             ("deadline", f"rollout {self.acr_timeout:g} s, {self.acr_tps_limit} requests/s"),
             ("slime config", str(self.config_path)),
+            ("job environment", ", ".join(self._job_environment())),
             ("ray", self.ray_address or "the local cluster, started if there is none"),
         ]
         return Plan(backend="slime", facts=facts, command=command, needs=self._missing())
@@ -284,6 +295,11 @@ class SlimeRunner:
         return Path(self.run_dir).absolute() / self.exp_id / "rollout.yaml"
 
     @property
+    def job_path(self) -> Path:
+        """Ray's runtime environment of the job; it may hold secrets, which a command line would show to everybody."""
+        return Path(self.run_dir).absolute() / self.exp_id / "job.yaml"
+
+    @property
     def prepared_data_path(self) -> Path:
         return Path(self.run_dir).absolute() / self.exp_id / "data.jsonl"
 
@@ -306,25 +322,24 @@ class SlimeRunner:
         self.config_path.parent.mkdir(parents=True, exist_ok=True)
         # JSON is YAML: no YAML library is needed to write it.
         self.config_path.write_text(json.dumps(self.rollout_settings(), indent=2) + "\n")
+        self.job_path.touch(mode=0o600)
+        self.job_path.chmod(0o600)
+        self.job_path.write_text(json.dumps({"env_vars": self._job_environment()}, indent=2) + "\n")
         prepare_data(self.data_path, self.prepared_data_path)
         if self.eval_data_path is not None:
             prepare_data(self.eval_data_path, self.prepared_eval_path)
 
-    def _ensure_ray(self) -> bool:
-        """Start a local Ray head unless a cluster answers. Returns whether it was started here."""
-        if (
-            self.ray_address is not None
-            or subprocess.call(
-                ["ray", "status"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=RAY_START_S
-            )
-            == 0
-        ):
-            return False
-        gpus = self.num_gpus if self.mode == "sync" else self.num_gpus + self.rollout_gpus
-        command = ["ray", "start", "--head", "--num-gpus", str(gpus), "--disable-usage-stats"]
-        if subprocess.call(command, timeout=RAY_START_S):
-            raise SlimeError("ray start failed; its output is above")
-        return True
+    def _job_environment(self) -> dict[str, str]:
+        own = {"PYTHONPATH": str(Path(self.megatron_dir).absolute()), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        own |= {"CUDA_HOME": self.cuda_home} if self.cuda_home else {}
+        return {**{name: os.environ[name] for name in self.job_env if os.environ.get(name)}, **own}
+
+    def _job_address(self) -> str:
+        return self.ray_address or f"http://127.0.0.1:{cluster.DASHBOARD_PORT}"
+
+    def _new_job_id(self) -> str:
+        """Ours, so that a run that is interrupted can stop its job."""
+        return f"{re.sub(r'[^A-Za-z0-9_-]', '-', self.exp_id)}-{secrets.token_hex(4)}"
 
     def _model_script(self) -> Path:
         return Path(self.slime_dir) / "scripts" / "models" / f"{self.model_type}.sh"
@@ -359,23 +374,6 @@ class SlimeRunner:
         if shutil.which("ray") is None:
             needs.append("Ray (pip install 'ray[default]')")
         return needs
-
-
-def prepare_data(source: str | Path, target: Path) -> int:
-    """Write rows in slime's ``{"prompt", "metadata"}`` form, the payload as metadata. Returns the number of rows.
-
-    slime needs the key `prompt`; a payload without one gets an empty prompt there and stays unchanged itself.
-    """
-    rows = read_rows(source)
-    lines = [encode_payload({"prompt": _text(row.get("prompt", "")), "metadata": row}) for row in rows]
-    partial = target.with_name(target.name + ".new")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    partial.replace(target)
-    return len(rows)
-
-
-def _text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
 
 
 def known_fields() -> Sequence[str]:

@@ -1,0 +1,164 @@
+"""Ray under `SlimeRunner`: a head of our own where no cluster answers, and one job on it.
+
+The head is a child process (``ray start --head --block``) with a folder of its own, and ending it ends nothing else: it is
+told to go by its process id. ``ray stop`` is never called, because that ends every Ray process of the machine, whoever
+started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...errors import AgentCoreRLError
+
+STATUS_S = 120.0
+HEAD_START_S = 120.0
+HEAD_STOP_S = 60.0
+JOB_STOP_S = 60.0
+CLIENT_STOP_S = 10.0
+DASHBOARD_PORT = 8265  # Ray's own; another free one where it is taken
+
+
+class SlimeError(AgentCoreRLError):
+    """slime, or the Ray cluster it runs on, ended with an error."""
+
+
+def answers(address: str) -> bool:
+    """Whether a Ray cluster runs here (or at RAY_ADDRESS) that takes jobs at `address`.
+
+    Raises: SlimeError when one runs that does not, or hangs.
+    """
+    try:
+        code = subprocess.call(
+            ["ray", "status"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=STATUS_S
+        )
+    except subprocess.TimeoutExpired as e:
+        raise SlimeError(
+            f"`ray status` did not end within {STATUS_S:g} s: a Ray cluster of this machine hangs; end it, or set ray_address"
+        ) from e
+    if code == 0 and not _serves_jobs(address):
+        raise SlimeError(
+            f"a Ray cluster runs here but takes no jobs at {address}: set ray_address to its dashboard, or end it"
+        )
+    return code == 0
+
+
+class Head:
+    """A Ray head that this process started. `address` takes jobs."""
+
+    def __init__(self, gpus: int) -> None:
+        # Ray's sockets lie in this folder and their names must be short, so never under a long TMPDIR. A folder of its own
+        # also keeps other programs from finding this cluster and joining it: they would end with it.
+        self.folder = tempfile.mkdtemp(prefix="slime-ray-", dir=os.environ.get("RAY_TMPDIR") or "/tmp")
+        port = DASHBOARD_PORT if _is_free(DASHBOARD_PORT) else _free_port()
+        self.address = f"http://127.0.0.1:{port}"
+        command = [
+            *("ray", "start", "--head", "--block", "--disable-usage-stats", "--num-gpus", str(gpus)),
+            *("--port", str(_free_port()), "--dashboard-host", "127.0.0.1", "--dashboard-port", str(port)),
+            *("--temp-dir", self.folder),
+        ]
+        # In a session of its own: Ctrl-C must reach the job before the cluster under it.
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End this head and the processes it started, and nothing else; a second call does nothing."""
+        _end(self.process, HEAD_STOP_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wait_until_ready(self) -> None:
+        give_up_s = time.monotonic() + HEAD_START_S
+        while not _serves_jobs(self.address):
+            if self.process.poll() is not None:
+                raise SlimeError(f"`ray start` ended with code {self.process.returncode}; its output is above")
+            if time.monotonic() > give_up_s:
+                raise SlimeError(
+                    f"the Ray head takes no jobs at {self.address} after {HEAD_START_S:g} s; is it ray[default]?"
+                )
+            time.sleep(0.2)
+
+
+def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: str, address: str) -> int:
+    """Submit a job, show its log and wait for its end. Returns the exit code.
+
+    Whatever interrupts the wait stops the job too, on whichever cluster it runs.
+    """
+    client = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+    try:
+        return client.wait()
+    except BaseException:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.call(["ray", "job", "stop", "--address", address, job_id], timeout=JOB_STOP_S)
+        raise
+    finally:
+        _end(client, CLIENT_STOP_S)
+
+
+@contextlib.contextmanager
+def signals_end_the_run() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the main thread like Ctrl-C does, so that what was started is ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """SIGTERM, patience, SIGKILL for a child that leads its own session; what it left in its group goes with it."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _serves_jobs(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/api/version", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,84 @@
+"""A real Ray head of our own beside somebody else's cluster: a job runs on ours, and only ours ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.backends.slime import cluster
+
+# A program with a Ray cluster of its own, which uses it once more when it is told to.
+SOMEBODY = """
+import ray
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+@ray.remote
+def double(x):
+    return 2 * x
+print("up", ray.get(double.remote(1)), flush=True)
+input()
+print("still up", ray.get(double.remote(21)), flush=True)
+"""
+
+JOB = """
+import os, pathlib, ray, sys
+ray.init(log_to_driver=False)
+pathlib.Path(sys.argv[1]).write_text(f"{int(ray.cluster_resources()['GPU'])} {os.environ['FOR_THE_JOB']}")
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="session")
+def ray_jobs(make_environment: Callable[..., str]) -> str:
+    """A Python with Ray and its dashboard, which takes jobs."""
+    return make_environment("ray-jobs", "ray[default]>=2.41,<3", limit_s=240)
+
+
+@pytest.mark.timeout(400)
+def test_ending_our_head_ends_nobody_elses_cluster(
+    ray_jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(ray_jobs).parent}{os.pathsep}{os.environ['PATH']}")
+    for name in ("RAY_ADDRESS", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("FOR_THE_JOB", "from here")
+    (tmp_path / "job.py").write_text(JOB)
+    with (tmp_path / "somebody.txt").open("wb") as output:
+        somebody = subprocess.Popen(
+            [ray_jobs, "-c", SOMEBODY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True
+        )
+    try:
+        assert somebody.stdout is not None
+        assert somebody.stdout.readline().strip() == "up 2", (tmp_path / "somebody.txt").read_text()
+        head = cluster.Head(3)
+        try:
+            for number, code in enumerate((0, 5)):
+                told = tmp_path / f"told-{number}"
+                command = ["ray", "job", "submit", "--address", head.address, "--submission-id", f"j{number}", "--"]
+                command += [ray_jobs, str(tmp_path / "job.py"), str(told), str(code)]
+                ended = cluster.run_job(command, {}, job_id=f"j{number}", address=head.address)
+                assert told.read_text() == "3 from here"
+                assert (ended != 0) == (code != 0)
+        finally:
+            head.stop()
+        assert head.process.poll() is not None
+        assert not Path(head.folder).exists()
+        ours = [p for p in Path("/proc").glob("[0-9]*") if head.folder.encode() in _command(p)]
+        assert ours == []
+        answer, _ = somebody.communicate("\n", timeout=60)
+        assert answer.strip() == "still up 42", (tmp_path / "somebody.txt").read_text()
+    finally:
+        somebody.kill()
+        somebody.wait()
+
+
+def _command(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
