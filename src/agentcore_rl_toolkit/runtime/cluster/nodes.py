@@ -51,6 +51,7 @@ class Cluster:
         self._bundles: dict[tuple[str, int], asyncio.Task[bundles.Bundle]] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._leaving: set[asyncio.Task[Any]] = set()
 
     @property
     def tier(self) -> str:
@@ -60,7 +61,7 @@ class Cluster:
     async def start(self) -> None:
         """Connect and wait for a first node. Raises: ConfigError when there is none in time."""
         await self._provider.open()
-        self._spawn(self._watch())
+        self._spawn(self._watch(), self._tasks)
         try:
             async with asyncio.timeout(self._settings.join_timeout_s):
                 while not self._open_links():
@@ -131,13 +132,14 @@ class Cluster:
         for task in [*self._tasks, *self._joining.values(), *self._bundles.values()]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._joining.values(), *self._bundles.values(), return_exceptions=True)
-        await asyncio.gather(*(self._release(link) for link in list(self._links.values())))
+        links, self._links = list(self._links.values()), {}
+        await asyncio.gather(*(self._abandon(link.machine.node_id, link) for link in links), *self._leaving)
         await self._provider.close()
 
     # -- for whoever looks after the cluster
     def nodes(self) -> list[dict[str, Any]]:
         """Every node: ready, draining, joining, failed, drained; and those lost."""
-        joining = [{"node_id": n, "state": "joining"} for n in self._joining]
+        joining = [{"node_id": n, "state": "joining"} for n in self._joining if n not in self._links]
         failed = [
             {"node_id": n, "state": "failed", "reason": why}
             for n, (_, _, why) in self._failures.items()
@@ -157,9 +159,10 @@ class Cluster:
         if link is None:
             return self._drained.get(node_id)
         link.draining = True
-        if not link.load:
-            self._let_go(link)
-        return link.describe()
+        if link.load:
+            return link.describe()
+        self._let_go(link)
+        return self._drained[node_id]
 
     # -- placing
     def _open_links(self) -> list[NodeLink]:
@@ -274,29 +277,24 @@ class Cluster:
 
     def _on_freed(self, link: NodeLink) -> None:
         self._changed.set()
-        if link.draining and not link.load:
+        if link.draining and not link.load and self._links.get(link.machine.node_id) is link:
             self._let_go(link)
 
     def _let_go(self, link: NodeLink) -> None:
+        del self._links[link.machine.node_id]
         self._drained[link.machine.node_id] = {**link.describe(), "state": "drained"}
-        self._spawn(self._release(link))
+        self._spawn(self._abandon(link.machine.node_id, link), self._leaving)
 
     def _on_lost(self, link: NodeLink) -> None:
         if self._links.get(link.machine.node_id) is not link:
             return
         del self._links[link.machine.node_id]
         self._changed.set()
-        if link.machine.node_id in self._drained:
-            return
         log.warning("%s", link.lost)
         self._gone = [*self._gone[-99:], {**link.describe(), "state": "lost", "reason": link.lost, "sessions": 0}]
-        self._spawn(self._abandon(link.machine.node_id, link))
+        self._spawn(self._abandon(link.machine.node_id, link), self._leaving)
 
-    async def _release(self, link: NodeLink) -> None:
-        self._links.pop(link.machine.node_id, None)
-        await self._abandon(link.machine.node_id, link)
-
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any, among: set[asyncio.Task[Any]]) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        among.add(task)
+        task.add_done_callback(among.discard)
