@@ -19,6 +19,7 @@ from .wire import invalid, not_found
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 LOG_BYTES = 1_000_000
+OPEN = {("GET", "metrics"), ("GET", "status")}  # to whoever reaches the port: numbers, and nothing about single sessions
 MEASURED_AT_ONCE = 200  # reading a process's memory map costs a millisecond or so
 
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import websockets
 
-from . import control, local_api, sigv4
+from . import callers, control, local_api, sigv4
 from .agents import Agent
 from .commands import parse_command, run_command
 from .connection import break_off
@@ -134,6 +134,8 @@ class RuntimeApp:
             if pieces[0] == "_local":
                 operation = "Local"
                 self._authenticate(scope, body)
+                if (scope["method"], *pieces[1:]) not in local_api.OPEN:
+                    await self._refuse_sessions(scope)
                 await local_api.answer(self.runtime, scope["method"], pieces[1:], query, b"".join(body), send)
                 return
             self._authenticate(scope, body)
@@ -147,6 +149,7 @@ class RuntimeApp:
             if managed is None:
                 raise not_found(f"Operation {scope['method']} {scope['path']}")
             operation = managed[0]
+            await self._refuse_sessions(scope)
             status = await self._control(managed, scope["query_string"], query, body, send)
         except (WireError, ConnectionResetError, UpstreamLostError) as e:
             status = await _failed(e, scope, send)
@@ -174,6 +177,10 @@ class RuntimeApp:
                 body=body,
                 now=time.time(),
             )
+
+    async def _refuse_sessions(self, scope: Scope) -> None:
+        if not self.runtime.config.credentials:  # else it was signed
+            await asyncio.to_thread(callers.refuse_sessions, scope["client"], scope["server"])
 
     async def _control(
         self,

@@ -1,0 +1,79 @@
+"""An agent that tries to get at what is not its own: while it is loaded, and in its sessions."""
+
+import array
+import http.client
+import json
+import os
+import socket
+import struct
+import urllib.parse
+
+from bedrock_agentcore.runtime import BedrockAgentCoreApp
+
+
+def attempt(action):
+    try:
+        return ["done", action()]
+    except Exception as e:
+        return ["refused", type(e).__name__]
+
+
+def written(path):
+    with open(path, "w") as f:
+        f.write("x")
+    return path
+
+
+def look_around():
+    victim = os.environ.get("VICTIM_DIR", "/nowhere")
+    return {
+        "secret": attempt(lambda: open("/etc/shadow").read()),
+        "host file": attempt(lambda: open(f"{victim}/secret").read()),
+        "host write": attempt(lambda: written(f"{victim}/planted")),
+        "system write": attempt(lambda: written(f"/usr/planted-{os.getpid()}")),
+        "kernel setting": attempt(lambda: written("/proc/sys/kernel/domainname")),
+        "host processes": attempt(lambda: [p for p in os.listdir("/proc") if p == os.environ.get("VICTIM_PID")]),
+        "kill": attempt(lambda: os.kill(int(os.environ.get("VICTIM_PID", "999999")), 0)),
+        "tmp": attempt(lambda: written("/tmp/planted-by-rebel")),
+        "environment": attempt(lambda: open(f"/proc/{os.environ.get('VICTIM_PID')}/environ", "rb").read(10).decode()),
+    }
+
+
+AT_LOAD = look_around()
+app = BedrockAgentCoreApp()
+
+
+@app.entrypoint
+def main(payload):
+    if payload["do"] == "look":
+        return {"loading": AT_LOAD, "session": look_around()}
+    url = urllib.parse.urlsplit(payload["url"])
+    if payload["do"] == "request":
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=20)
+        body = payload.get("body")
+        if payload.get("code"):
+            path = os.path.abspath("planted_agent.py")
+            with open(path, "w") as f:
+                f.write(payload["code"])
+            body["agentRuntimeArtifact"] = {"containerConfiguration": {"containerUri": f"local://{path}"}}
+        connection.request(payload["method"], url.path, json.dumps(body) if body is not None else None)
+        reply = connection.getresponse()
+        return {"status": reply.status, "text": reply.read().decode()}
+    # The other ways send a request whose sender is hard to find, and wait for no answer.
+    sender = socket.create_connection((url.hostname, url.port))
+    text = f"{payload['method']} {url.path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
+    if payload["do"] == "reset":
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sender.sendall(text)
+        sender.close()
+    elif payload["do"] == "in flight":  # the only descriptor lies in a queue: no process holds it
+        left, right = socket.socketpair()
+        left.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sender.fileno()]))])
+        sender.sendall(text)
+        sender.close()
+        main.kept = (left, right)
+    return {"sent": True}
+
+
+if __name__ == "__main__":
+    app.run()
