@@ -1,8 +1,11 @@
-"""Run by test_real_verl.py in an environment that has verl 0.9.x: sessions of the math agent as verl's V1 trainer asks for them.
+"""Run by test_real_verl.py in an environment that has verl 0.9.x: real_run.py's two cases, and sessions of the math agent as
+verl's V1 trainer asks for them. One process and one Ray for all of it, because starting them is most of the work.
 
-verl's own are: configuration, load balancer, `FullyAsyncLLMServerClient`, TransferQueue, the loading of our manager. A Ray
-actor with the interface of verl's rollout servers samples from the built-in policy; while agents run it aborts what is in
-flight and counts its version up, as an update of the weights does.
+First argument: a JSON file that says where things are. Second: the folder in which each case leaves a JSON file.
+
+Of the sessions verl's own are: configuration, load balancer, `FullyAsyncLLMServerClient`, TransferQueue, the loading of our
+manager. A Ray actor with the interface of verl's rollout servers samples from the built-in policy; while agents run it aborts
+what is in flight and counts its version up, as an update of the weights does.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from real_run import _objects, _wait_for_prompts, composed, start_ray
+from real_run import _objects, _wait_for_prompts, composed, manager, rows_of, start_ray, tiny_model, worker
 
 from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDataset
 
@@ -93,7 +96,28 @@ class Server:
 
 
 def main() -> None:
+    import transfer_queue as tq
+
     place, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    folder = tiny_model(out / "model")
+    keep(out, "worker", asyncio.run(worker(folder)))
+    start_ray()
+    try:
+        units = "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
+        tq.init(composed(folder, units).transfer_queue)
+        keep(out, "manager", manager(folder))
+        keep(out, "rollouts", rollouts(place))
+        tq.close()
+    finally:
+        ray.shutdown()
+
+
+def keep(out: Path, case: str, found: dict[str, Any]) -> None:
+    (out / f"{case}.json").write_text(json.dumps(found, default=str))
+
+
+def rollouts(place: dict[str, Any]) -> dict[str, Any]:
+    """Sessions of the math agent for two prompts, for training and for validation, and a step of verl's loss on them."""
     import transfer_queue as tq
     from verl.utils import tensordict_utils as tu
     from verl.utils.import_utils import load_class_from_fqn
@@ -106,65 +130,58 @@ def main() -> None:
         "actor_rollout_ref.rollout.prompt_length=300",
         "actor_rollout_ref.rollout.response_length=300",
         "trainer.v1.trainer_mode=colocate_async",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         *(f"agentcore.{key}={value}" for key, value in place["agentcore"].items()),
     )
-    start_ray()
-    try:
-        tq.init(config.transfer_queue)
-        server = ray.remote(Server).options(num_cpus=0).remote(place["policy"])
-        balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote(servers={"policy:1": server})
-        manager = load_class_from_fqn(
-            config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager"
-        ).create(
-            config=config,
-            llm_client=FullyAsyncLLMServerClient(config, load_balancer_handle=balancer),
-            teacher_client=None,
-            reward_loop_worker_handles=None,
-        )
-        dataset = PayloadDataset(place["rows"])
-        found = {"train": {}, "val": {}}
-        for partition in ("train", "val"):
-            batch = tu.get_tensordict(
-                {
-                    "raw_prompt": _objects([dataset[i]["raw_prompt"] for i in range(PROMPTS)]),
-                    PAYLOAD_KEY: _objects([dataset[i][PAYLOAD_KEY] for i in range(PROMPTS)]),
-                    "index": np.arange(PROMPTS),
-                    "uid": _objects([f"{partition}{i}" for i in range(PROMPTS)]),
-                }
-            )
-            tu.assign_non_tensor_data(batch, "global_steps", STEP)
-            if partition == "val":
-                tu.assign_non_tensor_data(batch, "validate", True)
-            uids = list(batch["uid"])
-            tags = [{"is_prompt": True, "status": "pending", "global_steps": STEP}] * PROMPTS
-            tq.kv_batch_put(keys=uids, partition_id=partition, tags=tags)
-            cut: list[int] = []
-            updating = threading.Thread(target=update_when_busy, args=(server, cut))
-            if partition == "train":
-                updating.start()
-            manager.generate_sequences(batch)
-            listed = _wait_for_prompts(tq, uids, partition)
-            if partition == "train":
-                updating.join()
-            keys = sorted(k for k in listed if k not in uids)
-            data = tq.kv_batch_get(keys=keys, partition_id=partition)
-            names = ("input_ids", "response_mask", "rollout_log_probs", "rm_scores")
-            if partition == "train":
-                found["loss"] = train_step(config, place["policy"], keys, data)
-            found[partition] = {
-                "keys": keys,
-                "status": {u: listed[u]["status"] for u in uids},
-                "tags": [listed[k] for k in keys],
-                "cut": sum(cut),
-                **{name: [data[name][i].tolist() for i in range(len(keys))] for name in names},
+    server = ray.remote(Server).options(num_cpus=0).remote(place["policy"])
+    balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote(servers={"policy:1": server})
+    made = load_class_from_fqn(
+        config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager"
+    ).create(
+        config=config,
+        llm_client=FullyAsyncLLMServerClient(config, load_balancer_handle=balancer),
+        teacher_client=None,
+        reward_loop_worker_handles=None,
+    )
+    dataset = PayloadDataset(place["rows"])
+    found = {"train": {}, "val": {}}
+    for partition in ("train", "val"):
+        batch = tu.get_tensordict(
+            {
+                "raw_prompt": _objects([dataset[i]["raw_prompt"] for i in range(PROMPTS)]),
+                PAYLOAD_KEY: _objects([dataset[i][PAYLOAD_KEY] for i in range(PROMPTS)]),
+                "index": np.arange(PROMPTS),
+                "uid": _objects([f"{partition}{i}" for i in range(PROMPTS)]),
             }
-        found["sampled"] = ray.get(server.written.remote())
-        tq.close()
-        manager.service().close()
-        out.write_text(json.dumps(found, default=str))
-    finally:
-        ray.shutdown()
+        )
+        tu.assign_non_tensor_data(batch, "global_steps", STEP)
+        if partition == "val":
+            tu.assign_non_tensor_data(batch, "validate", True)
+        uids = list(batch["uid"])
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": STEP}] * PROMPTS
+        tq.kv_batch_put(keys=uids, partition_id=partition, tags=tags)
+        cut: list[int] = []
+        updating = threading.Thread(target=update_when_busy, args=(server, cut))
+        if partition == "train":
+            updating.start()
+        made.generate_sequences(batch)
+        listed = _wait_for_prompts(tq, uids, partition)
+        if partition == "train":
+            updating.join()
+        keys = rows_of(uids, listed)
+        data = tq.kv_batch_get(keys=keys, partition_id=partition)
+        names = ("input_ids", "response_mask", "rollout_log_probs", "rm_scores")
+        if partition == "train":
+            found["loss"] = train_step(config, place["policy"], keys, data)
+        found[partition] = {
+            "keys": keys,
+            "status": {u: listed[u]["status"] for u in uids},
+            "tags": [listed[k] for k in keys],
+            "cut": sum(cut),
+            **{name: [data[name][i].tolist() for i in range(len(keys))] for name in names},
+        }
+    found["sampled"] = ray.get(server.written.remote())
+    made.service().close()
+    return found
 
 
 def train_step(config: Any, policy: str, keys: list[str], data: Any) -> dict[str, float]:

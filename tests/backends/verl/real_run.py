@@ -1,14 +1,12 @@
-"""Run by test_real_verl.py in an environment that has verl 0.9.x: our AgentLoop in verl's own worker, and the V1 manager on Ray.
+"""For real_rollouts.py, in an environment that has verl 0.9.x: our AgentLoop in verl's own worker, and the V1 manager on Ray.
 
-First argument: the case (`worker`, `manager`). Second: the JSON file to write. The assertions are in the test.
+Each gives what it found; the assertions are in test_real_verl.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +62,7 @@ def plain(output: Any) -> dict[str, Any]:
     return {k: v for k, v in output.model_dump().items() if k not in ("multi_modal_data", "metrics")}
 
 
-async def worker(out: Path, folder: Path) -> dict[str, Any]:
+async def worker(folder: Path) -> dict[str, Any]:
     """verl's AgentLoopWorker instantiates our loop from YAML and runs it; its post-processing is V1's shape of outputs."""
     from verl.experimental.agent_loop import AgentLoopWorker
 
@@ -117,79 +115,68 @@ async def worker(out: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def manager(out: Path, folder: Path) -> dict[str, Any]:
-    """Real Ray and TransferQueue: verl loads our manager by name, it writes rows, we read them back as the trainer would."""
-    import ray
+def manager(folder: Path) -> dict[str, Any]:
+    """On a running Ray and TransferQueue: verl loads our manager by name, it writes rows, we read them as the trainer would."""
     import transfer_queue as tq
     from verl.protocol import DataProto
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
     from verl.utils import tensordict_utils as tu
     from verl.utils.import_utils import load_class_from_fqn
 
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     config = composed(
         folder,
         "actor_rollout_ref.rollout.n=8",
         "actor_rollout_ref.rollout.prompt_length=256",
         "actor_rollout_ref.rollout.response_length=256",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     )
-    start_ray()
-    try:
-        tq.init(config.transfer_queue)
-        name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
-        made = load_class_from_fqn(name, "AgentLoopManager").create(
-            config=config, llm_client=None, teacher_client=None, reward_loop_worker_handles=None
-        )
-        good = recorded_episodes(24)
-        bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:8]
-        # Prompts run side by side, so each gets its episodes by name: row i has id i and uid u{i}.
-        episodes = [replace(e, input_id=f"{i // 8}-u{i // 8}") for i, e in enumerate([*good, *bad])]
-        replay = Replay(episodes)
-        made._service = service(replay)
-        rows = folder / "rows.jsonl"
-        rows.write_text("".join(json.dumps({"idx": i, "prompt": f"task {i}"}) + "\n" for i in range(4)))
-        dataset = PayloadDataset(str(rows))
-        batch = tu.get_tensordict(
-            {
-                "raw_prompt": _objects([dataset[i]["raw_prompt"] for i in range(4)]),
-                PAYLOAD_KEY: _objects([dataset[i][PAYLOAD_KEY] for i in range(4)]),
-                "index": np.arange(4),
-                "uid": _objects([f"u{i}" for i in range(4)]),
-            }
-        )
-        tu.assign_non_tensor_data(batch, "global_steps", 1)
-        uids = list(batch["uid"])
-        tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * 4
-        tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
-        began_s = time.monotonic()
-        made.generate_sequences(batch)
-        returned_s = time.monotonic() - began_s
-        listed = _wait_for_prompts(tq, uids)
-        keys = sorted(k for k in listed if k not in uids)
-        data = tq.kv_batch_get(keys=keys, partition_id="train")
-        proto = DataProto(batch=data.select("response_mask", "rm_scores").to_padded_tensor())
-        proto.batch["token_level_rewards"] = proto.batch["rm_scores"]
-        proto.non_tensor_batch["uid"] = _objects([k.rsplit("_", 2)[0] for k in keys])
-        with_advantages = compute_advantage_for_multi_trajectories(proto, keys, adv_estimator="grpo", num_repeat=8)
-        mask = with_advantages.batch["response_mask"]
-        first = mask.argmax(dim=1)
-        advantages = with_advantages.batch["advantages"][torch.arange(len(keys)), first]
-        tq.close()
-        return {
-            "returned_s": returned_s,
-            "status": {str(uids.index(u)): listed[u]["status"] for u in uids},
-            "rows": {
-                k.replace(k.rsplit("_", 2)[0], str(uids.index(k.rsplit("_", 2)[0]))): i for i, k in enumerate(keys)
-            },
-            "input_ids": [data["input_ids"][i].tolist() for i in range(len(keys))],
-            "response_mask": [data["response_mask"][i].tolist() for i in range(len(keys))],
-            "logprobs": [data["rollout_log_probs"][i].tolist() for i in range(len(keys))],
-            "advantages": advantages.tolist(),
-            "tags": [listed[k] for k in keys],
+    name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
+    made = load_class_from_fqn(name, "AgentLoopManager").create(
+        config=config, llm_client=None, teacher_client=None, reward_loop_worker_handles=None
+    )
+    good = recorded_episodes(24)
+    bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:8]
+    # Prompts run side by side, so each gets its episodes by name: row i has id i and uid u{i}.
+    episodes = [replace(e, input_id=f"{i // 8}-u{i // 8}") for i, e in enumerate([*good, *bad])]
+    replay = Replay(episodes)
+    made._service = service(replay)
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"idx": i, "prompt": f"task {i}"}) + "\n" for i in range(4)))
+    dataset = PayloadDataset(str(rows))
+    batch = tu.get_tensordict(
+        {
+            "raw_prompt": _objects([dataset[i]["raw_prompt"] for i in range(4)]),
+            PAYLOAD_KEY: _objects([dataset[i][PAYLOAD_KEY] for i in range(4)]),
+            "index": np.arange(4),
+            "uid": _objects([f"u{i}" for i in range(4)]),
         }
-    finally:
-        ray.shutdown()
+    )
+    tu.assign_non_tensor_data(batch, "global_steps", 1)
+    uids = list(batch["uid"])
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * 4
+    tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
+    began_s = time.monotonic()
+    made.generate_sequences(batch)
+    returned_s = time.monotonic() - began_s
+    listed = _wait_for_prompts(tq, uids)
+    keys = rows_of(uids, listed)
+    data = tq.kv_batch_get(keys=keys, partition_id="train")
+    proto = DataProto(batch=data.select("response_mask", "rm_scores").to_padded_tensor())
+    proto.batch["token_level_rewards"] = proto.batch["rm_scores"]
+    proto.non_tensor_batch["uid"] = _objects([k.rsplit("_", 2)[0] for k in keys])
+    with_advantages = compute_advantage_for_multi_trajectories(proto, keys, adv_estimator="grpo", num_repeat=8)
+    mask = with_advantages.batch["response_mask"]
+    first = mask.argmax(dim=1)
+    advantages = with_advantages.batch["advantages"][torch.arange(len(keys)), first]
+    return {
+        "returned_s": returned_s,
+        "status": {str(uids.index(u)): listed[u]["status"] for u in uids},
+        "rows": {k.replace(k.rsplit("_", 2)[0], str(uids.index(k.rsplit("_", 2)[0]))): i for i, k in enumerate(keys)},
+        "input_ids": [data["input_ids"][i].tolist() for i in range(len(keys))],
+        "response_mask": [data["response_mask"][i].tolist() for i in range(len(keys))],
+        "logprobs": [data["rollout_log_probs"][i].tolist() for i in range(len(keys))],
+        "advantages": advantages.tolist(),
+        "tags": [listed[k] for k in keys],
+    }
 
 
 def start_ray() -> None:
@@ -206,6 +193,11 @@ def start_ray() -> None:
                 raise
 
 
+def rows_of(uids: list[str], listed: dict[str, Any]) -> list[str]:
+    """Keys of the rows of these prompts, in order; other prompts may lie in the same partition."""
+    return sorted(key for key in listed if key not in uids and key.rsplit("_", 2)[0] in uids)
+
+
 def _objects(values: list[Any]) -> np.ndarray:
     made = np.empty(len(values), dtype=object)
     made[:] = values
@@ -220,14 +212,3 @@ def _wait_for_prompts(tq: Any, uids: list[str], partition: str = "train") -> dic
             return listed
         time.sleep(0.1)
     raise TimeoutError("not every prompt got a final status")
-
-
-def main() -> None:
-    case, out = sys.argv[1], Path(sys.argv[2])
-    folder = tiny_model(out.parent / "model")
-    found = asyncio.run(worker(out, folder)) if case == "worker" else manager(out, folder)
-    out.write_text(json.dumps(found, default=str))
-
-
-if __name__ == "__main__":
-    main()
