@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
+import json
 import logging
+from pathlib import Path
 
 from agentcore_rl_toolkit.errors import AgentCoreRLError
 from agentcore_rl_toolkit.gateway import serve
 
 from .models import GatewayConfig, WorkerConfig
-from .server import our_config, upstreams_of
+from .server import LocalHandler, LocalServer, our_config, upstreams_of
 
 
 def main() -> None:
@@ -31,8 +34,15 @@ def main() -> None:
     parser.add_argument(
         "--allow-upstream-host", action="append", default=[], help="hosts that may be added while running"
     )
+    parser.add_argument(
+        "--handler-factory", metavar="MODULE:FUNCTION", help="makes a sampler in this process, instead of --worker"
+    )
+    parser.add_argument("--handler-config", metavar="FILE", help="JSON that the handler factory is called with")
+    parser.add_argument("--front", action="store_true", help="not offered: one process of ours serves what rLLM shards")
     parser.add_argument("--log-level", default="WARNING")
     args = parser.parse_args()
+    if args.front:
+        parser.error("several gateway processes behind a front are not offered here: set rllm.gateway.num_workers to 1")
     logging.basicConfig(level=args.log_level.upper())
     config = GatewayConfig(
         workers=[WorkerConfig(url=url) for url in args.worker],
@@ -44,7 +54,7 @@ def main() -> None:
     )
     config.allow_upstream_hosts += args.allow_upstream_host
     try:
-        ours = our_config(config, port=args.port, host=args.host, upstreams=upstreams_of(config))
+        handler = made_handler(args.handler_factory, args.handler_config) if args.handler_factory else None
         try:
             import uvloop
 
@@ -52,9 +62,34 @@ def main() -> None:
         except ImportError:
             runner = asyncio.Runner()
         with runner:
-            runner.run(serve(ours))
+            runner.run(run(config, args.host, args.port, handler))
     except (AgentCoreRLError, ValueError) as e:
         parser.exit(2, f"rllm-model-gateway: error: {e}\n")
+
+
+async def run(config: GatewayConfig, host: str, port: int, handler: LocalHandler | None) -> None:
+    """Serve until a signal comes; `handler` samples beside the configured servers."""
+    local = LocalServer(handler) if handler is not None else None
+    upstreams = upstreams_of(config)
+    if local is not None:
+        upstreams = (*upstreams, await local.start())
+    try:
+        await serve(our_config(config, port=port, host=host, upstreams=upstreams))
+    finally:
+        if local is not None:
+            await local.stop()
+
+
+def made_handler(factory: str, config_file: str | None) -> LocalHandler:
+    """What the factory makes of the file. Raises: ValueError if there is no such factory or file."""
+    module, _, name = factory.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name)
+        settings = json.loads(Path(config_file).read_text()) if config_file else {}
+    except (ImportError, AttributeError, ValueError, OSError) as e:
+        raise ValueError(f"--handler-factory {factory} with {config_file or 'no file'}: {type(e).__name__}: {e}") from e
+    handler: LocalHandler = make(settings)
+    return handler
 
 
 if __name__ == "__main__":

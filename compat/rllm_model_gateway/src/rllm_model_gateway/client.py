@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from .models import ADMIN_KEY_ENV, TraceRecord, WorkerInfo
+from .models import ADMIN_KEY_ENV, TraceGraph, TraceRecord, WorkerInfo
 
 
 def _headers() -> dict[str, str]:
@@ -17,6 +17,17 @@ def _headers() -> dict[str, str]:
 
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _records(answer: Any) -> list[TraceRecord]:
+    """A list of traces, or a compact graph, as records."""
+    if isinstance(answer, dict):
+        return TraceGraph.model_validate(answer).flatten()
+    return [TraceRecord(**trace) for trace in answer]
+
+
+def _version(answer: dict[str, Any]) -> Any:
+    return answer["weight_version"]
 
 
 class GatewayClient:
@@ -65,10 +76,11 @@ class GatewayClient:
         return int(self._call("POST", "/sessions/batch_delete", json={"session_ids": session_ids})["deleted"])
 
     def get_session_traces(
-        self, session_id: str, since: float | None = None, limit: int | None = None
+        self, session_id: str, since: float | None = None, limit: int | None = None, format: str | None = None
     ) -> list[TraceRecord]:
-        params = _given(since=since, limit=limit)
-        return [TraceRecord(**t) for t in self._call("GET", f"/sessions/{session_id}/traces", params=params)]
+        """With ``format="compact"`` less is sent; earlier replies in `messages` are then as they were given, not as sent back."""
+        params = _given(since=since, limit=limit, format=format)
+        return _records(self._call("GET", f"/sessions/{session_id}/traces", params=params))
 
     def get_trace(self, trace_id: str) -> TraceRecord:
         return TraceRecord(**self._call("GET", f"/traces/{trace_id}"))
@@ -83,11 +95,11 @@ class GatewayClient:
     def list_workers(self) -> list[WorkerInfo]:
         return [WorkerInfo(**w) for w in self._call("GET", "/admin/workers")]
 
-    def set_weight_version(self, version: int) -> None:
-        self._call("POST", "/admin/weight_version", json={"weight_version": version})
+    def set_weight_version(self, weight_version: int) -> int:
+        return int(_version(self._call("POST", "/admin/weight_version", json={"weight_version": weight_version})))
 
     def get_weight_version(self) -> int | None:
-        return self._call("GET", "/admin/weight_version")["weight_version"]  # type: ignore[no-any-return]
+        return _version(self._call("GET", "/admin/weight_version"))
 
     def flush(self, timeout: float = 30.0) -> bool:
         return bool(self._call("POST", "/admin/flush", timeout=timeout)["status"] == "flushed")
@@ -142,10 +154,25 @@ class AsyncGatewayClient:
         return int((await self._call("POST", "/sessions/batch_delete", json={"session_ids": session_ids}))["deleted"])
 
     async def get_session_traces(
-        self, session_id: str, since: float | None = None, limit: int | None = None
-    ) -> list[TraceRecord]:
-        params = _given(since=since, limit=limit)
-        return [TraceRecord(**t) for t in await self._call("GET", f"/sessions/{session_id}/traces", params=params)]
+        self,
+        session_id: str,
+        since: float | None = None,
+        limit: int | None = None,
+        format: str | None = None,
+        *,
+        flatten: bool = True,
+    ) -> list[TraceRecord] | TraceGraph:
+        """With ``format="compact"`` less is sent; ``flatten=False`` gives it as it was sent, a graph.
+
+        Raises: ValueError for ``flatten=False`` without ``format="compact"``.
+        """
+        params = _given(since=since, limit=limit, format=format)
+        answer = await self._call("GET", f"/sessions/{session_id}/traces", params=params)
+        if flatten:
+            return _records(answer)
+        if not isinstance(answer, dict):
+            raise ValueError('the gateway sent a list of traces; flatten=False goes with format="compact"')
+        return TraceGraph.model_validate(answer)
 
     async def get_trace(self, trace_id: str) -> TraceRecord:
         return TraceRecord(**await self._call("GET", f"/traces/{trace_id}"))
@@ -160,8 +187,11 @@ class AsyncGatewayClient:
     async def list_workers(self) -> list[WorkerInfo]:
         return [WorkerInfo(**w) for w in await self._call("GET", "/admin/workers")]
 
-    async def set_weight_version(self, version: int) -> None:
-        await self._call("POST", "/admin/weight_version", json={"weight_version": version})
+    async def set_weight_version(self, weight_version: int) -> int:
+        return int(_version(await self._call("POST", "/admin/weight_version", json={"weight_version": weight_version})))
+
+    async def get_weight_version(self) -> int | None:
+        return _version(await self._call("GET", "/admin/weight_version"))
 
     async def flush(self, timeout: float = 30.0) -> bool:
         return bool((await self._call("POST", "/admin/flush", timeout=timeout))["status"] == "flushed")

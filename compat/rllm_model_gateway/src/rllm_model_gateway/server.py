@@ -57,6 +57,58 @@ def engine_of(config: GatewayConfig) -> str:
     return config.engine if config.add_return_token_ids else "openai"
 
 
+class LocalServer:
+    """A sampler in this process as an inference server on loopback; a streamed reply is one chunk."""
+
+    def __init__(self, handler: LocalHandler) -> None:
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> UpstreamConfig:
+        """Listen. Returns the server as the gateway is told of it."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
+        return UpstreamConfig(url=f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}", engine="vllm")
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+                length = int(head.split("content-length:")[1].split("\r\n")[0]) if "content-length:" in head else 0
+                asked = json.loads(await reader.readexactly(length) or b"{}")
+                streamed = bool(asked.pop("stream", False))
+                asked.pop("stream_options", None)
+                try:
+                    status, told = 200, await self._handler(asked)
+                except Exception as e:
+                    status, told = 500, {"error": {"message": f"{type(e).__name__}: {e}", "type": "server_error"}}
+                kind, body = b"application/json", json.dumps(told).encode()
+                if streamed and status == 200:
+                    kind, body = b"text/event-stream", _as_stream(told)
+                head_out = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (
+                    status,
+                    kind,
+                    len(body),
+                )
+                writer.write(head_out + body)
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+
 class _App:
     """One ASGI application.
 
@@ -65,11 +117,9 @@ class _App:
 
     def __init__(self, config: GatewayConfig, local_handler: LocalHandler | None) -> None:
         self._config = config
-        self._handler = local_handler
+        self._local = LocalServer(local_handler) if local_handler is not None else None
         self._gateway: Gateway | None = None
-        self._local: asyncio.Server | None = None
         self._http: httpx.AsyncClient | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -94,10 +144,8 @@ class _App:
 
     async def start(self) -> None:
         upstreams = upstreams_of(self._config)
-        if self._handler is not None:
-            self._local = await asyncio.start_server(self._serve_local, "127.0.0.1", 0, limit=2**26)
-            port = self._local.sockets[0].getsockname()[1]
-            upstreams = (*upstreams, UpstreamConfig(url=f"http://127.0.0.1:{port}", engine="vllm"))
+        if self._local is not None:
+            upstreams = (*upstreams, await self._local.start())
         # Whoever reaches the application reaches the gateway behind it, so what holds for its own address holds here.
         outside = our_config(self._config, port=0, host=self._config.host, upstreams=upstreams)
         self._gateway = Gateway(dataclasses.replace(outside, host="127.0.0.1"))
@@ -111,10 +159,7 @@ class _App:
         if self._gateway is not None:
             await self._gateway.stop()
         if self._local is not None:
-            self._local.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._local.stop()
 
     async def _request(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if self._http is None:
@@ -136,40 +181,6 @@ class _App:
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-    async def _serve_local(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The in-process sampler as an inference server; a streamed reply is one chunk."""
-        handler = self._handler
-        task = asyncio.current_task()
-        assert handler is not None
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-                length = int(head.split("content-length:")[1].split("\r\n")[0]) if "content-length:" in head else 0
-                asked = json.loads(await reader.readexactly(length) or b"{}")
-                streamed = bool(asked.pop("stream", False))
-                asked.pop("stream_options", None)
-                try:
-                    status, told = 200, await handler(asked)
-                except Exception as e:
-                    status, told = 500, {"error": {"message": f"{type(e).__name__}: {e}", "type": "server_error"}}
-                kind, body = b"application/json", json.dumps(told).encode()
-                if streamed and status == 200:
-                    kind, body = b"text/event-stream", _as_stream(told)
-                head_out = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (
-                    status,
-                    kind,
-                    len(body),
-                )
-                writer.write(head_out + body)
-                await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
 
 
 def _as_stream(reply: dict[str, Any]) -> bytes:
