@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.isolation import cgroups
+from agentcore_rl_toolkit.runtime.launcher import disk
 from agentcore_rl_toolkit.runtime.launcher.disk import used_bytes
 from agentcore_rl_toolkit.runtime.remote import table
 
@@ -59,3 +63,37 @@ def test_disk_is_counted_as_it_is_used_and_links_are_not_followed(tmp_path: Path
     (folder / "deep" / "er" / "file").write_bytes(b"x" * 10**6)
     assert 10**6 <= used_bytes(folder) - empty < 1.2 * 10**6
     assert used_bytes(tmp_path / "absent") == 0
+
+
+class Writer:
+    """A process that fills a folder as fast as it can, 5 MB a file, up to 2 GB."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.death: str | None = None
+        code = "import time\nfor n in range(400): open(f'f{n}', 'wb').write(bytes(5_000_000))\ntime.sleep(60)"
+        self.process = subprocess.Popen([sys.executable, "-c", code], cwd=directory)
+
+    def stop(self, grace_s: float) -> None:
+        self.process.kill()
+
+
+async def test_a_fast_writer_is_noticed_before_it_is_time_to_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "POLL_S", 1_000.0)
+    (tmp_path / "s").mkdir()
+    sessions: dict[str, Writer] = {}
+    watch = asyncio.create_task(disk.hold_to(100_000_000, sessions))
+    await asyncio.sleep(0.3)
+    sessions["s"] = writer = Writer(tmp_path / "s")
+    try:
+        async with asyncio.timeout(30):
+            while writer.process.poll() is None:  # noqa: ASYNC110  # polls a process
+                await asyncio.sleep(0.01)
+        assert writer.death is not None
+        assert "more than its limit (95.3674 MiB)" in writer.death
+    finally:
+        writer.process.kill()
+        writer.process.wait()
+        watch.cancel()
