@@ -6,7 +6,7 @@ from agentcore_rl_toolkit.gateway.finished import FinishedSessions
 
 
 def test_a_reader_that_keeps_up_gets_every_session_once() -> None:
-    finished, seen, place = FinishedSessions(kept=10), list[str](), 0
+    finished, seen, place = FinishedSessions(kept=10, name=0), list[str](), 0
     for i in range(100):
         finished.append(str(i))
         if i % 7 == 0:
@@ -20,7 +20,7 @@ def test_a_reader_that_keeps_up_gets_every_session_once() -> None:
 
 
 def test_what_is_long_past_is_forgotten_and_passed_over() -> None:
-    finished = FinishedSessions(kept=10)
+    finished = FinishedSessions(kept=10, name=0)
     for i in range(100):
         finished.append(str(i))
     ids, place = finished.since(0, 1000)

@@ -117,16 +117,16 @@ async def test_a_disk_that_refuses_is_reported_and_the_next_appends_hold(
     journal = Journal(tmp_path)
     journal.recover(lambda *_: None)
     journal.append(CALL, SESSION, b"before")
-    real = os.writev
+    real = os.pwritev
     refusals = [OSError(28, "No space left on device")]
 
-    def writev(fd: int, buffers: list[bytes]) -> int:
+    def pwritev(fd: int, buffers: list[bytes], offset: int) -> int:
         if refusals:
-            real(fd, buffers[:1])  # half of it got there
+            real(fd, buffers[:1], offset)  # half of it got there
             raise refusals.pop()
-        return real(fd, buffers)
+        return real(fd, buffers, offset)
 
-    monkeypatch.setattr(journals.os, "writev", writev)
+    monkeypatch.setattr(journals.os, "pwritev", pwritev)
     told: list[OSError | None] = []
     journal.append(CALL, SESSION, b"lost", told.append)
     assert isinstance(told[0], OSError)

@@ -44,7 +44,7 @@ def stored_sessions(store: str | Path, *, sessions: Sequence[str] | None = None)
         journal = Journal(part)
         try:
             table = Sessions(journal, secret=b"", limit=2**31)
-            journal.recover(table.replay)
+            table.restore()
             for session in table.by_id.values():
                 if sessions is None or session.id in sessions:
                     whole = expand([decode(p) for p in table.payloads(session)])

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
+
 KEPT = 200_000  # ids, about 20 MB; whoever reads along is never that far behind
+_PLACES = 32  # bits of a place that count; those above name the list. Together they fit into a JSON number (2**53)
 
 
 class FinishedSessions:
-    """An endless list of which the last `KEPT` to twice as many are kept. Places in it never change their meaning."""
+    """An endless list of which the last `KEPT` to twice as many are kept. Places in it never change their meaning.
 
-    def __init__(self, kept: int = KEPT) -> None:
+    A place names its list as well, by a random number: whoever comes with a place in the list of another run of the
+    gateway is told everything from the start, rather than nothing of what it has not heard.
+    """
+
+    def __init__(self, kept: int = KEPT, *, name: int | None = None) -> None:
         self._kept = kept
+        self._name = 1 + secrets.randbelow(2**20) if name is None else name
         self._forgotten = 0
         self._ids: list[str] = []
 
@@ -22,8 +31,28 @@ class FinishedSessions:
             del self._ids[: self._kept]
             self._forgotten += self._kept
 
+    def keep(self, wanted: Callable[[str], bool]) -> None:
+        """Leave out some sessions, before anybody has been told a place."""
+        self._ids = list(filter(wanted, dict.fromkeys(self._ids)))
+
+    def _at(self, place: int) -> int:
+        at = place & (1 << _PLACES) - 1
+        return at if place >> _PLACES == self._name and at <= len(self) else 0
+
+    @staticmethod
+    def unheard(ids: list[str], place: int, known: int) -> list[str]:
+        """Of what another list answered to a question from place `known` or before, what lies behind that place."""
+        if place >> _PLACES != known >> _PLACES:
+            return ids
+        return ids[-(place - known) :] if place > known else []
+
+    def beyond(self, after: int) -> bool:
+        """Whether there is anything from place `after` on."""
+        return self._at(after) < len(self)
+
     def since(self, after: int, limit: int) -> tuple[list[str], int]:
         """Up to `limit` ids from place `after` on (later, where those are forgotten), and the place to go on from."""
-        start = max(0, after - self._forgotten)
+        at = max(self._at(after), self._forgotten)
+        start = at - self._forgotten
         ids = self._ids[start : start + limit]
-        return ids, max(after, self._forgotten) + len(ids)
+        return ids, self._name << _PLACES | at + len(ids)

@@ -10,7 +10,11 @@ callback run, which lets the agent have the last byte of its reply: a killed gat
 finished. With ``fsync``, or while the disk is slow, the same happens in a thread, so that the loop never waits for
 the disk twice.
 
-At start the segments are read back; a torn last frame (the process died in a write) is cut off.
+A write that the disk refuses is cut off again, and the next one takes its place in the file; whoever appended those
+frames is told. While there are frames that must come before any other (``owing``), nothing else is written.
+
+At start the segments are read back. A torn last frame (the process died in a write) is cut off, damage elsewhere is
+passed over and told.
 """
 
 from __future__ import annotations
@@ -24,11 +28,12 @@ import struct
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ConfigError, GatewayError
-from .journal_writer import Writer, write_all
+from .journal_scan import DAMAGED, FRAME, HEAD, frames
+from .journal_writer import Batch, Done, Writer, write_all
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +41,16 @@ CALL = 1
 OPENED = 2  # payload: the session's settings
 CLOSED = 3
 DELETED = 4
+GAPS = 5  # payload: where among the session's calls, counted from 0, the disk refused some, and how many
 
-_FRAME = struct.Struct("<IIBB")
 _CHECKED = struct.Struct("<BB")
-_HEAD = 8  # bytes before what the length counts
+_RETRY_S = 0.1  # how often a disk that refuses is tried again
 SEGMENT_BYTES = 256 * 2**20
 _SLOW_WRITE_S = 0.02  # an append to the page cache takes microseconds; this is a disk that pushes back
 _SEGMENT_NAME = re.compile(r"calls-(\d{8})\.log")
 
 Replay = Callable[[int, str, bytes, int, int], None]
+Lost = Callable[[int, bytes, bytes, int], None]  # kind, session id, payload, position
 
 
 class Journal:
@@ -61,6 +67,10 @@ class Journal:
         self.appended_bytes = 0
         self.slow_writes = 0
         self.torn_bytes = 0
+        self.damaged_bytes = 0
+        self.on_lost: Lost | None = None  # told of every frame that the disk refused
+        self.repay: Callable[[], None] | None = None  # appends what is owed
+        self.owing = False  # something must be written before anything else
         self.failed: OSError | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(directory)
@@ -71,7 +81,10 @@ class Journal:
         self._born: dict[int, float] = {}
         self._current = 0
         self._pending: list[bytes] = []
-        self._callbacks: list[Callable[[OSError | None], None]] = []
+        self._callbacks: list[Done] = []
+        self._offset = 0  # where in the current segment the pending frames begin
+        self._retry_at = 0.0
+        self._refused = (0, 0)  # from where to where in the current segment batches were refused
         self._scheduled = False
         self._writer: Writer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -91,26 +104,30 @@ class Journal:
             self._files[number], self._live[number], self._tombs[number] = fd, 0, 0
             self._born[number] = path.stat().st_mtime
             end = 0
-            for kind, session_id, payload, start, length in _scan(path):
+            for kind, session_id, payload, start, length in frames(path):
                 position = number << 40 | start
-                self._count(number, kind)
+                if kind == DAMAGED:
+                    self.damaged_bytes += length
+                    log.error("%s: passing over %d damaged bytes at byte %d", path.name, length, start)
+                else:
+                    self._count(number, kind)
+                    count += 1
                 replay(kind, session_id, payload, position, length)
                 end = start + length
-                count += 1
             size = os.fstat(fd).st_size
             if end < size:
-                # Only the last write of a killed process can be torn; a hole in an older segment is damage worth a
-                # loud word.
-                (log.warning if number == numbers[-1] else log.error)(
-                    "%s: dropping %d bytes after the last whole frame", path.name, size - end
-                )
                 self.torn_bytes += size - end
-                os.ftruncate(fd, end)
-            self._sizes[number] = end
+                if number == numbers[-1]:  # only the last write of a killed process can be torn
+                    log.warning("%s: cutting off the %d bytes after the last whole frame", path.name, size - end)
+                    os.ftruncate(fd, end)
+                    size = end
+                else:
+                    log.error("%s: the last %d bytes hold no whole frame", path.name, size - end)
+            self._sizes[number] = size
         self._current = numbers[-1] if numbers else 0
         if not numbers or self._sizes[self._current] >= self.segment_bytes:
             self._next_segment()
-        os.lseek(self._files[self._current], 0, os.SEEK_END)
+        self._offset = self._sizes[self._current]
         return count
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -120,12 +137,15 @@ class Journal:
         return self.directory / f"calls-{number:08d}.log"
 
     def _next_segment(self) -> None:
-        self._current += 1
-        fd = os.open(self._path(self._current), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._files[self._current] = fd
-        self._sizes[self._current] = 0
-        self._live[self._current] = self._tombs[self._current] = 0
-        self._born[self._current] = time.time()
+        """Begin a segment. Raises: OSError."""
+        number = self._current + 1
+        fd = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._current = number
+        self._files[number] = fd
+        self._sizes[number] = self._offset = 0
+        self._refused = (0, 0)
+        self._live[number] = self._tombs[number] = 0
+        self._born[number] = time.time()
 
     def _count(self, number: int, kind: int) -> None:
         if kind == DELETED:
@@ -140,7 +160,7 @@ class Journal:
         kind: int,
         session_id: bytes,
         payload: bytes,
-        done: Callable[[OSError | None], None] | None = None,
+        done: Done | None = None,
         *,
         alone: bool = False,
     ) -> tuple[int, int]:
@@ -151,15 +171,18 @@ class Journal:
         """
         head = _CHECKED.pack(kind, len(session_id)) + session_id
         crc = zlib.crc32(payload, zlib.crc32(head))
-        length = _HEAD + len(head) + len(payload)
+        length = HEAD + len(head) + len(payload)
+        if self.owing:
+            self._repay()
         if self._sizes[self._current] >= self.segment_bytes:
             self.commit()
-            self._next_segment()
+            if not self.owing:
+                self._roll()
         number = self._current
         position = number << 40 | self._sizes[number]
         self._sizes[number] += length
         self._count(number, kind)
-        self._pending.append(struct.pack("<II", length - _HEAD, crc) + head)
+        self._pending.append(struct.pack("<II", length - HEAD, crc) + head)
         self._pending.append(payload)
         if done is not None:
             self._callbacks.append(done)
@@ -178,34 +201,91 @@ class Journal:
         self._scheduled = False
         if not self._pending:
             return
-        buffers, callbacks = self._pending, self._callbacks
+        number = self._current
+        batch: Batch = (self._files[number], self._offset, self._pending, self._callbacks)
+        self._offset = self._sizes[number]
         self._pending, self._callbacks = [], []
-        fd = self._files[self._current]
+        if self.owing:
+            self._report(number, batch, self.failed or OSError("an earlier append failed"))
+            return
         if self._writer is not None and (self.fsync or self._writer.busy):
-            self._writer.put(fd, buffers, callbacks)
+            self._writer.put(number, batch)
             return
         if self.fsync and self._loop is not None:
             self._writer = Writer(self._loop, self._report, fsync=True)
-            self._writer.put(fd, buffers, callbacks)
+            self._writer.put(number, batch)
             return
         started = time.monotonic()
-        error = write_all(fd, buffers)
+        error = write_all(*batch[:3])
         if time.monotonic() - started > _SLOW_WRITE_S and self._loop is not None:
             self.slow_writes += 1
             if self._writer is None:
                 self._writer = Writer(self._loop, self._report, fsync=False)
             self._writer.lend()
-        self._report(fd, callbacks, error)
+        self._report(number, batch, error)
 
-    def _report(self, fd: int, callbacks: list[Callable[[OSError | None], None]], error: OSError | None) -> None:
+    def _roll(self) -> None:
+        try:
+            self._next_segment()
+        except OSError as e:  # better one segment that is too large than none
+            log.error("no further segment of the gateway's store can be opened: %s", e)
+
+    def _report(self, number: int, batch: Batch, error: OSError | None) -> None:
         if error is not None:
-            self.failed = error
-            if fd == self._files.get(self._current):
-                self._next_segment()  # positions handed out for the failed one no longer hold
-        elif callbacks:
+            self._lose(number, batch, error)
+        elif self.failed is not None:
+            log.warning("the gateway's store takes calls again")
             self.failed = None
-        for callback in callbacks:
+        for callback in batch[3]:
             callback(error)
+
+    def _lose(self, number: int, batch: Batch, error: OSError) -> None:
+        """The frames of a batch are not stored: take back their places and tell."""
+        if error is not self.failed:  # not one that was refused without another try
+            self._retry_at = time.monotonic() + _RETRY_S
+            self.failed = error
+        _, offset, buffers, _ = batch
+        end = offset + sum(map(len, buffers))
+        if number == self._current:
+            self._refused = (self._refused[0] if offset == self._refused[1] else offset, end)
+            if end == self._sizes[number]:  # nothing lies behind them; otherwise they leave a hole
+                self._sizes[number] = self._offset = self._refused[0]
+                self._refused = (0, 0)
+        position = number << 40 | offset
+        for head, payload in zip(buffers[::2], buffers[1::2], strict=True):
+            kind, name = head[HEAD], head[HEAD + 2 :]
+            if kind == DELETED and number in self._tombs:
+                self._tombs[number] -= 1
+            elif kind != DELETED:
+                self.forget_one(position)
+            if self.on_lost is not None:
+                self.on_lost(kind, name, payload, position)
+            position += len(head) + len(payload)
+
+    def _repay(self) -> None:
+        """Append what is owed in front of what comes, unless the disk refused a moment ago."""
+        if self.repay is not None and time.monotonic() >= self._retry_at:
+            self.owing = False
+            self.repay()
+
+    def tend(self) -> None:
+        """Try a disk that refused again, though nobody appends."""
+        if self.failed is None:
+            return
+        if self.owing:
+            self._repay()
+        elif not self._pending and time.monotonic() >= self._retry_at:
+            position, _ = self.append(GAPS, b"", b"")  # says nothing: it only tries
+            self.forget_one(position)
+
+    async def kept(self) -> None:
+        """Return when what was appended so far is with the operating system, or was refused."""
+        if self._pending:
+            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._callbacks.append(lambda _: None if told.done() else told.set_result(None))
+            await told
+        elif self._writer is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.wait)
 
     # -- reading
 
@@ -221,13 +301,13 @@ class Journal:
             data = os.pread(self._files[number], length, offset)
         except (OSError, KeyError) as e:
             raise GatewayError(f"{self._path(number).name} cannot be read: {e}") from e
-        if len(data) < _HEAD + 2:
+        if len(data) < HEAD + 2:
             raise GatewayError(f"{self._path(number).name} ends before byte {offset + length}")
-        size, crc, _, id_length = _FRAME.unpack_from(data)
-        body = memoryview(data)[_HEAD:]
+        size, crc, _, id_length = FRAME.unpack_from(data)
+        body = memoryview(data)[HEAD:]
         if size != len(body) or zlib.crc32(body) != crc:
             raise GatewayError(f"{self._path(number).name} is damaged at byte {offset}")
-        return data[_HEAD + 2 + id_length :]
+        return data[HEAD + 2 + id_length :]
 
     def settle(self) -> None:
         """Return when everything appended so far is with the operating system."""
@@ -268,6 +348,8 @@ class Journal:
         return freed
 
     def drop(self, number: int) -> int:
+        """Remove a segment. Returns the bytes given back."""
+        self.settle()  # the thread may not be done with it
         fd = self._files.pop(number)
         os.close(fd)
         self._path(number).unlink(missing_ok=True)
@@ -302,25 +384,6 @@ class Journal:
             os.close(fd)
         self._files.clear()
         os.close(self._lock)
-
-
-def _scan(path: Path) -> Iterator[tuple[int, str, bytes, int, int]]:
-    """Whole frames of one segment: kind, session id, payload, start, length. Stops at the first that is not whole."""
-    with path.open("rb", buffering=2**20) as file:
-        start = 0
-        while True:
-            head = file.read(_FRAME.size)
-            if len(head) < _FRAME.size:
-                return
-            size, crc, kind, id_length = _FRAME.unpack(head)
-            if size < 2 + id_length:
-                return
-            rest = file.read(size - 2)
-            if len(rest) < size - 2 or zlib.crc32(rest, zlib.crc32(head[_HEAD:])) != crc:
-                return
-            length = _HEAD + size
-            yield kind, rest[:id_length].decode("utf-8", "replace"), rest[id_length:], start, length
-            start += length
 
 
 def _lock(directory: Path) -> int:

@@ -13,18 +13,25 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 _IOV = 512  # buffers per write: the kernel takes 1,024
-Report = Callable[[int, list[Callable[[OSError | None], None]], OSError | None], None]
+Done = Callable[[OSError | None], None]
+# Descriptor, offset in the file, frames (head, payload, head, payload, ...), callbacks.
+Batch = tuple[int, int, list[bytes], list[Done]]
+Report = Callable[[int, Batch, OSError | None], None]
 
 
 class Writer:
-    """A thread that writes batches in order. Batches queued while it writes go out together with the next sync."""
+    """A thread that writes batches in order. Batches queued while it writes go out together with the next sync.
+
+    When one fails, so do all behind it until the loop has heard of it: what has to be written first then, it knows.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Report, *, fsync: bool) -> None:
         self._loop = loop
         self._report = report
-        self._broken: set[int] = set()  # descriptors whose later frames would lie in the wrong place
         self._fsync = fsync
-        self._queue: deque[tuple[int, list[bytes], list[Callable[[OSError | None], None]]]] = deque()
+        self._failed: OSError | None = None
+        self._unreported = 0
+        self._queue: deque[tuple[int, Batch]] = deque()
         self._wake = threading.Condition()
         self._writing = False
         self._lent_until = 0.0
@@ -44,9 +51,10 @@ class Writer:
         """Take over for a second: the last write on the loop was slow."""
         self._lent_until = time.monotonic() + 1.0
 
-    def put(self, fd: int, buffers: list[bytes], callbacks: list[Callable[[OSError | None], None]]) -> None:
+    def put(self, number: int, batch: Batch) -> None:
+        self._unreported += 1
         with self._wake:
-            self._queue.append((fd, buffers, callbacks))
+            self._queue.append((number, batch))
             self._wake.notify_all()
 
     def wait(self) -> None:
@@ -59,6 +67,12 @@ class Writer:
             self._wake.notify_all()
         self._thread.join()
 
+    def _tell(self, number: int, batch: Batch, error: OSError | None) -> None:
+        self._unreported -= 1
+        if not self._unreported:  # so the thread rests
+            self._failed = None
+        self._report(number, batch, error)
+
     def _run(self) -> None:
         while True:
             with self._wake:
@@ -67,49 +81,63 @@ class Writer:
                 self._wake.wait_for(lambda: self._queue or self._stopping)
                 if not self._queue:
                     return
-                batch = list(self._queue)
+                queued = list(self._queue)
                 self._queue.clear()
                 self._writing = True
-            errors: dict[int, OSError | None] = {}
-            for fd, buffers, _ in batch:
-                if errors.get(fd) is None:
-                    errors[fd] = OSError("an earlier append failed") if fd in self._broken else write_all(fd, buffers)
-            for fd, error in errors.items():
-                if self._fsync and error is None:
-                    try:
-                        os.fsync(fd)
-                    except OSError as e:
-                        errors[fd] = e
-                if errors[fd] is not None:
-                    self._broken.add(fd)
+            errors: list[OSError | None] = []
+            for _, batch in queued:
+                self._failed = self._failed or write_all(*batch[:3])
+                errors.append(self._failed)
+            if self._fsync:
+                self._sync(queued, errors)
             try:
-                for fd, _, callbacks in batch:
-                    self._loop.call_soon_threadsafe(self._report, fd, callbacks, errors[fd])
+                for (number, batch), error in zip(queued, errors, strict=True):
+                    self._loop.call_soon_threadsafe(self._tell, number, batch, error)
             except RuntimeError:  # the loop is gone: nobody waits for these any more
                 return
 
+    def _sync(self, queued: list[tuple[int, Batch]], errors: list[OSError | None]) -> None:
+        failed: dict[int, OSError | None] = {}
+        for i, (_, (fd, offset, _, _)) in enumerate(queued):
+            if errors[i] is not None:
+                continue
+            if fd not in failed:
+                try:
+                    os.fsync(fd)
+                    failed[fd] = None
+                except OSError as e:
+                    log.error("writing the gateway's store to its disk failed: %s", e)
+                    failed[fd] = self._failed = e
+                    _cut(fd, offset)  # the first of those whose agents are told that they are not stored
+            errors[i] = failed[fd]
 
-def write_all(fd: int, buffers: list[bytes]) -> OSError | None:
-    """Write all buffers. Short writes go on where they stopped;
 
-    a failed one is cut off so that the file ends with a whole frame.
+def write_all(fd: int, offset: int, buffers: list[bytes]) -> OSError | None:
+    """Write all buffers from `offset` on, which is the end of the file or behind it.
+
+    Short writes go on where they stopped; a failed one is cut off so that the file ends with a whole frame.
     """
-    start = os.lseek(fd, 0, os.SEEK_CUR)
+    at = offset
     try:
         for i in range(0, len(buffers), _IOV):
             group = buffers[i : i + _IOV]
             wanted = sum(map(len, group))
-            written = os.writev(fd, group)
+            written = os.pwritev(fd, group, at)
             if written < wanted:
                 rest = memoryview(b"".join(group))[written:]
                 while rest:
-                    rest = rest[os.write(fd, rest) :]
+                    rest = rest[os.pwrite(fd, rest, at + wanted - len(rest)) :]
+            at += wanted
     except OSError as e:
         log.error("appending to the gateway's store failed: %s", e)
-        try:
-            os.ftruncate(fd, start)
-            os.lseek(fd, start, os.SEEK_SET)
-        except OSError as again:
-            log.error("cutting off the failed append failed as well: %s", again)
+        _cut(fd, offset)
         return e
     return None
+
+
+def _cut(fd: int, offset: int) -> None:
+    try:
+        if os.fstat(fd).st_size > offset:
+            os.ftruncate(fd, offset)
+    except OSError as e:
+        log.error("cutting off the failed append failed as well: %s", e)

@@ -17,7 +17,8 @@ import msgspec
 from ..contract import new_session_id
 from .dialects.errors import NOT_JSON, RequestError
 from .records import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
-from .sessions import Session, SessionSettings
+from .session_settings import SessionSettings
+from .sessions import Session
 from .wire import Request, reply
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class RLLMRoutes:
     async def _create(self, conn: AgentConnection, request: Request) -> None:
         asked = _decode(request.body, _Create)
         settings = SessionSettings(sampling_params=asked.sampling_params or {}, metadata=asked.metadata or {})
-        session = self._gateway.sessions.create(asked.session_id or new_session_id(), settings)
+        [session] = await self._admin.sessions.open([asked.session_id or new_session_id()], settings)
         told = {"session_id": session.id, "url": f"/sessions/{session.id}/v1", "api_key": session.key.decode()}
         self._answer(conn, request, told)
 

@@ -83,7 +83,7 @@ class Gateway:
         self.sessions = Sessions(
             self.journal, secret=self.secret, limit=self.limits.sessions, defaults=dict(config.sampling_params)
         )
-        self.recovered = self.journal.recover(self.sessions.replay)
+        self.recovered = self.sessions.restore()
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
         self.router = Router(config.upstreams, connect_s=self.limits.connect_s, pacer=Pacer())
@@ -188,6 +188,7 @@ class Gateway:
                 elif not conn.busy and now - conn.last_s > self.limits.idle_connection_s:
                     conn.transport.close()
             self.router.sweep(now)
+            self.journal.tend()
             self._retain()
 
     def _retain(self) -> None:
@@ -204,6 +205,7 @@ class Gateway:
                 return
             self.counters["sessions_expired"] += len(victims)
             self.sessions.delete([s.id_bytes for s in victims])
+            self.journal.settle()  # what `in_segment` noted again must be stored before its first note is gone
             if number in self.journal.segments:
                 self.journal.drop(number)
 
@@ -277,7 +279,7 @@ class Gateway:
     def _unknown_session(self, name: bytes, request: Request) -> Session:
         if self.config.implicit_sessions and not self.sessions.deleted_before(name):
             from ..errors import ContractError
-            from .sessions import SessionSettings
+            from .session_settings import SessionSettings
 
             try:
                 return self.sessions.create(name.decode(), SessionSettings())

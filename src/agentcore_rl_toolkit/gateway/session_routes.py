@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from .dialects.errors import RequestError
-from .sessions import Session, SessionSettings
+from .session_settings import SessionSettings
+from .sessions import Session
 from .wire import LAST_CHUNK, Request, chunk, decode_body, stream_head
 
 if TYPE_CHECKING:
@@ -67,11 +68,19 @@ class SessionRoutes:
 
     async def create(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, CreateSessions)
-        sessions = self._gateway.sessions
-        created = [sessions.create(session_id, asked.settings) for session_id in asked.session_ids]
+        created = await self.open(asked.session_ids, asked.settings)
         self._admin.answer(
             conn, request, 200, {"sessions": [{"session_id": s.id, "api_key": s.key.decode()} for s in created]}
         )
+
+    async def open(self, session_ids: list[str], settings: SessionSettings) -> list[Session]:
+        """Open sessions, all or none. Raises: RequestError when the disk refuses; ContractError."""
+        try:
+            return await self._gateway.sessions.opened(session_ids, settings)
+        except OSError as e:
+            raise RequestError(
+                f"the gateway cannot store a session ({e.strerror or e}); try again", kind="overloaded"
+            ) from e
 
     async def close(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, Names)
@@ -142,7 +151,7 @@ class SessionRoutes:
         """Sessions in the order they were closed: a trainer asks again with `next` and misses none."""
         asked = decode_body(request.body, Finished)
         sessions = self._gateway.sessions
-        if len(sessions.finished) <= asked.after and asked.wait_s > 0:
+        if not sessions.finished.beyond(asked.after) and asked.wait_s > 0:
             changed = asyncio.Event()
             sessions.waiting.add(changed)
             try:

@@ -26,7 +26,8 @@ from . import journal as journals
 from .finished import FinishedSessions
 from .journal import Journal
 from .prefixes import Prefixes
-from .records import ERROR, NO_BASE, OK, UNTRAINABLE, VERSION, CallRecord, decode, encode
+from .restoring import NOWHERE, REFUSED, UNREADABLE, Restoring
+from .session_settings import SessionSettings
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -37,44 +38,6 @@ if TYPE_CHECKING:
 _TOMBSTONES = 100_000
 # What a client writes into the path of a URL as it is (RFC 3986, pchar); anything else would arrive under another name.
 _ID = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]{1,200}")
-# Stands where the disk failed to take a record, so that the places of the others hold.
-LOST = encode(
-    CallRecord(
-        version=VERSION,
-        call_id="lost",
-        index=0,
-        status=ERROR,
-        dialect="chat",
-        model=None,
-        started_s=0.0,
-        first_token_s=None,
-        finished_s=0.0,
-        weight_version_first=None,
-        weight_version_last=None,
-        prompt_base=NO_BASE,
-        prompt_ids=b"",
-        messages_base=NO_BASE,
-        messages=b"",
-        choices=[],
-        http_status=503,
-        error_type="store",
-        error="the gateway's disk failed to take this call; its agent was told so",
-    )
-)
-
-
-class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
-    """What a session's calls are held to.
-
-    ``sampling_params`` win over the agent's; ``max_tokens`` is an upper bound on what it asks for.
-    """
-
-    sampling_params: dict[str, Any] = {}
-    model_id: str | None = None
-    max_turns: int | None = None
-    max_tokens: int | None = None
-    allowed_models: list[str] | None = None
-    metadata: dict[str, Any] = {}
 
 
 class Session:
@@ -108,8 +71,7 @@ class Session:
         self.id = session_id
         self.id_bytes = session_id.encode()
         self.key = key
-        self.settings = settings
-        self.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
+        self.use(settings)
         self.created_s = created_s
         self.closed = False
         self.closed_s: float | None = None
@@ -129,13 +91,32 @@ class Session:
             None  # hash of the last call's other fields, and the record that holds them
         )
 
+    def use(self, settings: SessionSettings) -> None:
+        self.settings = settings
+        self.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
+
     def lose(self, position: int) -> None:
-        """The journal failed to keep the frame at `position`: remember the gap and let nothing later refer to it."""
-        at = self.positions.index(position)
-        self.lengths[at] = 0
+        """A call counted as a turn was not stored; what stands in its place `Sessions` has seen to."""
         self.turns -= 1
         self.errors += 1
+
+    def leave_gap(self, position: int) -> bool:
+        """The journal refused the call at `position`: keep its place and let nothing later refer to what is before.
+
+        Of several refused in a row one place is kept, and their number. Returns False when there is no such call.
+        """
         self.forget_texts()
+        try:
+            at = self.positions.index(position)
+        except ValueError:
+            return False
+        if at and at + 1 == len(self.positions) and self.positions[at - 1] == NOWHERE:
+            self.positions.pop()
+            self.lengths.pop()
+            self.lengths[at - 1] += 1
+        else:
+            self.positions[at], self.lengths[at] = NOWHERE, 1
+        return True
 
     def forget_texts(self) -> None:
         """Let nothing later refer to what was recorded so far."""
@@ -166,7 +147,9 @@ class Sessions:
         self.closing: Callable[[Session], None] | None = None  # told of a session that will make no further call
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
-        self._frames: dict[bytes, array[int]] = {}  # positions of opened/closed frames, needed only to free disk space
+        self._frames: dict[bytes, array[int]] = {}  # positions of all frames but calls, needed only to free disk space
+        self._owed: dict[tuple[int, bytes], None] = {}  # notes that the disk refused, in the order they must be made in
+        journal.on_lost, journal.repay = self._lost, self._repay
 
     def key_of(self, session_id: str) -> bytes:
         return b"sk-" + hmac.new(self._secret, session_id.encode(), hashlib.sha256).hexdigest()[:48].encode()
@@ -189,23 +172,90 @@ class Sessions:
                 raise ContractError(
                     f"session {session_id} is closed; delete it before opening it again", session_id=session_id
                 )
-            known.settings = settings
-            known.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
+            known.use(settings)
             self._note(known)
             return known
         if len(self.by_id) >= self.limit:
             raise ContractError(f"there are {self.limit} sessions already; fetch and delete finished ones")
-        session = Session(session_id, self.key_of(session_id), settings, time.time())
+        session = self.make(session_id, settings, time.time())
         self.by_id[name] = session
         self._tombstones.pop(name, None)
         self.created += 1
         self._note(session)
         return session
 
+    def make(self, session_id: str, settings: SessionSettings, created_s: float) -> Session:
+        return Session(session_id, self.key_of(session_id), settings, created_s)
+
     def _note(self, session: Session) -> None:
-        payload = msgspec.msgpack.encode((session.created_s, session.settings))
-        position, _ = self.journal.append(journals.OPENED, session.id_bytes, payload)
-        self._frames.setdefault(session.id_bytes, array("Q")).append(position)
+        self._append(journals.OPENED, session, msgspec.msgpack.encode((session.created_s, session.settings)))
+
+    def _note_gaps(self, session: Session) -> None:
+        places = [(i, session.lengths[i]) for i, position in enumerate(session.positions) if position == NOWHERE]
+        self._append(journals.GAPS, session, msgspec.msgpack.encode(places))
+
+    def _append(self, kind: int, session: Session, payload: bytes) -> None:
+        position, _ = self.journal.append(kind, session.id_bytes, payload)
+        self.frames_of(session.id_bytes).append(position)
+
+    def frames_of(self, name: bytes) -> array[int]:
+        return self._frames.setdefault(name, array("Q"))
+
+    def forget_frames(self, name: bytes) -> None:
+        self._frames.pop(name, None)
+
+    # -- when the disk refuses
+
+    def _lost(self, kind: int, name: bytes, payload: bytes, position: int) -> None:
+        """The journal could not store a frame: keep in mind what must be stored before anything else is."""
+        session = self.by_id.get(name)
+        if kind == journals.CALL:
+            if session is not None and session.leave_gap(position):
+                self._owe(journals.GAPS, name)
+            return
+        frames = self._frames.get(name)
+        if frames is not None and position in frames:
+            frames.remove(position)
+        if session is not None or kind == journals.DELETED:
+            self._owe(kind, name)
+
+    def _owe(self, kind: int, name: bytes) -> None:
+        self._owed[kind, name] = None
+        self.journal.owing = True
+
+    def _repay(self) -> None:
+        owed, self._owed = self._owed, {}
+        for kind, name in owed:
+            session = self.by_id.get(name)
+            if kind == journals.DELETED:
+                self.journal.append(journals.DELETED, name, b"")
+            elif session is None:
+                continue
+            elif kind == journals.OPENED:
+                self._note(session)
+            elif kind == journals.GAPS:
+                self._note_gaps(session)
+            else:
+                self._append(kind, session, b"")
+
+    async def opened(self, session_ids: Iterable[str], settings: SessionSettings) -> list[Session]:
+        """Open sessions and wait until they are stored. Raises: ContractError as `create`; OSError when the disk
+        refuses, which opens none.
+        """
+        names = list(session_ids)
+        before = {name for name in names if name.encode() in self.by_id}
+        sessions = [self.create(name, settings) for name in names]
+        await self.journal.kept()
+        lost = [s for s in sessions if (journals.OPENED, s.id_bytes) in self._owed]
+        if not lost:
+            return sessions
+        for session in lost:
+            if session.id not in before and not session.records and not session.inflight:
+                self._owed.pop((journals.OPENED, session.id_bytes))
+                self.by_id.pop(session.id_bytes)
+                self.forget_frames(session.id_bytes)
+        self.journal.owing = bool(self._owed)
+        raise self.journal.failed or OSError("the store refused")
 
     def deleted_before(self, name: bytes) -> bool:
         return name in self._tombstones
@@ -220,8 +270,7 @@ class Sessions:
         for changed in self.waiting:
             changed.set()
         running = list(session.inflight)
-        position, _ = self.journal.append(journals.CLOSED, session.id_bytes, b"")
-        self._frames.setdefault(session.id_bytes, array("Q")).append(position)
+        self._append(journals.CLOSED, session, b"")
         session.forget_texts()
         session.recent = None
         session.worker = None
@@ -241,17 +290,19 @@ class Sessions:
             session.forget_texts()
             if self.closing is not None:
                 self.closing(session)
+            for kind in (journals.OPENED, journals.GAPS, journals.CLOSED):
+                self._owed.pop((kind, name), None)
             self.journal.append(journals.DELETED, name, b"")
             dead.extend(session.positions)
             dead.extend(self._frames.pop(name, ()))
-            self._bury(name)
+            self.bury(name)
             gone.append(session)
         if gone:
             self.journal.forget(dead)
             self.deleted += len(gone)
         return gone
 
-    def _bury(self, name: bytes) -> None:
+    def bury(self, name: bytes) -> None:
         self._tombstones[name] = None
         if len(self._tombstones) > _TOMBSTONES:
             self._tombstones.popitem(last=False)
@@ -261,69 +312,39 @@ class Sessions:
 
         Those that only began there are noted again, further on.
         """
+        victims = {s.id_bytes: s for s in self.by_id.values() if any(p >> 40 == number for p in s.positions)}
         for name, frames in list(self._frames.items()):
             session = self.by_id.get(name)
-            if session is None or not any(p >> 40 == number for p in frames):
+            if session is None or name in victims or not any(p >> 40 == number for p in frames):
                 continue
-            if not session.closed:
-                self._note(session)
-                kept = array("Q", (p for p in frames if p >> 40 != number))
-                kept.append(frames[-1])
-                self._frames[name] = kept
-        return [
-            s
-            for s in self.by_id.values()
-            if any(p >> 40 == number for p in s.positions) or (s.closed and not s.positions)
-        ]
+            if session.closed and not session.records:
+                victims[name] = session
+                continue
+            self._frames[name] = array("Q", (p for p in frames if p >> 40 != number))
+            self._note(session)
+            if NOWHERE in session.positions:
+                self._note_gaps(session)
+        return list(victims.values())
 
-    def replay(self, kind: int, session_id: str, payload: bytes, position: int, length: int) -> None:
-        """Rebuild one step of the past from the journal."""
-        name = session_id.encode()
-        session = self.by_id.get(name)
-        if kind == journals.OPENED:
-            created_s, settings = msgspec.msgpack.decode(payload, type=tuple[float, SessionSettings])
-            if session is None:
-                session = self.by_id[name] = Session(session_id, self.key_of(session_id), settings, created_s)
-            else:
-                session.settings = settings
-                session.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
-            self._frames.setdefault(name, array("Q")).append(position)
-        elif session is None:
-            return  # its opening was in a segment that retention removed
-        elif kind == journals.CALL:
-            record = decode(payload)
-            session.positions.append(position)
-            session.lengths.append(length)
-            session.next_index = max(session.next_index, record.index + 1)
-            if record.status in (OK, UNTRAINABLE):
-                session.turns += 1
-                session.started_turns += 1
-                self.turns += 1
-            else:
-                session.errors += 1
-        elif kind == journals.CLOSED:
-            session.closed = True
-            session.closed_s = time.time()
-            self.finished.append(session_id)
-            self._frames.setdefault(name, array("Q")).append(position)
-        elif kind == journals.DELETED:
-            dead = array("Q", session.positions)
-            dead.extend(self._frames.pop(name, ()))
-            for p in dead:
-                self.journal.forget_one(p)
-            del self.by_id[name]
-            self._bury(name)
+    def restore(self) -> int:
+        """Read the journal back. Returns the number of its frames."""
+        restoring = Restoring(self)
+        frames = self.journal.recover(restoring.replay)
+        restoring.finish()
+        return frames
 
     def payloads(self, session: Session) -> list[bytes]:
         """The stored records of a session, encoded, in stored order."""
-        read = self.journal.read
-        return [read(p, n) if n else LOST for p, n in zip(session.positions, session.lengths, strict=True)]
+        return self._payloads(zip(session.positions, session.lengths, strict=True), settled=False)
 
     def payloads_at(self, frames: Iterable[tuple[int, int]]) -> list[bytes]:
         """The same for a thread, of frames that were flushed before (`Journal.flush`)."""
         self.journal.wait()
+        return self._payloads(frames, settled=True)
+
+    def _payloads(self, frames: Iterable[tuple[int, int]], *, settled: bool) -> list[bytes]:
         read = self.journal.read
-        return [read(p, n, settled=True) if n else LOST for p, n in frames]
+        return [REFUSED if p == NOWHERE else read(p, n, settled=settled) if n else UNREADABLE for p, n in frames]
 
 
 def store_secret(directory: Path) -> bytes:

@@ -241,11 +241,12 @@ class Shard:
             bodies = {i: _to_json({"after": at}) for i, at in enumerate(self._cursors)}
             for i, _, told in await self._all(request, bodies):
                 answer = msgspec.json.decode(told)
-                if answer["next"] > self._cursors[i]:
-                    for name in answer["session_ids"][self._cursors[i] - answer["next"] :]:
-                        self._finished.append(name)
+                news = self._finished.unheard(answer["session_ids"], answer["next"], self._cursors[i])
+                for name in news:
+                    self._finished.append(name)
+                if news:
                     self._cursors[i] = answer["next"]
-            if len(self._finished) > asked.after or asyncio.get_running_loop().time() >= deadline:
+            if self._finished.beyond(asked.after) or asyncio.get_running_loop().time() >= deadline:
                 names, place = self._finished.since(asked.after, asked.limit)
                 return {"session_ids": names, "next": place}
             await asyncio.sleep(0.1)

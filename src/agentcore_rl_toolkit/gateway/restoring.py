@@ -1,0 +1,180 @@
+"""What a gateway's journal tells of its sessions: rebuilding them at start, and what of their calls can be trusted.
+
+Stored calls refer to earlier ones of their session by place (`records.Base`). So a call that the disk refused, or that
+is damaged, keeps its place as a gap, and a call that goes on from a gap becomes one itself: its prompt would be short
+of what is missing. Where damage hides whose call it was, the sessions that lack one give up every later call that
+refers to an earlier one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from . import journal as journals
+from .journal_scan import DAMAGED
+from .records import ERROR, NO_BASE, OK, UNTRAINABLE, VERSION, CallRecord, decode, encode
+from .session_settings import SessionSettings
+
+if TYPE_CHECKING:
+    from .sessions import Session, Sessions
+
+log = logging.getLogger(__name__)
+
+NOWHERE = 0  # the position of a call that was never stored; segments count from 1
+
+
+def _absent(why: str) -> bytes:
+    """A record that stands for a call that cannot be read."""
+    return encode(
+        CallRecord(
+            version=VERSION,
+            call_id="lost",
+            index=0,
+            status=ERROR,
+            dialect="chat",
+            model=None,
+            started_s=0.0,
+            first_token_s=None,
+            finished_s=0.0,
+            weight_version_first=None,
+            weight_version_last=None,
+            prompt_base=NO_BASE,
+            prompt_ids=b"",
+            messages_base=NO_BASE,
+            messages=b"",
+            choices=[],
+            http_status=503,
+            error_type="store",
+            error=why,
+        )
+    )
+
+
+REFUSED = _absent("the gateway's disk failed to take this call; its agent was told so")
+UNREADABLE = _absent("the gateway's store is damaged: this call, or one that it goes on from, cannot be read back")
+
+
+class Restoring:
+    """Rebuilds the sessions from the frames of the journal, in their order, then `finish`."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._unopened: set[bytes] = set()  # known by a call only: their opening has not come, or not yet
+        self._doubtful = False  # a damaged frame was passed over, and it is not known whose it was
+        self._leaning: dict[bytes, list[int]] = {}  # places of calls behind that which refer to earlier ones
+
+    def replay(self, kind: int, session_id: str, payload: bytes, position: int, length: int) -> None:
+        """Rebuild one step of the past."""
+        sessions = self._sessions
+        name = session_id.encode()
+        session = sessions.by_id.get(name)
+        if kind == journals.OPENED:
+            created_s, settings = msgspec.msgpack.decode(payload, type=tuple[float, SessionSettings])
+            if session is None:
+                sessions.by_id[name] = sessions.make(session_id, settings, created_s)
+            else:
+                session.use(settings)
+                session.created_s = created_s
+            self._unopened.discard(name)
+            sessions.frames_of(name).append(position)
+        elif kind == journals.DELETED:
+            self._delete(name, session)
+        elif kind == DAMAGED:
+            self._pass_over(session, payload, position)
+        elif kind == journals.GAPS and not name:
+            sessions.journal.forget_one(position)
+        else:
+            if session is None:
+                session = sessions.by_id[name] = sessions.make(session_id, SessionSettings(), time.time())
+                self._unopened.add(name)
+            if kind == journals.CALL:
+                self._call(session, decode(payload), position, length)
+                return
+            sessions.frames_of(name).append(position)
+            if kind == journals.CLOSED:
+                session.closed, session.closed_s = True, time.time()
+                sessions.finished.append(session_id)
+            elif kind == journals.GAPS:
+                for place, count in msgspec.msgpack.decode(payload, type=list[tuple[int, int]]):
+                    self._leave(session, place, count)
+
+    def _call(self, session: Session, record: CallRecord, position: int, length: int) -> None:
+        bases = (record.prompt_base.ordinal, record.messages_base.ordinal)
+        if any(at >= 0 and not _holds(session, at) for at in bases):
+            length = 0
+        if self._doubtful and max(bases) >= 0:
+            self._leaning.setdefault(session.id_bytes, []).append(session.records)
+        session.positions.append(position)
+        session.lengths.append(length)
+        session.next_index = max(session.next_index, record.index + 1)
+        if length and record.status in (OK, UNTRAINABLE):
+            session.turns += 1
+            session.started_turns += 1
+            self._sessions.turns += 1
+        else:
+            session.errors += 1
+
+    def _leave(self, session: Session, place: int, count: int) -> None:
+        """Calls were refused by the disk: keep their place, unless that is known already."""
+        place = min(place, session.records)
+        if place == session.records or session.positions[place] != NOWHERE:
+            session.positions.insert(place, NOWHERE)
+            session.lengths.insert(place, 0)
+        more = count - session.lengths[place]
+        session.lengths[place] = count
+        session.next_index += more
+        session.errors += more
+
+    def _pass_over(self, session: Session | None, kind: bytes, position: int) -> None:
+        if session is None or kind[0] in (journals.OPENED, journals.CLOSED, journals.DELETED, journals.GAPS):
+            self._doubtful = True
+            return
+        session.positions.append(position)
+        session.lengths.append(0)
+        session.errors += 1
+
+    def _delete(self, name: bytes, session: Session | None) -> None:
+        sessions = self._sessions
+        sessions.bury(name)
+        self._unopened.discard(name)
+        self._leaning.pop(name, None)
+        if session is None:
+            return
+        dead = array("Q", session.positions)
+        dead.extend(sessions.frames_of(name))
+        sessions.forget_frames(name)
+        for position in dead:
+            sessions.journal.forget_one(position)
+        del sessions.by_id[name]
+
+    def finish(self) -> None:
+        """Everything is read: give up what cannot be trusted."""
+        sessions = self._sessions
+        for name, places in self._leaning.items():
+            session = sessions.by_id[name]
+            pairs = zip(session.positions, session.lengths, strict=True)
+            if session.next_index == sum(length if position == NOWHERE else 1 for position, length in pairs):
+                continue  # it lacks none of its calls
+            for place in places:
+                if session.lengths[place]:
+                    session.lengths[place] = 0
+                    session.turns -= 1
+                    session.errors += 1
+            log.error("session %s: %d calls behind a damaged one are given up", session.id, len(places))
+        unknown = [sessions.by_id[name] for name in sorted(self._unopened)]
+        for session in unknown:
+            session.closed, session.closed_s = True, time.time()
+            sessions.finished.append(session.id)
+        if unknown:
+            log.error("%d sessions are closed, what they may do is lost with a damaged part of the store", len(unknown))
+        sessions.finished.keep(lambda session_id: session_id.encode() in sessions.by_id)
+
+
+def _holds(session: Session, place: int) -> bool:
+    """Whether a call that can be read lies there."""
+    return place < session.records and session.positions[place] != NOWHERE and session.lengths[place] > 0
