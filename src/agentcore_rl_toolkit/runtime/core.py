@@ -50,6 +50,7 @@ class Runtime:
         for folder in (self.state_dir / "sessions", self.state_dir / "logs", self.root / "s"):
             folder.mkdir(exist_ok=True)
         self.started_s = time.monotonic()
+        self._closing = False
         self.quotas = Quotas(config.quotas)
         self.faults = config.faults
         self.metrics = Metrics()
@@ -110,6 +111,8 @@ class Runtime:
         return record
 
     def _admit(self, agent: Agent, endpoint: str, live: int) -> None:
+        if self._closing:
+            raise WireError("InternalServerException", "The runtime is shutting down.")
         if self.cluster is not None:
             self.cluster.admit(live)
         self.quotas.new_session(agent.runtime_id, endpoint, live, time.monotonic())
@@ -238,9 +241,14 @@ class Runtime:
             ],
         }
 
+    async def end_sessions(self) -> None:
+        """End every session, and start none any more."""
+        self._closing = True
+        await self.table.close()
+
     async def close(self) -> None:
         """End every session and template, and remove what is not to be kept."""
-        await self.table.close()
+        await self.end_sessions()
         tasks = [*self._background, *self._loading.values()]
         for task in tasks:
             task.cancel()
