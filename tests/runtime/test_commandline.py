@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentcore_rl_toolkit.cli.runtime import group
-from agentcore_rl_toolkit.errors import LocalRuntimeError
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.runtime import environments
 from agentcore_rl_toolkit.runtime.environments import Dependencies, build
 
@@ -31,7 +32,7 @@ def test_ps_logs_and_stop(server: Server, session_id: str) -> None:
     row = next(r for r in rows if r.startswith(session_id))
     assert row.split()[1:3] == ["probe:1", "idle"]
     assert "a line of output" in run(server, "logs", session_id[:10]).output
-    assert run(server, "stop", session_id[:10]).output == f"stopped {session_id[:10]}\n"
+    assert run(server, "stop", session_id[:10]).output == f"stopped {session_id}\n"
     wait_for(lambda: server.ended(session_id))
     assert session_id not in run(server, "ps").output
     assert f"{session_id}  probe:1  stopped" in run(server, "ps", "--all").output
@@ -54,6 +55,27 @@ def test_unknown_session_is_an_error(server: Server) -> None:
     result = CliRunner().invoke(group, ["stop", "nobody", "--url", server.url])
     assert isinstance(result.exception, LocalRuntimeError)
     assert "Session nobody not found" in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["stop", "logs"])
+def test_a_beginning_that_several_sessions_share_is_refused(server: Server, command: str) -> None:
+    common = new_session_id()[:30]
+    ids = [f"{common}{n}" for n in ("aaaa", "bbbb", "aaaab")]
+    for session_id in ids:
+        server.invoke({"do": "print", "text": f"output of {session_id}"}, session_id)
+    result = CliRunner().invoke(group, [command, common, "--url", server.url])
+    assert isinstance(result.exception, LocalRuntimeError)
+    assert f"3 sessions begin with '{common}'" in str(result.exception)
+    assert all(server.session(session_id) is not None for session_id in ids)
+    run(server, command, ids[0])  # a whole id, though another begins with it
+    assert [server.session(s) is None for s in ids] == [command == "stop", False, False]
+
+
+@pytest.mark.parametrize("url", ["foo", "127.0.0.1:80", "ftp://127.0.0.1/", "http://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    result = CliRunner().invoke(group, ["ps", "--url", url])
+    assert isinstance(result.exception, ConfigError)
+    assert "--url must be like" in str(result.exception)
 
 
 def test_nothing_listening_is_an_error_that_names_the_address() -> None:

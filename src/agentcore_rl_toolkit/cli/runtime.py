@@ -23,6 +23,8 @@ _SERVE_OPTIONS = [
     click.option("--agent", "agents", multiple=True, metavar="NAME=PATH.py", help="An agent to serve; repeatable."),
     click.option("--host", default="127.0.0.1", show_default=True),
     click.option("--port", default=0, show_default=True, help="0 takes any free port."),
+    click.option("--region", default="us-west-2", show_default=True, help="The region of its ARNs and of its quotas."),
+    click.option("--account-id", default="123456789012", show_default=True, help="The account of its ARNs."),
     click.option("--session-env", multiple=True, metavar="K=V", help="A variable every session sees; repeatable."),
     click.option("--state-dir", type=_FOLDER, help="Keep logs and deployed agents here [default: a temporary folder]."),
     click.option(
@@ -37,6 +39,9 @@ _SERVE_OPTIONS = [
     click.option("--idle-timeout", default=900.0, show_default=True, help="Seconds until an idle session ends."),
     click.option("--max-lifetime", default=28_800.0, show_default=True, help="Seconds until any session ends."),
     click.option("--init-timeout", default=30.0, show_default=True, help="Seconds for the first healthy /ping."),
+    click.option("--invoke-timeout", default=900.0, show_default=True, help="Seconds until a reply has to begin."),
+    click.option("--stream-timeout", default=3_600.0, show_default=True, help="Seconds until a stream has to end."),
+    click.option("--body-timeout", default=60.0, show_default=True, help="Longest pause within a request's body."),
     click.option("--stop-grace", default=60.0, show_default=True, help="Seconds from SIGTERM to SIGKILL at a stop."),
     click.option(
         "--ping-semantics",
@@ -106,6 +111,8 @@ def serve(**options: Any) -> None:
         raise ConfigError("--credential must be KEY:SECRET")
     folder, s3_dir, memory, disk = (options[name] for name in ("state_dir", "s3_dir", "memory_mb", "disk_mb"))
     config = RuntimeConfig(
+        region=options["region"],
+        account_id=options["account_id"],
         state_dir=folder.resolve() if folder is not None else None,
         session_env=parse_environment(options["session_env"]),
         start_mode=options["start_mode"],
@@ -113,10 +120,14 @@ def serve(**options: Any) -> None:
         idle_timeout_s=options["idle_timeout"],
         max_lifetime_s=options["max_lifetime"],
         init_timeout_s=options["init_timeout"],
+        invoke_timeout_s=options["invoke_timeout"],
+        stream_timeout_s=options["stream_timeout"],
+        body_timeout_s=options["body_timeout"],
         stop_grace_s=options["stop_grace"],
         ping_semantics=options["ping_semantics"],
         quotas=profile(
             options["quotas"],
+            region=options["region"],
             tps=options["tps"],
             new_sessions_per_minute=options["new_sessions_per_minute"],
             max_sessions=options["max_sessions"],
@@ -295,8 +306,7 @@ def stop(sessions: tuple[str, ...], grace: float | None, url: str | None) -> Non
 
     view = RuntimeView.find(url)
     for session in sessions:
-        view.stop(session, grace)
-        click.echo(f"stopped {session}")
+        click.echo(f"stopped {view.stop(session, grace)}")
 
 
 @group.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,16 @@ class IsolationConfig:
     image: str | None = None
 
 
+_LIMITS = (
+    "init_timeout_s",
+    "idle_timeout_s",
+    "max_lifetime_s",
+    "invoke_timeout_s",
+    "stream_timeout_s",
+    "body_timeout_s",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
     """Everything a local runtime can be told. Units: seconds.
@@ -46,6 +57,7 @@ class RuntimeConfig:
     ``idle_timeout_s`` and ``max_lifetime_s`` are AWS's defaults for an agent that sets no lifecycle of its own.
     ``init_timeout_s`` is the platform's limit for the first healthy /ping (30 s on V1, 120 s on V2). ``stop_grace_s`` is the
     time between SIGTERM and SIGKILL of a stopped session; ``shutdown_grace_s`` the same when the whole runtime ends.
+    ``body_timeout_s`` is the longest pause within a request's body.
     ``ping_semantics``: docs or observed, see `clock`. ``credentials``: access key -> secret; when given, requests must
     be signed with one.
     ``parallel_starts``: more sessions than this wait before they start; their init timeout counts from then.
@@ -66,6 +78,7 @@ class RuntimeConfig:
     shutdown_grace_s: float = 5.0
     invoke_timeout_s: float = 900.0
     stream_timeout_s: float = 3_600.0
+    body_timeout_s: float = 60.0
     ping_semantics: Literal["docs", "observed"] = "docs"
     quotas: QuotaProfile = PROFILES["unlimited"]
     faults: FaultPlan = field(default_factory=FaultPlan)
@@ -78,9 +91,13 @@ class RuntimeConfig:
     parallel_starts: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 1)))
 
     def __post_init__(self) -> None:
-        for name in ("init_timeout_s", "idle_timeout_s", "max_lifetime_s", "invoke_timeout_s", "stream_timeout_s"):
+        for name in _LIMITS:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)!r}")
+        if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", self.region):
+            raise ConfigError(f"region must be like us-west-2, got {self.region!r}")
+        if not re.fullmatch(r"[0-9]{12}", self.account_id):
+            raise ConfigError(f"account_id must be 12 digits, got {self.account_id!r}")
         if self.parallel_starts < 1:
             raise ConfigError(f"parallel_starts must be at least 1, got {self.parallel_starts!r}")
         for name in ("stop_grace_s", "shutdown_grace_s"):

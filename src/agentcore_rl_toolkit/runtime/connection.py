@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from .wire import Headers
+from .wire import Headers, invalid
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -81,11 +81,20 @@ class HoldingTransport:
 class RuntimeProtocol(HttpToolsProtocol):
     """Puts the transport into the scope. ASGI itself has no way to end a connection without a reply.
 
-    ``direct`` may take requests, but for those on ``asgi_port``.
+    ``direct`` may take requests, but for those on ``asgi_port``. ``body_timeout_s`` is the longest pause within their bodies.
     """
 
-    def __init__(self, *args: Any, direct: Direct | None = None, asgi_port: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        direct: Direct | None = None,
+        asgi_port: int | None = None,
+        body_timeout_s: float = 60.0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._body_timeout_s = body_timeout_s
+        self._body_check: asyncio.TimerHandle | None = None
         self._direct = direct
         self._asgi_port = asgi_port
         self._target: Any = None  # of the request that is being received, where it may go directly
@@ -117,13 +126,16 @@ class RuntimeProtocol(HttpToolsProtocol):
             if not self._direct.begin(self, request):
                 self._taken = None
                 self._open_cycle(request, self.app)
+        elif self._target is not None and self._body_check is None:  # its body is still to come
+            self._body_check = self.loop.call_later(self._body_timeout_s, self._check_body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._early.clear()
-        if self._idle_check is not None:
-            self._idle_check.cancel()
-            self._idle_check = None
+        for check in (self._idle_check, self._body_check):
+            if check is not None:
+                check.cancel()
+        self._idle_check = self._body_check = None
 
     def shutdown(self) -> None:
         if self._taken is not None:
@@ -188,6 +200,7 @@ class RuntimeProtocol(HttpToolsProtocol):
             return
         keep_alive = self.parser.should_keep_alive()
         self._received = Request(self._target, self.url, self.headers, self._by_name, self._body, keep_alive)
+        self._target = None
 
     # -- from whoever took a request
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
@@ -230,6 +243,21 @@ class RuntimeProtocol(HttpToolsProtocol):
             self._early.clear()
             self.transport.resume_reading()
             self.data_received(data)
+
+    def _check_body(self) -> None:
+        self._body_check = None
+        if self._target is None or self.transport.is_closing():
+            return
+        left_s = self._last_s + self._body_timeout_s - self.loop.time()
+        if left_s > 0:
+            self._body_check = self.loop.call_later(left_s, self._check_body)
+            return
+        error = invalid(f"the rest of the payload did not come within {self._body_timeout_s:g} s", field="payload")
+        body = error.body()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nx-amzn-errortype: %s\r\n"
+        end = b"connection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.status] + head % (len(body), error.code.encode()) + end + body)
+        self.transport.close()
 
     def _check_idle(self) -> None:
         """One timer for many replies: it looks at what it finds when it fires."""
@@ -295,3 +323,10 @@ async def break_off(scope: Mapping[str, Any]) -> None:
     while not transport.is_closing():  # noqa: ASYNC110  # the transport has a flag, no event
         await asyncio.sleep(0)
     await asyncio.sleep(0.001)  # connection_lost is called from the loop, after which uvicorn expects no reply
+
+
+async def hang_up(scope: Mapping[str, Any]) -> None:
+    """End the caller's connection in the middle of a reply, after what was sent of it."""
+    transport = scope[_KEY]
+    transport.close()
+    await asyncio.sleep(0.001)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from .wire import invalid, not_found
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 LOG_BYTES = 1_000_000
-OPEN = {("GET", "metrics"), ("GET", "status")}  # to whoever reaches the port: numbers, and nothing about single sessions
+OPEN = {
+    ("GET", "metrics"),
+    ("GET", "status"),
+}  # to whoever reaches the port: numbers, and nothing about single sessions
 MEASURED_AT_ONCE = 200  # reading a process's memory map costs a millisecond or so
 
 
@@ -36,17 +40,19 @@ async def answer(
         case ("GET", "metrics"):
             await _send(send, _metrics(runtime), b"text/plain; version=0.0.4")
         case ("POST", "usage"):
-            wanted = json.loads(body or b"[]")
+            wanted = _parsed(body)
             if not isinstance(wanted, list) or len(wanted) > MEASURED_AT_ONCE:
                 raise invalid(f"a list of at most {MEASURED_AT_ONCE} session ids", reason="CannotParse")
             await _json(send, {"usage": await asyncio.gather(*(_usage(runtime, str(name)) for name in wanted))})
         case ("GET", "sessions", session_id, "log"):
-            text = await _log(runtime, session_id, int(query.get("offset", "0")))
+            text = await _log(runtime, session_id, _whole(query, "offset"))
             await _send(send, text, b"text/plain; charset=utf-8")
         case ("DELETE", "sessions", session_id):
-            for session in _find(runtime, session_id):
-                runtime.table.stop(session.key, grace_s=float(query["grace_s"]) if "grace_s" in query else None)
-            await _json(send, {"stopped": session_id})
+            grace_s = _seconds(query, "grace_s")
+            found = _find(runtime, session_id)
+            for session in found:
+                runtime.table.stop(session.key, grace_s=grace_s)
+            await _json(send, {"stopped": found[0].id})
         case ("GET", "nodes") if runtime.cluster is not None:
             await _json(send, {"nodes": runtime.cluster.nodes()})
         case ("POST", "nodes", node_id, "drain") if runtime.cluster is not None:
@@ -58,8 +64,8 @@ async def answer(
             await _json(send, {"injected": runtime.faults.injected, "rules": len(runtime.faults.rules)})
         case ("PUT", "faults"):
             try:
-                runtime.faults = FaultPlan.parse(json.loads(body or b"[]"))
-            except (ConfigError, ValueError) as e:
+                runtime.faults = FaultPlan.parse(_parsed(body))
+            except ConfigError as e:
                 raise invalid(str(e), reason="CannotParse") from e
             await _json(send, {"rules": len(runtime.faults.rules)})
         case _:
@@ -81,26 +87,64 @@ async def _usage(runtime: Runtime, session_id: str) -> tuple[int | None, float |
     return memory, cpu_s
 
 
-def _find(runtime: Runtime, prefix: str) -> list[Session]:
-    found = [s for s in runtime.table.sessions.values() if s.id.startswith(prefix)]
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body or b"[]")
+    except ValueError as e:
+        raise invalid(f"The body is not JSON: {e}", reason="CannotParse") from None
+
+
+def _whole(query: Mapping[str, str], name: str) -> int:
+    try:
+        return int(query.get(name, "0"))
+    except ValueError:
+        raise invalid(f"{name} must be a whole number, got {query[name]!r}", field=name) from None
+
+
+def _seconds(query: Mapping[str, str], name: str) -> float | None:
+    if name not in query:
+        return None
+    try:
+        seconds = float(query[name])
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 <= seconds < math.inf:
+        raise invalid(f"{name} must be seconds from 0 up, got {query[name]!r}", field=name)
+    return seconds
+
+
+def _complete(name: str, known: Iterable[str]) -> str:
+    """The id that is this name, or the only one that begins with it. Raises: WireError 404, 400 when it could be several."""
+    found = {session_id for session_id in known if session_id.startswith(name)}
+    if name in found:
+        return name
     if not found:
-        raise not_found(f"Session {prefix}")
-    return found
+        raise not_found(f"Session {name}")
+    if len(found) > 1:
+        some = ", ".join(sorted(found)[:3])
+        raise invalid(f"{len(found)} sessions begin with {name!r} ({some}...): give more of the id", field="session")
+    return found.pop()
 
 
-async def _log(runtime: Runtime, prefix: str, offset: int) -> bytes:
+def _find(runtime: Runtime, name: str) -> list[Session]:
+    """The live sessions of an id: it may have one at each endpoint."""
+    session_id = _complete(name, (s.id for s in runtime.table.sessions.values()))
+    return [s for s in runtime.table.sessions.values() if s.id == session_id]
+
+
+async def _log(runtime: Runtime, name: str, offset: int) -> bytes:
     """A session's log from an offset on (negative: from its end), live or ended. Raises: WireError 404."""
-    for session in runtime.table.sessions.values():
+    live, ended = runtime.table.sessions.values(), runtime.table.ended
+    wanted = _complete(name, [*(s.id for s in live), *(e["session_id"] for e in ended)])
+    for session in live:
         read = getattr(session.process, "read_log", None)
-        if read is not None and session.id.startswith(prefix):
+        if read is not None and session.id == wanted:
             try:
                 return bytes(await read(offset))
             except LocalRuntimeError as e:  # its node has just gone
-                raise not_found(f"The log of session {prefix}: {e}") from e
-    paths = [str(s.log_path) for s in runtime.table.sessions.values() if s.id.startswith(prefix)]
-    paths += [e["log"] for e in reversed(runtime.table.ended) if e["session_id"].startswith(prefix)]
-    if not paths:
-        raise not_found(f"Session {prefix}")
+                raise not_found(f"The log of session {wanted}: {e}") from e
+    paths = [str(s.log_path) for s in live if s.id == wanted]
+    paths += [e["log"] for e in reversed(ended) if e["session_id"] == wanted]
     return _read(Path(paths[0]), offset)
 
 

@@ -49,6 +49,8 @@ class RuntimeView:
         """
         credential = credential_from_env(os.environ)
         if url is not None:
+            if urllib.parse.urlsplit(url).scheme not in ("http", "https") or not urllib.parse.urlsplit(url).hostname:
+                raise ConfigError(f"--url must be like http://127.0.0.1:PORT, got {url!r}")
             return cls(url, credential)
         running = roots.live_servers()
         if not running:
@@ -93,7 +95,7 @@ class RuntimeView:
         """A session's output in pieces."""
         offset = 0
         while True:
-            data = self.call("GET", f"/_local/sessions/{urllib.parse.quote(session)}/log?offset={offset}")
+            data = self.call("GET", f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log?offset={offset}")
             offset += len(data)
             if data:
                 yield data.decode(errors="replace")
@@ -102,9 +104,11 @@ class RuntimeView:
             else:
                 time.sleep(0.5)
 
-    def stop(self, session: str, grace_s: float | None = None) -> None:
+    def stop(self, session: str, grace_s: float | None = None) -> str:
+        """Stop the session of this id, or the only one that begins like this. Returns its id."""
         query = "" if grace_s is None else f"?grace_s={grace_s}"
-        self.call("DELETE", f"/_local/sessions/{urllib.parse.quote(session)}{query}")
+        answer = self.call("DELETE", f"/_local/sessions/{urllib.parse.quote(session, safe='')}{query}")
+        return str(json.loads(answer)["stopped"])
 
     def deploy(self, agent: Path | str, name: str, env: Mapping[str, str]) -> str:
         """Create the agent, or a new version of it, and wait until it is loaded. Returns its ARN.

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -15,18 +15,18 @@ import websockets
 from . import callers, control, local_api, sigv4
 from .agents import Agent
 from .commands import parse_command, run_command
-from .connection import break_off
+from .connection import break_off, hang_up
 from .core import Runtime
 from .direct import DirectInvocations
-from .faults import Fault, as_error
+from .faults import INIT_TIMEOUT, Effects
 from .idempotency import Tokens
 from .invoke import INVOKE, Work, new_request_id, relay, request_id_of
+from .replies import as_wire_error, failed, read_body, reply
 from .session import Key, Session
 from .shells import Shells, check_shell_id
 from .upstream import UpstreamLostError
 from .websocket import bridge
 from .wire import (
-    MAX_PAYLOAD_BYTES,
     SESSION_HEADER,
     Headers,
     Route,
@@ -50,44 +50,6 @@ OPERATIONS = {
     ("POST", "stopruntimesession"): "StopRuntimeSession",
     ("GET", CARD): "GetAgentCard",
 }
-
-
-async def read_body(headers: dict[bytes, bytes], receive: Receive) -> list[bytes]:
-    """The request's body in the pieces it came in. Raises: WireError 400 above 100 MB."""
-    length = headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length) > MAX_PAYLOAD_BYTES:
-        raise _too_large()
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionResetError("the caller went away while sending")
-        piece = message.get("body", b"")
-        if piece:
-            pieces.append(piece)
-            size += len(piece)
-            if size > MAX_PAYLOAD_BYTES:
-                raise _too_large()
-        if not message.get("more_body"):
-            return pieces
-
-
-def _too_large() -> WireError:
-    return invalid(f"payload exceeds {MAX_PAYLOAD_BYTES} bytes", field="payload")
-
-
-async def reply(
-    send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), kind: bytes = b"application/json"
-) -> None:
-    """Send a complete reply."""
-    own = [
-        (b"content-type", kind),
-        (b"content-length", b"%d" % len(body)),
-        (b"x-amzn-requestid", new_request_id().encode()),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def _nowhere(message: dict[str, Any]) -> None:
@@ -130,7 +92,7 @@ class RuntimeApp:
         operation, status = "Unknown", 200
         try:
             headers: Headers = scope["headers"]
-            body = await read_body(dict(headers), receive)
+            body = await read_body(dict(headers), receive, self.runtime.config.body_timeout_s)
             if pieces[0] == "_local":
                 operation = "Local"
                 self._authenticate(scope, body)
@@ -151,8 +113,8 @@ class RuntimeApp:
             operation = managed[0]
             await self._refuse_sessions(scope)
             status = await self._control(managed, scope["query_string"], query, body, send)
-        except (WireError, ConnectionResetError, UpstreamLostError) as e:
-            status = await _failed(e, scope, send)
+        except (Exception, asyncio.CancelledError) as e:
+            status = await failed(e, scope, send)
         finally:
             self.runtime.metrics.request(operation, status)
 
@@ -161,8 +123,8 @@ class RuntimeApp:
         status = 200
         try:
             await work(scope, send)
-        except (WireError, UpstreamLostError) as e:
-            status = await _failed(e, scope, send)
+        except (Exception, asyncio.CancelledError) as e:
+            status = await failed(e, scope, send)
         finally:
             self.runtime.metrics.request(operation, status)
 
@@ -205,59 +167,76 @@ class RuntimeApp:
         session_id = session_id_of(by_name)
         agent = await self.runtime.find(route)
         self.runtime.quotas.request(operation, agent.runtime_id, time.monotonic())
-        faults = self._faults(operation, agent)
+        key = (agent.runtime_id, route.qualifier, session_id or str(uuid.uuid4()))
+        effects = self._effects(operation, agent, key)
+        if effects.drop == "before":
+            await break_off(scope)
+            return
+        if effects.drop == "after":
+            await self._work(operation, agent, key, session_id, scope, body, _nowhere, effects)
+            await break_off(scope)
+        elif effects.partial_bytes is not None:
+            cut = _cut(scope, send, effects.partial_bytes)
+            await self._work(operation, agent, key, session_id, scope, body, cut, effects)
+        else:
+            await self._work(operation, agent, key, session_id, scope, body, send, effects)
+
+    async def _work(
+        self,
+        operation: str,
+        agent: Agent,
+        key: Key,
+        session_id: str | None,
+        scope: Scope,
+        body: list[bytes],
+        send: Send,
+        effects: Effects,
+    ) -> None:
+        headers: Headers = scope["headers"]
         if operation == "StopRuntimeSession":
             if session_id is None:
                 raise invalid("runtimeSessionId is required", field="runtimeSessionId")
-            await self._stop((agent.runtime_id, route.qualifier, session_id), body, send)
+            await self._stop(key, body, send)
             return
         command = parse_command(b"".join(body)) if operation == "InvokeAgentRuntimeCommand" else None
-        if any(f.kind == "drop" and f.when == "before" for f in faults):
-            await break_off(scope)
-            return
-        delay_s = sum(f.delay_s for f in faults if f.kind == "slow_start")
-        session = await self._acquire(agent, route, session_id, delay_s)
-        for fault in faults:
-            if fault.kind == "kill":
-                asyncio.get_running_loop().call_later(fault.delay_s, session.process.stop, 0.0)
+        session = await self._acquire(agent, key, effects)
         if command is not None:
             await self._command(session, *command, headers, send)
             return
-        path = b"/.well-known/agent-card.json" if operation == "GetAgentCard" else session.agent.invocation_path
-        dropped = any(f.kind == "drop" for f in faults)
-        if any(f.kind == "duplicate" for f in faults):
-            again = await self._acquire(agent, route, session.id, 0.0)
-            task = asyncio.create_task(self._twice(again, path, headers, body))
+        if effects.duplicate:
+            again = await self._acquire(agent, key, Effects())
+            task = asyncio.create_task(self._twice(again, headers, body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        card = operation == "GetAgentCard"
         await relay(
             self.runtime.table,
             session,
-            _nowhere if dropped else send,
-            method=b"GET" if operation == "GetAgentCard" else b"POST",
-            path=path,
+            send,
+            method=b"GET" if card else b"POST",
+            path=b"/.well-known/agent-card.json" if card else session.agent.invocation_path,
             headers=headers,
             body=body,
-            request_id=request_id_of(by_name),
-            scope=None if dropped else scope,
+            request_id=request_id_of(dict(headers)),
+            scope=scope if effects.drop is None and effects.partial_bytes is None else None,
         )
-        if dropped:
-            await break_off(scope)
 
-    def _faults(self, operation: str, agent: Agent) -> list[Fault]:
+    def _effects(self, operation: str, agent: Agent, key: Key) -> Effects:
         plan = self.runtime.faults
         if not plan.rules:
-            return []
-        drawn = plan.draw(operation, agent.name, time.monotonic() - self.runtime.started_s)
-        for fault in drawn:
-            error = as_error(fault)
-            if error is not None:
-                raise error
-        return drawn
+            return Effects()
+        uptime_s = time.monotonic() - self.runtime.started_s
+        return Effects(plan.draw(operation, agent.name, uptime_s, starts=key not in self.runtime.table.sessions))
 
-    async def _acquire(self, agent: Agent, route: Route, session_id: str | None, delay_s: float) -> Session:
-        wanted = session_id or str(uuid.uuid4())
-        return await self.runtime.table.acquire(agent, route.qualifier, wanted, start_delay_s=delay_s)
+    async def _acquire(self, agent: Agent, key: Key, effects: Effects) -> Session:
+        if effects.init_timeout_s is not None:
+            await asyncio.sleep(effects.init_timeout_s)
+            raise WireError("RuntimeClientError", INIT_TIMEOUT.format(self.runtime.config.init_timeout_s))
+        _, endpoint, session_id = key
+        session = await self.runtime.table.acquire(agent, endpoint, session_id, start_delay_s=effects.start_delay_s)
+        for delay_s in effects.kills_s:
+            asyncio.get_running_loop().call_later(delay_s, session.process.stop, 0.0)
+        return session
 
     async def _stop(self, key: Key, body: list[bytes], send: Send) -> None:
         """A stop whose client token comes again gets the answer of the first one."""
@@ -277,13 +256,13 @@ class RuntimeApp:
         finally:
             self.runtime.table.release(session)
 
-    async def _twice(self, session: Session, path: bytes, headers: Headers, body: list[bytes]) -> None:
+    async def _twice(self, session: Session, headers: Headers, body: list[bytes]) -> None:
         try:
             await relay(
                 self.runtime.table,
                 session,
                 _nowhere,
-                path=path,
+                path=session.agent.invocation_path,
                 headers=headers,
                 body=body,
                 request_id=new_request_id(),
@@ -309,7 +288,8 @@ class RuntimeApp:
             route = Route("ws", pieces[1], query)
             agent = await self.runtime.find(route)
             self.runtime.quotas.request(operation, agent.runtime_id, time.monotonic())
-            session = await self._acquire(agent, route, session_id, 0.0)
+            key = (agent.runtime_id, route.qualifier, session_id or str(uuid.uuid4()))
+            session = await self._acquire(agent, key, self._effects(operation, agent, key))
             try:
                 if shell:
                     await self._shells.serve(session, shell_id, receive, send)
@@ -321,20 +301,33 @@ class RuntimeApp:
             status = e.status
         except (OSError, websockets.InvalidHandshake):
             status = 424
+        except Exception as e:
+            status = as_wire_error(e).status
         finally:
             self.runtime.metrics.request(operation, status)
         if status != 101:
             await _refuse(scope, send, status)
 
 
-async def _failed(error: Exception, scope: Scope, send: Send) -> int:
-    """Tell the caller; where the reply had begun, or the caller is gone, all that is left is to break the connection, so that
-    nobody takes it for whole. Returns the status."""
-    if isinstance(error, WireError):
-        await reply(send, error.status, error.body(), [(b"x-amzn-errortype", error.code.encode())])
-        return error.status
-    await break_off(scope)
-    return 499
+def _cut(scope: Scope, send: Send, after_bytes: int) -> Send:
+    """Sends so many bytes of a body, then ends the connection; the rest goes nowhere."""
+    left = after_bytes
+    over = False
+
+    async def cut(message: dict[str, Any]) -> None:
+        nonlocal left, over
+        if over:
+            return
+        if message["type"] == "http.response.start":
+            await send(message)
+            return
+        data, left = message.get("body", b"")[:left], max(0, left - len(message.get("body", b"")))
+        over = left == 0 or not message.get("more_body")
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        if over:
+            await hang_up(scope)
+
+    return cut
 
 
 async def _refuse(scope: Scope, send: Send, status: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import math
 import os
 import resource
 import signal
@@ -26,6 +27,7 @@ from .core import Runtime
 from .server import RuntimeApp
 
 PARENT_CHECK_S = 1.0
+AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
 MAX_OPEN_FILES = 65_536
 
 
@@ -96,8 +98,11 @@ async def serve(
         raise
     s3_port = listeners[-1].getsockname()[1] if s3 is not None else None
     app = RuntimeApp(runtime, s3=s3, s3_port=s3_port)
-    protocol: Any = functools.partial(RuntimeProtocol, direct=app.direct, asgi_port=s3_port)
-    server = uvicorn.Server(
+    protocol: Any = functools.partial(
+        RuntimeProtocol, direct=app.direct, asgi_port=s3_port, body_timeout_s=config.body_timeout_s
+    )
+    server = _Server(
+        runtime,
         uvicorn.Config(
             app,
             http=protocol,
@@ -110,8 +115,8 @@ async def serve(
             date_header=False,
             backlog=4096,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(config.shutdown_grace_s),
-        )
+            timeout_graceful_shutdown=math.ceil(config.shutdown_grace_s) + AFTER_SESSIONS_S,
+        ),
     )
 
     def stop(signum: int, frame: Any) -> None:
@@ -137,6 +142,19 @@ async def serve(
         _forget(ready_file)
         if s3 is not None:
             s3.close()
+
+
+class _Server(uvicorn.Server):
+    """Tells the sessions of a shutdown at once, so that calls under way get what their agents still answer, or a 424."""
+
+    def __init__(self, runtime: Runtime, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._runtime = runtime
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        sessions = asyncio.create_task(self._runtime.end_sessions())
+        await super().shutdown(sockets)
+        await sessions
 
 
 def _raise_file_limit() -> None:
