@@ -203,8 +203,10 @@ def test_slimes_schedule_gives_every_sample_to_one_rank(found: dict[str, Any]) -
 def test_groups_of_an_aborted_step_go_to_slimes_buffer_and_are_finished_in_the_next(found: dict[str, Any]) -> None:
     buffered = {int(index): status for index, status in found["step0"]["buffered"].items()}
     again = {s["index"]: s for s in found["step1"]["samples"]}
-    assert len(buffered) == PROMPTS * SAMPLES
-    assert buffered.keys() == again.keys()
+    # Whole groups. slime drops one that finishes together with the last it needs; the next step then takes a new one.
+    assert buffered
+    assert len(buffered) == SAMPLES * len({index // SAMPLES for index in buffered})
+    assert buffered.keys() <= again.keys()
     assert not buffered.keys() & {s["index"] for s in found["step0"]["samples"]}
     injected, _ = failures(list(again.values()))
     # What failed or was aborted is run again, under the weights of now; what was complete is kept.
