@@ -138,6 +138,8 @@ async def test_a_warm_call_goes_past_asgi_and_its_reply_looks_the_same(start: An
         assert inside.app.asgi == 1
         warm = await caller.ask(inside.request({"n": 1}, trace, query="?qualifier=DEFAULT"))
         assert inside.app.asgi == 1
+        ids = [headers.pop("x-amzn-requestid") for headers in (cold[1], warm[1])]
+        assert ids[0] != ids[1]
         assert (cold[0], list(cold[1].items())) == (warm[0], list(warm[1].items()))
         assert warm[1][SESSION] == inside.session_id
         assert warm[1]["traceparent"] == "00-1-2-01"

@@ -95,8 +95,9 @@ class DirectInvocations:
             return True
         session.clock.begin(now)
         session.invocations += 1
-        call = DirectCall(self, protocol, request, session, connection)
-        sent = request_headers(session, request.headers, request_id_of(request.by_name))
+        request_id = request_id_of(request.by_name)
+        call = DirectCall(self, protocol, request, session, connection, request_id)
+        sent = request_headers(session, request.headers, request_id)
         body = request.body if len(request.body) < 2 else [b"".join(request.body)]
         connection.listener = call.progress
         connection.start(b"POST", session.agent.invocation_path, sent, body)
@@ -137,7 +138,7 @@ class DirectInvocations:
 class DirectCall:
     """One call, from the request that is on its way to the agent to the reply."""
 
-    __slots__ = ("_connection", "_direct", "_protocol", "_request", "_session", "deadline_s")
+    __slots__ = ("_connection", "_direct", "_protocol", "_request", "_request_id", "_session", "deadline_s")
 
     def __init__(
         self,
@@ -146,8 +147,10 @@ class DirectCall:
         request: Request,
         session: Session,
         connection: Connection,
+        request_id: str,
     ) -> None:
         self._direct = direct
+        self._request_id = request_id
         self._protocol = protocol
         self._request = request
         self._session = session
@@ -170,7 +173,7 @@ class DirectCall:
         session, connection, runtime = self._session, self._connection, self._direct.runtime
         self._direct.forget(self)
         data = connection.take()
-        headers = reply_headers(session, self._request.headers, connection.headers)
+        headers = reply_headers(session, self._request.headers, connection.headers, self._request_id)
         headers.append((b"content-length", b"%d" % len(data)))
         connection.listener = None
         session.give_back(connection)
@@ -191,7 +194,7 @@ class DirectCall:
             send,
             headers=self._request.headers,
             body=(),
-            request_id="",
+            request_id=self._request_id,
             scope=scope,
             asked=Asked(self._connection, self.deadline_s),
         )

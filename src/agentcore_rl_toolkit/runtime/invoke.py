@@ -29,6 +29,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Work = Callable[[Any, Send], Awaitable[None]]  # on a scope
 
 INVOKE = "InvokeAgentRuntime"
+AWS_REQUEST_ID = b"x-amzn-requestid"  # where every AWS client looks for it
 _SERVER_ID = str(uuid.uuid4())[:23]
 _requests = itertools.count(1)
 
@@ -60,11 +61,12 @@ def request_headers(session: Session, headers: Headers, request_id: str) -> Head
     return sent
 
 
-def reply_headers(session: Session, request: Headers, answered: Headers) -> Headers:
+def reply_headers(session: Session, request: Headers, answered: Headers, request_id: str) -> Headers:
     """What the caller gets to see of the agent's headers, and what the platform adds. The length is not among them."""
     reply = returned_headers(answered)
     reply += trace_headers(request, reply)
     reply.append((SESSION_HEADER, session.id.encode()))
+    reply.append((AWS_REQUEST_ID, request_id.encode()))
     return reply
 
 
@@ -104,7 +106,7 @@ async def relay(
                     f"Received error ({status}) from runtime. Please check your CloudWatch logs for more information.",
                     localLog=str(session.log_path),
                 )
-            reply = reply_headers(session, headers, connection.headers)
+            reply = reply_headers(session, headers, connection.headers, request_id)
             content_type = header(connection.headers, b"content-type") or b""
             if content_type.startswith(b"text/event-stream"):
                 limit.reschedule(asyncio.get_running_loop().time() + config.stream_timeout_s)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from .connection import break_off
-from .invoke import new_request_id
+from .invoke import AWS_REQUEST_ID, new_request_id
 from .upstream import UpstreamLostError
 from .wire import MAX_PAYLOAD_BYTES, WireError, invalid
 
@@ -69,7 +69,7 @@ async def reply(
     own = [
         (b"content-type", kind),
         (b"content-length", b"%d" % len(body)),
-        (b"x-amzn-requestid", new_request_id().encode()),
+        (AWS_REQUEST_ID, new_request_id().encode()),
     ]
     await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
     await send({"type": "http.response.body", "body": body})

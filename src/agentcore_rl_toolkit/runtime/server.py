@@ -20,12 +20,12 @@ from .core import Runtime
 from .direct import DirectInvocations
 from .faults import INIT_TIMEOUT, Effects
 from .idempotency import Tokens
-from .invoke import INVOKE, Work, new_request_id, relay, request_id_of
+from .invoke import AWS_REQUEST_ID, INVOKE, Work, new_request_id, relay, request_id_of
 from .replies import as_wire_error, failed, read_body, reply
 from .session import Key, Session
 from .shells import Shells, check_shell_id
 from .upstream import UpstreamLostError
-from .websocket import bridge
+from .websocket import bridge, with_query
 from .wire import (
     SESSION_HEADER,
     Headers,
@@ -252,7 +252,8 @@ class RuntimeApp:
 
     async def _command(self, session: Session, text: str, timeout_s: float, headers: Headers, send: Send) -> None:
         try:
-            await run_command(session, text, timeout_s, send, trace_headers(headers, ()))
+            more = [*trace_headers(headers, ()), (AWS_REQUEST_ID, request_id_of(dict(headers)).encode())]
+            await run_command(session, text, timeout_s, send, more)
         finally:
             self.runtime.table.release(session)
 
@@ -273,7 +274,7 @@ class RuntimeApp:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The handshake is refused with the status the error would have had over HTTP."""
         pieces, query = split_path(scope["raw_path"], scope["query_string"])
-        operation, status = "WebSocket", 101
+        operation, error = "WebSocket", None
         try:
             shell = pieces[2:] == ("ws", "shells")
             if pieces[0] != "runtimes" or not (shell or pieces[2:] == ("ws",)):
@@ -281,9 +282,9 @@ class RuntimeApp:
             operation = "InvokeAgentRuntimeCommandShell" if shell else "WebSocket"
             await receive()  # websocket.connect
             self._authenticate({**scope, "method": "GET"}, [])
-            by_name = dict(scope["headers"])
-            given = {k.lower().encode(): v.encode() for k, v in query.items()}
-            session_id = session_id_of({**given, **by_name})  # presigned addresses carry it in the query
+            headers = with_query(scope["headers"], query)
+            by_name = dict(headers)
+            session_id = session_id_of(by_name)
             shell_id = check_shell_id(query.get("shellId") or str(uuid.uuid4()))
             route = Route("ws", pieces[1], query)
             agent = await self.runtime.find(route)
@@ -294,19 +295,16 @@ class RuntimeApp:
                 if shell:
                     await self._shells.serve(session, shell_id, receive, send)
                 else:
-                    await bridge(session, scope["headers"], request_id_of(by_name), receive, send)
+                    await bridge(session, headers, request_id_of(by_name), scope["subprotocols"], receive, send)
             finally:
                 self.runtime.table.release(session)
-        except WireError as e:
-            status = e.status
-        except (OSError, websockets.InvalidHandshake):
-            status = 424
+        except (OSError, websockets.InvalidHandshake) as e:
+            error = WireError("RuntimeClientError", f"The agent took no WebSocket: {e}")
         except Exception as e:
-            status = as_wire_error(e).status
-        finally:
-            self.runtime.metrics.request(operation, status)
-        if status != 101:
-            await _refuse(scope, send, status)
+            error = as_wire_error(e)
+        self.runtime.metrics.request(operation, 101 if error is None else error.status)
+        if error is not None:
+            await _refuse(scope, send, error)
 
 
 def _cut(scope: Scope, send: Send, after_bytes: int) -> Send:
@@ -330,9 +328,10 @@ def _cut(scope: Scope, send: Send, after_bytes: int) -> Send:
     return cut
 
 
-async def _refuse(scope: Scope, send: Send, status: int) -> None:
+async def _refuse(scope: Scope, send: Send, error: WireError) -> None:
     if "websocket.http.response" in scope.get("extensions", {}):
-        await send({"type": "websocket.http.response.start", "status": status, "headers": []})
-        await send({"type": "websocket.http.response.body", "body": b""})
+        headers = [(b"content-type", b"application/json"), (b"x-amzn-errortype", error.code.encode())]
+        await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": error.body()})
     else:
         await send({"type": "websocket.close", "code": 1008})

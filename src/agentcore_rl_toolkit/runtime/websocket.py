@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import websockets
+from websockets import Subprotocol
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 
 from .session import Session
 from .upstream import UpstreamLostError
-from .wire import REQUEST_ID_HEADER, SESSION_HEADER, Headers, forwarded_headers
+from .wire import REQUEST_ID_HEADER, SESSION_HEADER, Headers, forwarded_headers, invalid
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 MAX_FRAME_BYTES = 64 * 1024  # AWS's quota
+_IN_QUERY = re.compile(rb"x-amzn-bedrock-agentcore-runtime-[a-z0-9-]+")
 
 
-async def bridge(session: Session, headers: Headers, request_id: str, receive: Receive, send: Send) -> None:
+def with_query(headers: Headers, query: Mapping[str, str]) -> Headers:
+    """A handshake's headers and those that its address carries, as presigned ones do: what has no header of its own name.
+
+    Raises: WireError 400 for a value that no header can have.
+    """
+    given = {k for k, _ in headers}
+    more = []
+    for name, value in query.items():
+        key = name.lower().encode(errors="replace")
+        if key not in given and _IN_QUERY.fullmatch(key):
+            if not (value.isascii() and value.isprintable()):
+                raise invalid(f"{name} must be printable ASCII", field=name)
+            more.append((key, value.encode()))
+    return [*headers, *more]
+
+
+async def bridge(
+    session: Session, headers: Headers, request_id: str, subprotocols: Sequence[str], receive: Receive, send: Send
+) -> None:
     """Relay messages both ways until one side closes. The caller's handshake is answered only once the agent's is.
 
     Raises: OSError, websockets.InvalidHandshake when the agent takes no WebSocket.
@@ -31,6 +52,7 @@ async def bridge(session: Session, headers: Headers, request_id: str, receive: R
         "max_size": MAX_FRAME_BYTES,
         "ping_interval": None,
         "open_timeout": 30,
+        "subprotocols": [Subprotocol(name) for name in subprotocols] or None,
     }
     dial = getattr(session.process, "dial", None)
     if dial is None:
@@ -41,7 +63,8 @@ async def bridge(session: Session, headers: Headers, request_id: str, receive: R
         except UpstreamLostError as e:
             raise ConnectionError(str(e)) from e
     async with connection as agent:
-        await send({"type": "websocket.accept", "headers": [(SESSION_HEADER, session.id.encode())]})
+        accepted: dict[str, Any] = {"type": "websocket.accept", "headers": [(SESSION_HEADER, session.id.encode())]}
+        await send({**accepted, "subprotocol": agent.subprotocol})
         tasks = [asyncio.create_task(_to_agent(agent, receive)), asyncio.create_task(_to_caller(agent, send))]
         _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
