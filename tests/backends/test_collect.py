@@ -305,7 +305,7 @@ async def test_a_gateway_that_gives_no_trajectories_invalidates_rollouts_but_not
         [GroupRequest(input_id="a", payload={})],
         client=replay.client,
         gateway=DeafGateway(replay, hang=hang),
-        config=CollectConfig(gateway_timeout_s=0.1),
+        config=CollectConfig(gateway_timeout_s=0.1, gateway_patience_s=0.3),
     )
     rollout = group.rollouts[0]
     assert (rollout.outcome, rollout.mask_reason) == (Outcome.INVALID, "no_tokens")
@@ -323,6 +323,56 @@ async def test_one_failed_fetch_is_tried_again() -> None:
     assert group.rollouts[0].usable
 
 
+class OneBroken(ReplayGateway):
+    """A bulk answer with this session in it cannot be read."""
+
+    broken = ""
+
+    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
+        self.broken = session_ids[5]
+        return await super().create_sessions_async(session_ids, **options)
+
+    async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> dict[str, ReplayCapture]:
+        if self.broken in session_ids:
+            raise ValueError("a corrupt record")
+        return await super().fetch_async(session_ids, close=close)
+
+
+async def test_one_broken_session_takes_no_other_with_it() -> None:
+    replay = Replay([good() for _ in range(16)])
+    gateway = OneBroken(replay)
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=16)], client=replay.client, gateway=gateway
+    )
+    masked = [r for r in group.rollouts if not r.usable]
+    assert [(r.session_id, r.mask_reason) for r in masked] == [(gateway.broken, "no_tokens")]
+    assert masked[0].error is not None
+    assert isinstance(masked[0].error.__cause__, ValueError)
+    assert set(replay.open_sessions) == {gateway.broken}  # what could not be had is not thrown away
+
+
+class LostReply(ReplayGateway):
+    """Opens sessions, but the first answer never arrives."""
+
+    asked = 0
+
+    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
+        made = await super().create_sessions_async(session_ids, **options)
+        self.asked += 1
+        if self.asked == 1:
+            raise ConnectionResetError("reset")
+        return made
+
+
+async def test_sessions_are_asked_for_again_when_the_answer_was_lost() -> None:
+    replay = Replay([good() for _ in range(3)])
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=3)], client=replay.client, gateway=LostReply(replay)
+    )
+    assert len(group.usable) == 3
+    assert not replay.open_sessions
+
+
 class NoSessions(ReplayGateway):
     async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
         await asyncio.sleep(3600)
@@ -336,7 +386,7 @@ async def test_a_gateway_that_makes_no_sessions_fails_the_batch_before_anything_
             [GroupRequest(input_id="a", payload={})],
             client=replay.client,
             gateway=NoSessions(replay),
-            config=CollectConfig(gateway_timeout_s=0.05),
+            config=CollectConfig(gateway_timeout_s=0.05, gateway_patience_s=0.2),
         )
     assert not replay.invoked
 
@@ -419,6 +469,11 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"max_staleness": -1}, "max_staleness"),
     ({"rollout_timeout_s": 0.0}, "rollout_timeout_s"),
     ({"gateway_timeout_s": math.inf}, "gateway_timeout_s"),
+    ({"batch_timeout_s": 0.0}, "batch_timeout_s"),
+    ({"batch_timeout_s": -5.0}, "batch_timeout_s"),
+    ({"batch_timeout_s": math.nan}, "batch_timeout_s"),
+    ({"gateway_patience_s": -1.0}, "gateway_patience_s"),
+    ({"max_turns": 0}, "max_turns"),
 ]
 
 

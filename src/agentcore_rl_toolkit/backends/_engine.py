@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..contract import Outcome, Stage, new_session_id
 from ..errors import (
     AgentCoreRLError,
-    GatewayError,
     RolloutCancelledError,
     RolloutError,
     RolloutLostError,
     RolloutTimeoutError,
 )
 from ._judge import End, end_of_record, judge
+from ._places import Places
+from ._sessions import SESSIONS_PER_CALL, Gateway, Sessions
 from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
 
 log = logging.getLogger(__name__)
 
-SESSIONS_PER_CALL = 256  # keeps a bulk reply of 20-turn sessions at tens of MB
-LATE_GRACE_S = 5.0  # on top of the client's own deadline, before we stop believing that it keeps it
+T = TypeVar("T")
+
+# How long nothing at all may move while rollouts wait for a place or for the pace, on top of the time one rollout may take: as
+# long as the client waits out refusals of the runtime.
+STANDSTILL_S = 600.0
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # how often a rollout that waits for the pace is looked at
 
 
 class Future(Protocol):
     """The part of a rollout future that is used here."""
 
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def stages(self) -> Mapping[str, float]: ...
     async def result_async(self, timeout: float | None = None) -> dict[str, Any]: ...
     async def cancel_async(self) -> bool: ...
 
@@ -38,24 +48,17 @@ class Future(Protocol):
 class Client(Protocol):
     """The part of `RolloutClient` that is used here."""
 
-    async def invoke_async(
-        self, payload: dict[str, Any], session_id: str | None = None, input_id: str | None = None, **overrides: Any
+    def submit(
+        self, payload: Mapping[str, Any], session_id: str | None = None, input_id: str | None = None, **overrides: Any
     ) -> Any: ...
 
 
-class Gateway(Protocol):
-    """The part of `GatewayClient` that is used here."""
+class Late(Exception):  # noqa: N818  (becomes a RolloutTimeoutError of the rollout)
+    """A stage took too long."""
 
-    async def create_sessions_async(
-        self,
-        session_ids: Sequence[str],
-        *,
-        sampling_params: Mapping[str, Any] | None = None,
-        model_id: str | None = None,
-        max_turns: int | None = None,
-    ) -> Any: ...
-    async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> Any: ...
-    async def delete_async(self, session_ids: Sequence[str]) -> int: ...
+    def __init__(self, stage: Stage, message: str) -> None:
+        super().__init__(message)
+        self.stage = stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +100,10 @@ class Engine:
         weight_version: int | None,
         on_rollout: Callable[[CollectedRollout], None] | None,
         on_progress: Callable[[CollectProgress], None] | None,
+        places: Places | None,
     ) -> None:
-        self.requests, self.client, self.gateway, self.config = requests, client, gateway, config
+        self.requests, self.client, self.config = requests, client, config
+        self.sessions = Sessions(gateway, config) if gateway is not None else None
         self.weight_version = weight_version
         self.on_rollout, self.on_progress = on_rollout, on_progress
         self.rollouts = [Rollout(g, i) for g, r in enumerate(requests) for i in range(r.n + config.extra_rollouts)]
@@ -107,16 +112,15 @@ class Engine:
         self.running = 0
         self.reward_sum = 0.0
         self.outcomes: Counter[str] = Counter()
-        self.places = asyncio.Semaphore(config.max_concurrent)
+        self.places = places or Places(config.max_concurrent)
         self.ended: asyncio.Queue[Rollout] = asyncio.Queue()
         self.began_s = time.monotonic()
-        self.deadline_s = self.began_s + config.batch_limit_s(len(self.rollouts))
+        self.standstill_s = config.submit_timeout_s + config.rollout_timeout_s + STANDSTILL_S
 
     async def run(self) -> list[Group]:
-        made: list[str] = []
         tasks: set[asyncio.Task[None]] = set()
         try:
-            await self._make_sessions(made)
+            await self._make_sessions()
             fetcher = asyncio.create_task(self._judge_ended(), name="collect-fetch")
             tasks.add(fetcher)
             for rollout in self.rollouts:
@@ -128,51 +132,20 @@ class Engine:
             return self._groups()
         finally:
             await self._abandon(tasks)
-            await self._delete_sessions(made)
+            if self.sessions is not None:
+                await self.sessions.delete()
 
-    # -- gateway sessions ---------------------------------------------------------------------------------------------
-
-    async def _make_sessions(self, made: list[str]) -> None:
-        if self.gateway is None:
+    async def _make_sessions(self) -> None:
+        if self.sessions is None:
             return
         alike: dict[str, tuple[Mapping[str, Any] | None, list[Rollout]]] = {}
         for rollout in self.rollouts:
             params = self._sampling_params(self.requests[rollout.group])
             alike.setdefault(repr(params), (params, []))[1].append(rollout)
         for params, rollouts in alike.values():
-            for start in range(0, len(rollouts), SESSIONS_PER_CALL):
-                part = rollouts[start : start + SESSIONS_PER_CALL]
-                ids = [r.session_id for r in part]
-                made.extend(ids)  # before the call: a reply that gets lost must not leave sessions behind
-                handles = await self._ask_gateway(
-                    self.gateway.create_sessions_async(
-                        ids, sampling_params=params, model_id=self.config.model_id, max_turns=self.config.max_turns
-                    ),
-                    "make sessions",
-                )
-                by_id = {h.session_id: h for h in handles}
-                for rollout in part:
-                    if rollout.session_id not in by_id:
-                        raise GatewayError("the gateway did not make this session", session_id=rollout.session_id)
-                    rollout.address = by_id[rollout.session_id]
-
-    async def _delete_sessions(self, made: list[str]) -> None:
-        if self.gateway is None:
-            return
-        for start in range(0, len(made), SESSIONS_PER_CALL):
-            part = made[start : start + SESSIONS_PER_CALL]
-            try:
-                await self._ask_gateway(self.gateway.delete_async(part), "delete sessions")
-            except Exception as e:  # the data is already here; the gateway's retention limit removes them later
-                log.warning("could not delete %d gateway sessions: %s", len(made) - start, e)
-                return
-
-    async def _ask_gateway(self, call: Awaitable[Any], what: str) -> Any:
-        limit_s = self.config.gateway_timeout_s
-        try:
-            return await asyncio.wait_for(call, limit_s)
-        except TimeoutError as e:
-            raise GatewayError(f"the gateway did not {what} within {limit_s:g} s; is it running?") from e
+            addresses = await self.sessions.make([r.session_id for r in rollouts], params)
+            for rollout in rollouts:
+                rollout.address = addresses[rollout.session_id]
 
     def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
         if request.sampling_params is None:
@@ -201,50 +174,96 @@ class Engine:
 
     async def _attempt(self, rollout: Rollout) -> End:
         try:
-            async with asyncio.timeout(self._left_s()):
-                await self.places.acquire()
-        except TimeoutError:
-            return self._late(rollout, Stage.QUEUE, "waited for a free place until the batch's deadline")
+            await self._take_place()
+        except Late as e:
+            return self._late(rollout, e)
         try:
             return await self._submit_and_wait(rollout)
         finally:
             self.places.release()
+
+    async def _take_place(self) -> None:
+        """Raises: Late when nobody gives up a place any more."""
+        taking = asyncio.ensure_future(self.places.acquire())
+        try:
+            await self._watched(taking, lambda: (Stage.QUEUE, None))
+        except BaseException:
+            if taking.done() and not taking.cancelled() and taking.exception() is None:
+                self.places.release()
+            raise
+        self.places.moved()
 
     async def _submit_and_wait(self, rollout: Rollout) -> End:
         request = self.requests[rollout.group]
         rollout.started_s = time.monotonic()
         self.running += 1
         self._report()
-        stage = Stage.START
-        limit_s = min(self.config.submit_timeout_s, self._left_s())
         try:
-            async with asyncio.timeout(limit_s):
-                rollout.future = await self.client.invoke_async(
-                    dict(request.payload),
-                    session_id=rollout.session_id,
-                    input_id=request.input_id,
-                    **self._overrides(rollout),
-                )
-            stage = Stage.RUN
-            limit_s = min(self.config.rollout_timeout_s, self._left_s())
-            async with asyncio.timeout(limit_s + LATE_GRACE_S):
-                record = await rollout.future.result_async(timeout=limit_s)
+            rollout.future = self.client.submit(
+                dict(request.payload),
+                session_id=rollout.session_id,
+                input_id=request.input_id,
+                **self._overrides(rollout),
+            )
+            future = rollout.future
+            asking = asyncio.ensure_future(future.result_async())
+            record = await self._watched(asking, lambda: self._left_in_stage(future))
         except RolloutError as e:
             named = getattr(e, "stage", None)
-            at = Stage(named) if named else stage if e.outcome == Outcome.TIMEOUT else None
+            at = Stage(named) if named else _stage_of(rollout) if e.outcome == Outcome.TIMEOUT else None
             return End(outcome=Outcome(e.outcome), error=e, record=getattr(e, "record", None), stage=at)
-        except TimeoutError:
-            return self._late(rollout, stage, f"no end of this stage after {limit_s:g} s")
+        except Late as e:
+            return self._late(rollout, e)
         except Exception as e:  # a failed rollout becomes data; the exception object is kept
             log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e)
             if isinstance(e, AgentCoreRLError):
-                return End(outcome=Outcome.LOST, error=e, stage=stage)
+                return End(outcome=Outcome.LOST, error=e, stage=_stage_of(rollout))
             lost = RolloutLostError(
                 f"{type(e).__name__}: {e}", session_id=rollout.session_id, input_id=request.input_id
             )
             lost.__cause__ = e
-            return End(outcome=Outcome.LOST, error=lost, stage=stage)
+            return End(outcome=Outcome.LOST, error=lost, stage=_stage_of(rollout))
         return end_of_record(record, session_id=rollout.session_id, input_id=request.input_id)
+
+    async def _watched(self, task: asyncio.Future[T], left: Callable[[], tuple[Stage, float | None]]) -> T:
+        """The task's result, unless a stage takes too long.
+
+        ``left`` gives the stage and the seconds it still has; None for one that lasts as long as anything moves: waiting
+        for a place or for the pace says nothing about the rollout.
+        Raises: Late; what the task raises.
+        """
+        look_s, queued = FIRST_LOOK_S, True
+        try:
+            while True:
+                stage, left_s = left()
+                batch_s = self._batch_left_s()
+                if left_s is None:
+                    if self.places.still_s > self.standstill_s:
+                        raise Late(stage, f"nothing moved for {self.standstill_s:g} s")
+                    left_s = look_s
+                    look_s = min(2 * look_s, LONGEST_LOOK_S)
+                elif left_s <= 0:
+                    raise Late(stage, "no end of this stage within its limit")
+                elif queued:
+                    queued = False
+                    self.places.moved()
+                if batch_s <= 0:
+                    raise Late(stage, "the batch's deadline passed")
+                await asyncio.wait({task}, timeout=min(left_s, batch_s))
+                if task.done():
+                    return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def _left_in_stage(self, future: Future) -> tuple[Stage, float | None]:
+        stage, spent_s = future.stage, future.stages
+        if stage is Stage.QUEUE:
+            return stage, None
+        if stage is Stage.START:
+            return stage, self.config.submit_timeout_s - spent_s.get(Stage.START, 0.0)
+        return stage, self.config.rollout_timeout_s - spent_s.get(Stage.RUN, 0.0) - spent_s.get(Stage.RESULT, 0.0)
 
     def _overrides(self, rollout: Rollout) -> dict[str, Any]:
         request = self.requests[rollout.group]
@@ -259,17 +278,18 @@ class Engine:
             overrides["api_key"] = rollout.address.api_key
         return overrides
 
-    def _left_s(self) -> float:
-        return max(0.0, self.deadline_s - time.monotonic())
+    def _batch_left_s(self) -> float:
+        limit_s = self.config.batch_timeout_s
+        return math.inf if limit_s is None else self.began_s + limit_s - time.monotonic()
 
-    def _late(self, rollout: Rollout, stage: Stage, message: str) -> End:
+    def _late(self, rollout: Rollout, late: Late) -> End:
         error = RolloutTimeoutError(
-            message,
-            stage=stage.value,
+            f"{late} (stage: {late.stage.value})",
+            stage=late.stage.value,
             session_id=rollout.session_id,
             input_id=self.requests[rollout.group].input_id,
         )
-        return End(outcome=Outcome.TIMEOUT, error=error, stage=stage)
+        return End(outcome=Outcome.TIMEOUT, error=error, stage=late.stage)
 
     async def _stop(self, rollout: Rollout) -> None:
         if rollout.future is None:
@@ -286,24 +306,14 @@ class Engine:
             batch = [await self.ended.get()]
             while not self.ended.empty() and len(batch) < SESSIONS_PER_CALL:
                 batch.append(self.ended.get_nowait())
-            captures, failure = await self._fetch([r.session_id for r in batch if r.started_s is not None])
+            captures: Mapping[str, Any] = {}
+            failures: Mapping[str, BaseException] = {}
+            if self.sessions is not None:
+                started = [r.session_id for r in batch if r.started_s is not None]
+                captures, failures = await self.sessions.fetch(started)
             for rollout in batch:
-                self._judge(rollout, captures.get(rollout.session_id), failure)
+                self._judge(rollout, captures.get(rollout.session_id), failures.get(rollout.session_id))
                 await asyncio.sleep(0)  # building trajectories must not hold up records that arrive meanwhile
-
-    async def _fetch(self, session_ids: list[str]) -> tuple[Mapping[str, Any], BaseException | None]:
-        if self.gateway is None or not session_ids:
-            return {}, None
-        failure: BaseException | None = None
-        for attempt in (1, 2):
-            try:
-                return await self._ask_gateway(
-                    self.gateway.fetch_async(session_ids, close=True), "hand out trajectories"
-                ), None
-            except Exception as e:
-                failure = e
-                log.warning("fetching %d trajectories failed (try %d of 2): %s", len(session_ids), attempt, e)
-        return {}, failure
 
     def _judge(self, rollout: Rollout, capture: Any, failure: BaseException | None) -> None:
         assert rollout.end is not None
@@ -313,7 +323,7 @@ class Engine:
             session_id=rollout.session_id,
             input_id=request.input_id,
             index=rollout.index,
-            captured=self.gateway is not None and rollout.started_s is not None,
+            captured=self.sessions is not None and rollout.started_s is not None,
             capture=capture,
             fetch_error=failure,
             config=self.config,
@@ -377,3 +387,7 @@ class Engine:
                 elapsed_s=time.monotonic() - self.began_s,
             )
         )
+
+
+def _stage_of(rollout: Rollout) -> Stage:
+    return rollout.future.stage if rollout.future is not None else Stage.QUEUE

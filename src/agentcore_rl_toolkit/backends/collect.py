@@ -1,7 +1,8 @@
 """Collect groups of rollouts: the one engine under every trainer.
 
 How a batch runs. Sessions are made at the gateway in bulk. Each rollout is one task that waits for a free place,
-submits, and waits for its record, every step under a deadline. When a record is in (or the rollout failed), the
+submits, and waits for its record, every step under a deadline; waiting for a place or for the client's pace is limited by
+standstill only, because it says nothing about the rollout. When a record is in (or the rollout failed), the
 session joins a queue; a single fetcher takes everything that waits there in one bulk call, closing the sessions so
 that no late turn can arrive, and judges each rollout: outcome, reward, trajectory, age. The judgement decides early
 stopping, so "enough usable rollouts" means really usable ones. At the end, whatever happened, live rollouts are
@@ -18,8 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from ._engine import Client, CollectProgress, Engine, Future, Gateway
+from ._engine import Client, CollectProgress, Engine, Future
+from ._places import Places
 from ._portal import run_sync
+from ._sessions import Gateway
 from .groups import CollectConfig, CollectedRollout, CollectStats, Group, GroupRequest, summarize
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "Gateway",
     "Group",
     "GroupRequest",
+    "Places",
     "collect",
     "collect_async",
     "summarize",
@@ -52,12 +56,14 @@ async def collect_async(
     weight_version: int | None = None,
     on_rollout: Callable[[CollectedRollout], None] | None = None,
     on_progress: Callable[[CollectProgress], None] | None = None,
+    places: Places | None = None,
 ) -> list[Group]:
     """Run every request's rollouts and return one `Group` per request, in request order.
 
     `weight_version` is the version training will start from; with `config.max_staleness` set, rollouts whose oldest
     sampled token lies further behind are masked. Without a gateway there are no trajectories, and usable means `ok`
-    with a reward. `on_rollout` and `on_progress` are called on the event loop and should return at once. Cancelling
+    with a reward. `places` are shared by collections that run at the same time; None allows this one
+    `config.max_concurrent`. `on_rollout` and `on_progress` are called on the event loop and should return at once. Cancelling
     this coroutine stops the rollouts that are running and deletes the batch's sessions.
 
     Raises: ConfigError on bad arguments; GatewayError when the sessions cannot be made (nothing was started then).
@@ -72,4 +78,4 @@ async def collect_async(
         raise ConfigError("max_staleness needs a gateway: only captured turns know their weight version")
     if not requests:
         return []
-    return await Engine(requests, client, gateway, config, weight_version, on_rollout, on_progress).run()
+    return await Engine(requests, client, gateway, config, weight_version, on_rollout, on_progress, places).run()

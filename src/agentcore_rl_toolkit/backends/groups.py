@@ -55,8 +55,10 @@ class CollectConfig:
     rest of that group is cancelled. Over-sampling makes groups full in spite of failures and stragglers, at the price
     of favouring short episodes: leave it at 0 unless stragglers hurt. `enough_groups` ends the whole batch once that
     many groups are full. `max_staleness` is the number of weight versions a rollout's oldest token may lie behind;
-    None accepts any age. `batch_timeout_s` of None means: as many waves of `max_concurrent` as the batch needs, each
-    with its full limits.
+    None accepts any age. `submit_timeout_s` counts from the moment a rollout's turn has come at the client's pace;
+    waiting for the pace or for a place ends when nothing at all moves for long, or at `batch_timeout_s`, the limit of the
+    whole batch (None: the other limits are enough). A gateway that cannot be reached is waited for up to
+    `gateway_patience_s`.
     """
 
     max_concurrent: int = 128
@@ -66,6 +68,7 @@ class CollectConfig:
     rollout_timeout_s: float = 900.0
     stop_timeout_s: float = 15.0
     gateway_timeout_s: float = 60.0
+    gateway_patience_s: float = 120.0
     batch_timeout_s: float | None = None
     max_staleness: int | None = None
     model_id: str | None = None
@@ -83,16 +86,18 @@ class CollectConfig:
             raise ConfigError(f"enough_groups must be at least 1 or None, got {self.enough_groups}")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ConfigError(f"max_staleness cannot be negative, got {self.max_staleness}")
-        for name in ("submit_timeout_s", "rollout_timeout_s", "stop_timeout_s", "gateway_timeout_s"):
-            if not getattr(self, name) > 0 or math.isinf(getattr(self, name)):
-                raise ConfigError(f"{name} must be a positive, finite number of seconds, got {getattr(self, name)!r}")
-
-    def batch_limit_s(self, rollouts: int) -> float:
-        """Seconds the whole batch may take."""
-        if self.batch_timeout_s is not None:
-            return self.batch_timeout_s
-        waves = max(1, math.ceil(rollouts / self.max_concurrent))
-        return waves * (self.submit_timeout_s + self.rollout_timeout_s)
+        if self.max_turns is not None and self.max_turns < 1:
+            raise ConfigError(f"max_turns must be at least 1 or None, got {self.max_turns}")
+        for name in ("submit_timeout_s", "rollout_timeout_s", "stop_timeout_s", "gateway_timeout_s", "batch_timeout_s"):
+            value = getattr(self, name)
+            if name == "batch_timeout_s" and value is None:
+                continue
+            if not value > 0 or not math.isfinite(value):
+                raise ConfigError(f"{name} must be a positive, finite number of seconds, got {value!r}")
+        if not self.gateway_patience_s >= 0 or not math.isfinite(self.gateway_patience_s):
+            raise ConfigError(
+                f"gateway_patience_s must be a finite number of seconds >= 0, got {self.gateway_patience_s!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

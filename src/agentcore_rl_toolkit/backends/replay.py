@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..contract import Stage
 from ..errors import (
     GatewayError,
     RolloutCancelledError,
@@ -88,8 +89,8 @@ class ReplayClient:
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
 
-    async def invoke_async(
-        self, payload: dict[str, Any], session_id: str | None = None, input_id: str | None = None, **overrides: Any
+    def submit(
+        self, payload: Mapping[str, Any], session_id: str | None = None, input_id: str | None = None, **overrides: Any
     ) -> ReplayFuture:
         if session_id is None or input_id is None:
             raise ValueError("a replayed rollout needs session_id and input_id")
@@ -99,7 +100,6 @@ class ReplayClient:
         replay.invoked.append({**payload, "_rollout": {"input_id": input_id, **overrides}})
         replay.running += 1
         replay.peak_running = max(replay.peak_running, replay.running)
-        await asyncio.sleep(0)
         return ReplayFuture(replay, episode, session_id)
 
 
@@ -108,9 +108,18 @@ class ReplayFuture:
 
     def __init__(self, replay: Replay, episode: Episode, session_id: str) -> None:
         self.replay, self.episode, self.session_id = replay, episode, session_id
-        self.ready_s = time.monotonic() + episode.delay_s
+        self.began_s = time.monotonic()
+        self.ready_s = self.began_s + episode.delay_s
         self.ended = False
         self.stopped = asyncio.Event()
+
+    @property
+    def stage(self) -> Stage:
+        return Stage.RUN
+
+    @property
+    def stages(self) -> Mapping[str, float]:
+        return {Stage.RUN.value: time.monotonic() - self.began_s}
 
     async def result_async(self, timeout: float | None = None) -> dict[str, Any]:
         """Raises: the episode's failure; RolloutTimeoutError at the timeout; RolloutCancelledError after a cancel."""

@@ -1,31 +1,27 @@
 """Clients and, where none is running yet, a model gateway: what a trainer's process needs to roll out agents.
 
-The gateway is a child process of whoever starts it and ends with it (`--parent-pid`), also when that process is killed.
+The gateway is a child process of whoever starts it and ends with it (`--parent-pid`), also when that process is killed. One
+that ends by itself is started again where it was.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from ..errors import GatewayError
+from ..contract import Outcome, new_session_id
+from ..errors import ConfigError, ContractError
+from ._gateway_process import GatewayProcess
+from ._places import Places
 from .collect import Client, CollectConfig, CollectedRollout, Gateway, Group, GroupRequest, collect_async
 from .data import payload_id
 
-GATEWAY_START_S = 120.0
-GATEWAY_STOP_S = 20.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -46,6 +42,7 @@ class ServiceSettings:
     exp_id: str
     model_id: str
     rollout_timeout_s: float = 900.0
+    submit_timeout_s: float = 120.0
     tps_limit: int = 25
     max_concurrent: int = 128
     max_pool_connections: int = 100
@@ -56,6 +53,7 @@ class ServiceSettings:
     gateway_url: str | None = None
     gateway_admin_key: str | None = field(default=None, repr=False)
     gateway_store: str | None = None
+    gateway_patience_s: float = 120.0
     gateway_model: str | None = None
     gateway_context_tokens: int | None = None
     max_turns: int | None = None
@@ -73,19 +71,29 @@ class ServiceSettings:
         return CollectConfig(
             max_concurrent=self.max_concurrent,
             extra_rollouts=self.extra_rollouts,
+            submit_timeout_s=self.submit_timeout_s,
             rollout_timeout_s=self.rollout_timeout_s,
+            gateway_patience_s=self.gateway_patience_s,
             model_id=self.model_id,
             max_turns=self.max_turns,
         )
 
 
 class RolloutService:
-    """The clients of one process, and the gateway it started, if it did."""
+    """The clients of one process, and the gateway it started, if it did. All its rollouts share `max_concurrent` places."""
 
-    def __init__(self, settings: ServiceSettings, client: Client, gateway: Gateway, process: Any = None) -> None:
-        self.settings, self.client, self.gateway, self.process = settings, client, gateway, process
+    def __init__(
+        self, settings: ServiceSettings, client: Client, gateway: Gateway, child: GatewayProcess | None = None
+    ) -> None:
+        self.settings, self.client, self.gateway, self._child = settings, client, gateway, child
+        self.places = Places(settings.max_concurrent)
         self._count = 0
         self._opened: list[Any] = []  # what `open` made, and `close` therefore closes
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The gateway's process, as it runs now."""
+        return self._child.process if self._child is not None else None
 
     @classmethod
     def open(
@@ -103,6 +111,7 @@ class RolloutService:
         """
         from ..client import RolloutClient
         from ..gateway import GatewayClient
+        from ._announcing import AnnouncingClient
 
         client = RolloutClient(
             settings.agent_runtime_arn,
@@ -120,19 +129,42 @@ class RolloutService:
             made._opened = [client, gateway]
             return made
         admin_key = settings.gateway_admin_key or secrets.token_urlsafe(24)
-        process, url = _start_gateway(settings, upstreams(), [*options, "--engine", engine], admin_key)
-        gateway = GatewayClient(url, admin_key=admin_key, public_url=settings.public_url(url))
-        made = cls(settings, client, gateway, process)
-        made._opened = [client, gateway]
+        words = [*options, "--engine", engine]
+        for upstream in upstreams():
+            words += ["--upstream", upstream]
+        words += ["--model", settings.gateway_model] if settings.gateway_model else []
+        window = settings.gateway_context_tokens
+        words += ["--context-tokens", str(window)] if settings.gateway_model and window else []
+        child = GatewayProcess(
+            words,
+            host=settings.gateway_host,
+            port=settings.gateway_port,
+            store=settings.gateway_store,
+            admin_key=admin_key,
+        )
+        ours = AnnouncingClient(child.url, admin_key=admin_key, public_url=settings.public_url(child.url))
+        child.restarted = ours.announce_again
+        made = cls(settings, client, ours, child)
+        made._opened = [client, ours]
         atexit.register(made.close)
         return made
 
     async def roll(self, payload: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> CollectedRollout:
-        """One rollout of one payload."""
+        """One rollout of one payload. A payload that no agent could be sent ends as `invalid`, like any failed rollout."""
         self._count += 1
-        input_id = f"{payload_id(payload)}-{os.getpid()}-{self._count:07d}"
-        group = await self.group(GroupRequest(input_id=input_id, payload=payload, sampling_params=params))
-        return group.rollouts[0]
+        serial = f"{os.getpid()}-{self._count:07d}"
+        try:
+            request = GroupRequest(input_id=f"{payload_id(payload)}-{serial}", payload=payload, sampling_params=params)
+        except (ConfigError, ContractError) as e:
+            return CollectedRollout(
+                session_id=new_session_id(),
+                input_id=serial,
+                index=0,
+                outcome=Outcome.INVALID,
+                error=e,
+                mask_reason="outcome",
+            )
+        return (await self.group(request)).rollouts[0]
 
     async def group(self, request: GroupRequest, *, weight_version: int | None = None) -> Group:
         """All rollouts of one input."""
@@ -142,6 +174,7 @@ class RolloutService:
             gateway=self.gateway,
             config=self.settings.collect_config(),
             weight_version=weight_version,
+            places=self.places,
         )
         return group
 
@@ -149,14 +182,8 @@ class RolloutService:
         """Close the clients and stop the gateway that `open` made; what was already there is left alone."""
         while self._opened:
             self._opened.pop(0).close()
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(timeout=GATEWAY_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self._child is not None:
+            self._child.close()
 
 
 def own_address() -> str:
@@ -167,38 +194,3 @@ def own_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostbyname(socket.gethostname())
-
-
-def _start_gateway(
-    settings: ServiceSettings, upstreams: Sequence[str], options: Sequence[str], admin_key: str
-) -> tuple[subprocess.Popen[bytes], str]:
-    folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
-    ready, log_path = folder / "ready.json", folder / "gateway.log"
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", *options]
-    for upstream in upstreams:
-        command += ["--upstream", upstream]
-    command += ["--model", settings.gateway_model] if settings.gateway_model else []
-    window = settings.gateway_context_tokens
-    command += ["--context-tokens", str(window)] if settings.gateway_model and window else []
-    command += ["--host", settings.gateway_host, "--port", str(settings.gateway_port)]
-    command += ["--store", settings.gateway_store or str(folder / "turns")]
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key},
-        )
-    give_up_s = time.monotonic() + GATEWAY_START_S
-    while not ready.exists():
-        ended = process.poll() is not None
-        if ended or time.monotonic() > give_up_s:
-            process.kill()
-            process.wait()
-            why = "ended" if ended else f"was not ready after {GATEWAY_START_S:g} s"
-            tail = log_path.read_text(errors="replace")[-2000:]
-            raise GatewayError(f"the model gateway {why}; its log ({log_path}) ends with:\n{tail}")
-        time.sleep(0.05)
-    return process, str(json.loads(ready.read_text())["url"]).replace("0.0.0.0", "127.0.0.1")

@@ -7,10 +7,9 @@ before slime looks. Samples of one rollout share their `rollout_id`, by which sl
 
 from __future__ import annotations
 
-import asyncio
-import weakref
 from typing import Any
 
+from .._places import Places
 from .convert import METRICS, flat
 from .logs import outcome_metrics
 
@@ -31,25 +30,6 @@ def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, e
     from slime.rollout.fully_async_rollout import generate_rollout_fully_async as slimes
 
     return _finished(RolloutFnTrainOutput(samples=slimes(args, rollout_id, data_source)))
-
-
-class Places:
-    """A semaphore that may be used from several event loops; each has `limit` places of its own."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._per_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    async def __aenter__(self) -> None:
-        await self._here().acquire()
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._here().release()
-
-    def _here(self) -> asyncio.Semaphore:
-        return self._per_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
 
 
 def _share_places(args: Any) -> None:

@@ -1,0 +1,127 @@
+"""The model gateway as a child process, kept running: started again where it was when it ends by itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..errors import GatewayError
+
+log = logging.getLogger(__name__)
+
+START_S = 120.0
+STOP_S = 20.0
+RESTARTS = 5  # in a row, each sooner than `SETTLED_S` after the one before; then something is wrong for good
+SETTLED_S = 300.0
+
+
+class GatewayProcess:
+    """``agentcore-rl gateway serve`` with these words; `url` is where it listens. It ends with this process.
+
+    One that ends by itself (killed for memory, say) is started again with the same port and store, in which everything it
+    had recorded still is; `restarted` is called then, on a thread.
+    Raises: GatewayError when it does not start in time; the message holds the end of its log.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        host: str,
+        port: int,
+        store: str | None,
+        admin_key: str,
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
+        self._words = [*words, "--host", host, "--store", store or str(self._folder / "turns")]
+        self._environment = {"AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
+        self.restarted: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self.process, self.url = self._start(port)
+        self._port = urlsplit(self.url).port or port
+        threading.Thread(target=self._keep, name="agentcore-rl-gateway", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop it; a second call does nothing."""
+        with self._lock:
+            self._closed.set()
+            process = self.process
+        if process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _keep(self) -> None:
+        early = 0
+        while True:
+            began_s = time.monotonic()
+            code = self.process.wait()
+            early = early + 1 if time.monotonic() - began_s < SETTLED_S else 0
+            if self._closed.is_set():
+                return
+            if early > RESTARTS:
+                log.error("the model gateway ended %d times in a row; its log is %s", early, self._log)
+                return
+            log.error("the model gateway ended (code %s); starting it again. Its log: %s", code, self._log)
+            try:
+                process, _ = self._start(self._port)
+            except GatewayError as e:
+                log.error("%s", e)
+                time.sleep(early)
+                continue
+            with self._lock:
+                self.process = process
+                closed = self._closed.is_set()
+            if closed:
+                process.kill()
+                process.wait()
+                return
+            if self.restarted is not None:
+                try:
+                    self.restarted()
+                except Exception:  # the gateway itself is up
+                    log.exception("the model gateway was started again but could not be set up as before")
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "gateway.log"
+
+    def _start(self, port: int) -> tuple[subprocess.Popen[bytes], str]:
+        ready = self._folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", *self._words]
+        command += ["--port", str(port), "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+        with self._log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self._environment},
+            )
+        give_up_s = time.monotonic() + START_S
+        while not ready.exists():
+            ended = process.poll() is not None
+            if ended or time.monotonic() > give_up_s:
+                process.kill()
+                process.wait()
+                why = "ended" if ended else f"was not ready after {START_S:g} s"
+                tail = self._log.read_text(errors="replace")[-2000:]
+                raise GatewayError(f"the model gateway {why}; its log ({self._log}) ends with:\n{tail}")
+            time.sleep(0.05)
+        return process, str(json.loads(ready.read_text())["url"]).replace("0.0.0.0", "127.0.0.1")

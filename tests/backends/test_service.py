@@ -1,0 +1,174 @@
+"""Rollouts of a whole process: the pace is no failure, places are shared, a gateway that dies comes back with what it had."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect_async
+from agentcore_rl_toolkit.backends.replay import Episode, Replay
+from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
+from agentcore_rl_toolkit.client.testing import ScriptedRuntime
+from agentcore_rl_toolkit.contract import Outcome, Stage
+from agentcore_rl_toolkit.gateway import GatewayClient
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "t")
+
+
+@pytest.fixture
+def runtime() -> Iterator[ScriptedRuntime]:
+    with ScriptedRuntime() as made:
+        yield made
+
+
+def settings(runtime: ScriptedRuntime | None, tmp_path: Path, **more: Any) -> ServiceSettings:
+    where = {"agent_runtime_arn": runtime.arn, "endpoint_url": runtime.url} if runtime else {"agent_runtime_arn": "arn"}
+    values = {"s3_bucket": f"file://{tmp_path}/records", "exp_id": "e", "model_id": "m", "gateway_host": "127.0.0.1"}
+    return ServiceSettings(**{**values, **where, **more})
+
+
+def script(**members: Any) -> dict[str, Any]:
+    return {"script": {"result": {"rewards": 1.0}, **members}}
+
+
+def ends(groups: list[Group]) -> Counter[tuple[str, str | None]]:
+    return Counter((r.outcome.value, r.stage) for g in groups for r in g.rollouts)
+
+
+async def test_waiting_for_the_pace_masks_nothing(runtime: ScriptedRuntime, tmp_path: Path) -> None:
+    with RolloutClient(runtime.arn, f"file://{tmp_path}", "e", tps_limit=6, endpoint_url=runtime.url) as client:
+        groups = await collect_async(
+            [GroupRequest(input_id=f"p{i}", payload=script(run_s=0.2), n=4) for i in range(10)],
+            client=client,
+            gateway=None,
+            config=CollectConfig(submit_timeout_s=3.0, rollout_timeout_s=10.0),  # the last turn comes after six seconds
+        )
+    assert ends(groups) == {("ok", None): 40}
+
+
+async def test_a_runtime_that_does_not_answer_is_still_a_timeout_of_the_start(
+    runtime: ScriptedRuntime, tmp_path: Path
+) -> None:
+    with RolloutClient(runtime.arn, f"file://{tmp_path}", "e", endpoint_url=runtime.url) as client:
+        began_s = time.monotonic()
+        groups = await collect_async(
+            [GroupRequest(input_id="p", payload=script(cold_start_s=12), n=2)],
+            client=client,
+            gateway=None,
+            config=CollectConfig(submit_timeout_s=0.5),
+        )
+        assert time.monotonic() - began_s < 10
+    assert ends(groups) == {("timeout", Stage.START): 2}
+
+
+async def test_a_prompt_at_a_time_shares_the_places_of_the_process(tmp_path: Path) -> None:
+    replay = Replay([Episode(input_id="", record={"rewards": 1.0}, delay_s=0.05) for _ in range(24)], by_input=False)
+    service = RolloutService(
+        settings(None, tmp_path, max_concurrent=4, rollout_timeout_s=5), replay.client, replay.gateway
+    )
+    groups = await asyncio.gather(*(service.group(GroupRequest(input_id=f"p{i}", payload={}, n=4)) for i in range(6)))
+    assert replay.peak_running == 4
+    assert all(r.outcome is not Outcome.TIMEOUT for g in groups for r in g.rollouts)
+
+
+async def test_a_standstill_ends_the_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.backends._engine.STANDSTILL_S", 0.0)
+    replay = Replay([Episode(input_id="", delay_s=math.inf)], by_input=False)
+    limits = {"max_concurrent": 1, "rollout_timeout_s": 0.3, "submit_timeout_s": 0.3}
+    service = RolloutService(settings(None, tmp_path, **limits), replay.client, replay.gateway)
+    async with service.places:  # somebody holds the only one and does nothing
+        group = await service.group(GroupRequest(input_id="p", payload={}))
+    assert (group.rollouts[0].outcome, group.rollouts[0].stage) == (Outcome.TIMEOUT, Stage.QUEUE)
+
+
+@pytest.mark.parametrize("payload", [{"x": math.nan}, {"x": b"ab"}, {"id": "Größe1"}, {"idx": 10**300}, {"id": "٣٤"}])
+async def test_no_payload_ends_a_step(payload: dict[str, Any], tmp_path: Path) -> None:
+    replay = Replay([Episode(input_id="", record={"rewards": 1.0})], by_input=False)
+    rollout = await RolloutService(settings(None, tmp_path), replay.client, replay.gateway).roll(payload)
+    sendable = not isinstance(payload.get("x"), (float, bytes))
+    assert len(replay.invoked) == sendable
+    assert not rollout.usable
+    if not sendable:
+        assert rollout.outcome is Outcome.INVALID
+        assert "plain JSON" in str(rollout.error)
+
+
+async def test_a_gateway_that_its_trainer_started_is_started_again(runtime: ScriptedRuntime, tmp_path: Path) -> None:
+    made = settings(runtime, tmp_path, gateway_patience_s=60)
+    service = await asyncio.to_thread(RolloutService.open, made, lambda: ["http://127.0.0.1:9"], "sglang")
+    try:
+        gateway = service.gateway
+        assert isinstance(gateway, GatewayClient)
+        await gateway.set_weight_version_async(7)
+        running = asyncio.create_task(service.roll(script(run_s=3)))
+        await asyncio.sleep(1)
+        first = service.process
+        assert first is not None
+        os.kill(first.pid, signal.SIGKILL)
+        assert (await service.roll(script())).capture is not None  # a session that is made meanwhile
+        assert (await running).capture is not None  # and one that the killed gateway had made
+        assert service.process is not first
+        deadline_s = time.monotonic() + 20
+        while (await gateway._call("GET", "/admin/weight_version"))["weight_version"] != 7:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.1)
+    finally:
+        service.close()
+    assert service.process is not None
+    assert service.process.poll() is not None
+
+
+async def test_a_collection_outlives_a_restart_of_its_gateway(runtime: ScriptedRuntime, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def serve() -> subprocess.Popen[bytes]:
+        ready = tmp_path / "ready.json"
+        ready.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "sglang"]
+        command += ["--upstream", "http://127.0.0.1:9", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--store", str(tmp_path / "turns"), "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not ready.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        return process
+
+    process = await asyncio.to_thread(serve)
+    try:
+        with RolloutClient(runtime.arn, f"file://{tmp_path}/r", "e", endpoint_url=runtime.url, tps_limit=200) as client:
+            collecting = asyncio.create_task(
+                collect_async(
+                    [GroupRequest(input_id=f"i{k}", payload=script(run_s=k * 0.25), n=4) for k in range(12)],
+                    client=client,
+                    gateway=GatewayClient(f"http://127.0.0.1:{port}"),
+                )
+            )
+            await asyncio.sleep(1.5)
+            process.kill()
+            process.wait()
+            await asyncio.sleep(1.5)
+            process = await asyncio.to_thread(serve)
+            groups = await collecting
+    finally:
+        process.kill()
+        process.wait()
+    assert Counter(r.capture is not None for g in groups for r in g.rollouts) == {True: 48}
