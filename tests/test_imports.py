@@ -13,6 +13,7 @@ import agentcore_rl_toolkit
 
 ROOT = Path(agentcore_rl_toolkit.__file__).parent
 PART_OF = {
+    "_open_files",
     "_portal",
     "contract",
     "errors",
@@ -30,6 +31,7 @@ ALWAYS = {"errors", "contract"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "contract": {"errors"},
+    "_open_files": set(),
     "_portal": {"errors"},
     "logs": set(),
     "store": {"_portal"},
@@ -37,8 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reward": set(),
     "client": {"store", "logs", "_portal"},
     "trajectory": set(),
-    "gateway": {"trajectory", "store", "logs", "_portal"},
-    "runtime": {"store", "logs"},
+    "gateway": {"trajectory", "store", "logs", "_portal", "_open_files"},
+    "runtime": {"store", "logs", "_open_files"},
     "policy": {"logs"},
     "backends": {"client", "gateway", "trajectory", "store", "logs", "_portal"},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import islice
 
@@ -68,6 +69,14 @@ async def test_finished_sessions_come_in_a_plain_loop(client: GatewayClient) -> 
     await client.close_sessions_async(names[:3])
     found = await asyncio.to_thread(lambda: [c.session_id for c in islice(client.stream_finished(), 3)])
     assert found == names[:3]
+    _, place = await client.finished_async(wait_s=0)
     await client.close_sessions_async(names[3:])
-    found = await asyncio.to_thread(lambda: [c.session_id for c in islice(client.stream_finished(after=3), 1)])
+    found = await asyncio.to_thread(lambda: [c.session_id for c in islice(client.stream_finished(after=place), 1)])
     assert found == names[3:]
+
+
+@pytest.mark.parametrize("name", [n for n in vars(GatewayClient) if f"{n}_async" in vars(GatewayClient)])
+def test_both_faces_of_the_client_take_the_same(name: str) -> None:
+    plain, waits = (inspect.signature(getattr(GatewayClient, n)).parameters for n in (name, f"{name}_async"))
+    named = [p for p in plain.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    assert named == list(waits.values())[: None if len(named) == len(plain) else len(named)]

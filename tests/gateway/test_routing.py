@@ -332,3 +332,42 @@ async def test_metrics_and_health_say_what_is_counted(engines: list[ScriptedEngi
     assert b"agentcore_rl_gateway_event_loop_lag_seconds " in text
     assert (await client.health_async())["status"] == "ok"
     assert (await client.stats_async())["calls"] == 1
+
+
+async def bearer(engine: ScriptedEngine, session: SessionHandle) -> tuple[str | None, str | None]:
+    assert await ask(session, str(len(engine.calls))) == 200
+    headers = engine.calls[-1].headers
+    return headers.get("authorization"), headers.get("host")
+
+
+async def test_a_server_under_an_earlier_ones_name_gets_its_own_key_and_host(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(upstream_hosts=("127.0.0.1",))
+    client, [session] = await opened(gateway, 1)
+    for engine, key in zip(engines, ("KEY-A", "KEY-B"), strict=True):
+        body = {"url": engine.url, "worker_id": "w", "api_key": key}
+        status, _ = await request("POST", gateway.url + "/admin/workers", body=body)
+        assert status == 200
+        assert await bearer(engine, session) == (f"Bearer {key}", engine.url.removeprefix("http://"))
+        await client.remove_worker_async("w")
+        async with asyncio.timeout(5):
+            while gateway.router.workers:  # noqa: ASYNC110  (swept by the gateway's clock)
+                await asyncio.sleep(0.05)
+
+
+async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps_the_rest(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engines[0])
+    client, [session] = await opened(gateway, 1)
+    url = engines[0].url
+    assert await bearer(engines[0], session) == (None, url.removeprefix("http://"))
+    assert await client.add_worker_async(url, api_key="KEY-C", weight=3.0) == "w0"
+    assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
+    await client.remove_worker_async("w0")
+    await client.add_worker_async(url + "/", engine="openai")
+    assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
+    assert "return_token_ids" not in engines[0].calls[-1].body
+    [told] = await client.workers_async()
+    assert (told["engine"], told["weight"], told["draining"]) == ("openai", 3.0, False)

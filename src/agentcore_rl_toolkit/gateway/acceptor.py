@@ -7,18 +7,17 @@ whose turns take 50 ms, the last of them would wait most of a minute, with its f
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable
 
+from .._open_files import EXHAUSTED
 from ..errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096  # the default of 100 makes the kernel drop connection attempts of a burst, each then repeated after 1 s
 PER_TURN = 256
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _REST_S = 1.0  # with no descriptors left, accepting again at once would only burn the core
 
 
@@ -62,7 +61,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as e:
-                if e.errno not in _EXHAUSTED:
+                if e.errno not in EXHAUSTED:
                     raise
                 log.error("no further connection can be accepted for now: %s", e)
                 self._loop.remove_reader(self._listening.fileno())

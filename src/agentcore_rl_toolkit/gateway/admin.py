@@ -44,7 +44,7 @@ class AddWorker(msgspec.Struct):
     url: str
     worker_id: str | None = None
     engine: Engine | None = None
-    weight: float = 1.0
+    weight: float | None = None
     api_key: str | None = None
 
 
@@ -214,8 +214,13 @@ class Admin:
         asked = decode_body(request.body, AddWorker)
         config = self._gateway.config
         first = config.upstreams[0].engine if config.upstreams else config.engine
+        known = self._gateway.router.at(asked.url)  # what the request leaves out stays as it was
+        old = known.config if known is not None else UpstreamConfig(url=asked.url, engine=first)
         upstream = UpstreamConfig(
-            url=asked.url, engine=asked.engine or first, api_key=asked.api_key, weight=asked.weight
+            url=asked.url,
+            engine=asked.engine or old.engine,
+            api_key=old.api_key if asked.api_key is None else asked.api_key or None,
+            weight=old.weight if asked.weight is None else asked.weight,
         )
         if upstream.engine != first and "tinker" in (upstream.engine, first):
             raise RequestError("engine tinker shares no gateway with another engine", param="engine")

@@ -158,7 +158,8 @@ class GatewayClient:
     async def finished_async(self, *, after: int = 0, wait_s: float = 20.0) -> tuple[list[str], int]:
         """Sessions closed since place ``after``, in order, waiting up to ``wait_s`` for one;
 
-        and the place to go on from.
+        and the place to go on from. A place is 0 or what an earlier answer gave. After a restart of the gateway
+        an earlier place stands for the start: what was told before may come again, and nothing is missed.
         """
         told = await self._call(
             "POST", "/admin/finished", {"after": after, "wait_s": wait_s}, timeout_s=wait_s + self.timeout_s
@@ -223,9 +224,12 @@ class GatewayClient:
         return list(await self._call("GET", "/admin/workers"))
 
     async def add_worker_async(
-        self, url: str, *, engine: str | None = None, weight: float = 1.0, api_key: str | None = None
+        self, url: str, *, engine: str | None = None, weight: float | None = None, api_key: str | None = None
     ) -> str:
-        """Add an inference server; its host must have been allowed when the gateway was started. Returns its id."""
+        """Add an inference server; its host must have been allowed when the gateway was started. Returns its id.
+
+        One that is there already goes on with what is given here; the rest stays as it was.
+        """
         body = {"url": url, "engine": engine, "weight": weight, "api_key": api_key}
         return str((await self._call("POST", "/admin/workers", body))["worker_id"])
 
@@ -265,8 +269,8 @@ class GatewayClient:
     def delete(self, session_ids: Iterable[str]) -> int:
         return _portal.call(self.delete_async(session_ids))
 
-    def set_weight_version(self, version: int) -> None:
-        _portal.call(self.set_weight_version_async(version))
+    def set_weight_version(self, version: int, *, sampler: str | None = None) -> None:
+        _portal.call(self.set_weight_version_async(version, sampler=sampler))
 
     def pause(self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
         return _portal.call(self.pause_async(arriving=arriving, in_flight=in_flight, timeout_s=timeout_s))
@@ -284,7 +288,7 @@ class GatewayClient:
         return _portal.call(self.workers_async())
 
     def add_worker(
-        self, url: str, *, engine: str | None = None, weight: float = 1.0, api_key: str | None = None
+        self, url: str, *, engine: str | None = None, weight: float | None = None, api_key: str | None = None
     ) -> str:
         return _portal.call(self.add_worker_async(url, engine=engine, weight=weight, api_key=api_key))
 

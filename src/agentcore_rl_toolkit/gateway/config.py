@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +17,7 @@ Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai
 ENGINES: tuple[Engine, ...] = ("policy", "vllm", "sglang", "sglang-experts", "tinker", "openai")
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 UPSTREAM_KEY_ENV = "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
+_KEY = re.compile(r"[!-~]+")  # what fits into a header as it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +34,21 @@ class UpstreamConfig:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
         try:
-            port_fits = parts.port is None or 0 < parts.port < 65536
-        except ValueError:
-            port_fits = False
-        if parts.scheme not in ("http", "https") or not parts.hostname or not port_fits:
+            parts = urlsplit(self.url)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:  # a port beyond 65535, half an IPv6 address
+            fits = False
+        if not fits:
             raise ConfigError(f"upstream {self.url!r} must look like http://host:port or https://host[:port]")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ConfigError(f"upstream {parts.hostname!r}: give the key as upstream key, and no query or fragment")
         if self.engine not in ENGINES:
             raise ConfigError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
-        if not self.weight > 0:
+        if not 0 < self.weight < float("inf"):
             raise ConfigError(f"weight of upstream {self.url!r} must be above 0, got {self.weight}")
+        if self.api_key is not None and not _KEY.fullmatch(self.api_key):
+            raise ConfigError(f"the api key of upstream {self.url!r} must be visible ASCII characters, without spaces")
 
     @property
     def host(self) -> str:
@@ -123,6 +127,10 @@ class GatewayConfig:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        if self.admin_key is not None and not _KEY.fullmatch(self.admin_key):
+            raise ConfigError(
+                "the admin key must be visible ASCII characters, without spaces, and not empty: everyone would have it"
+            )
         if self.admin_key is None and not is_loopback(self.host):
             raise ConfigError(
                 f"refusing to listen on {self.host} without an admin key: anyone who reaches it could read every session. "

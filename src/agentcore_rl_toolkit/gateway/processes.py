@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from .._open_files import raise_file_limit
 from ..errors import ConfigError, GatewayError
 from .acceptor import listen
 from .config import GatewayConfig
@@ -39,6 +40,7 @@ def serve_sharded(
     Raises: ConfigError when the port is in use or the store was written with another number of processes;
     GatewayError when one of them dies, after stopping the others.
     """
+    raise_file_limit()
     base = Path(config.store_dir or tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
     base.mkdir(parents=True, exist_ok=True)
     _check_count(base, workers)

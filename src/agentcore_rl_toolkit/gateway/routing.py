@@ -29,6 +29,7 @@ class Worker:
         "config",
         "draining",
         "failures",
+        "heads",
         "host_header",
         "id",
         "inflight",
@@ -47,10 +48,17 @@ class Worker:
         self.failures = 0
         self.total_failures = 0
         self.draining = False
+        self.heads: dict[bytes, bytes] = {}  # of requests, by path: all but the length
         self.resting_until = 0.0
         self.rest_s = 0.0
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.host_header = f"{host}:{config.port}".encode()
+
+    def use(self, config: UpstreamConfig) -> None:
+        """Go on with another key, engine or weight at the same address."""
+        self.config = self.pool.config = config
+        self.heads.clear()
+        self.draining = False
 
     def succeeded(self) -> None:
         self.failures = 0
@@ -79,11 +87,12 @@ class Router:
             self.add(upstream)
 
     def add(self, upstream: UpstreamConfig, worker_id: str | None = None) -> Worker:
-        """Add a server; one with the same URL is returned as it is (and taken out of draining)."""
-        for worker in self.workers.values():
-            if worker.config.url.rstrip("/") == upstream.url.rstrip("/"):
-                worker.draining = False
-                return worker
+        """Add a server; one with the same URL goes on as `upstream` says (and is taken out of draining)."""
+        known = self.at(upstream.url)
+        if known is not None:
+            known.use(upstream)
+            self._changed()
+            return known
         if worker_id is None:
             worker_id = f"w{self._count}"
         if worker_id in self.workers:
@@ -94,6 +103,10 @@ class Router:
         )
         self._changed()
         return worker
+
+    def at(self, url: str) -> Worker | None:
+        """The server with this URL."""
+        return next((w for w in self.workers.values() if w.config.url.rstrip("/") == url.rstrip("/")), None)
 
     def _changed(self) -> None:
         engines = {worker.config.engine for worker in self.workers.values()}

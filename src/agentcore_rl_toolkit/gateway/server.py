@@ -94,7 +94,6 @@ class Gateway:
         if config.model_dir is not None:
             self._load_model(config.model_dir)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
-        self._heads: dict[tuple[str, bytes], bytes] = {}
         self._server: Acceptor | None = None
         self._private: Acceptor | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -313,7 +312,7 @@ class Gateway:
 
     def head(self, worker: Worker, path: bytes, size: int) -> bytes:
         """Head of a request to a server, all but the length kept ready."""
-        known = self._heads.get((worker.id, path))
+        known = worker.heads.get(path)
         if known is None:
             config = worker.config
             lines = [
@@ -324,7 +323,7 @@ class Gateway:
             ]
             if config.api_key is not None:
                 lines.append(b"authorization: Bearer " + config.api_key.encode())
-            known = self._heads[worker.id, path] = b"\r\n".join(lines) + b"\r\ncontent-length: "
+            known = worker.heads[path] = b"\r\n".join(lines) + b"\r\ncontent-length: "
         return b"%b%d\r\n\r\n" % (known, size)
 
     # -- pausing

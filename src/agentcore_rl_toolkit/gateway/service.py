@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .._open_files import raise_file_limit
 from .config import GatewayConfig
 from .server import Gateway
 
@@ -43,6 +44,7 @@ async def serve(
     extra: dict[str, Any] | None = None,
 ) -> None:
     """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone). Raises: ConfigError."""
+    raise_file_limit()
     gateway = Gateway(config)
     await gateway.start()
     settle_memory()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import httptools
 
+from .._open_files import EXHAUSTED
 from .config import UpstreamConfig
 from .pacing import SMALL_BYTES, Pacer
 from .wire import JOINED_BYTES
@@ -22,6 +23,7 @@ from .wire import JOINED_BYTES
 # Inference servers listen with a backlog of 100 to 2048; a burst of connection attempts above it waits a whole second
 # for the kernel's retransmission, which is what p99 at a few hundred agents would consist of.
 MAX_CONNECTING = 128
+NEXT_TRY_S = 0.05  # no descriptor was free for a connection: that is our trouble, not the server's
 IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that moment would have to be repeated
 
 
@@ -214,29 +216,46 @@ class Pool:
         config = self.config
         connection: UpstreamConnection | None = None
         error: OSError | None = None
+        short = ""
         try:
             async with asyncio.timeout(self.connect_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: UpstreamConnection(self),
-                    config.host,
-                    config.port,
-                    ssl=self._tls,
-                    server_hostname=config.host if self._tls else None,
-                )
-            connection.counted = True
-            self.open += 1
+                connection = await self._try()
+                while connection is None and self._waiting:
+                    short = " (this process has as many files open as it may: raise `ulimit -n`)"
+                    await asyncio.sleep(NEXT_TRY_S)
+                    connection = await self._try()
+            if connection is not None:
+                connection.counted = True
+                self.open += 1
         except TimeoutError:
-            error = ConnectionError(f"no connection to {config.url} within {self.connect_s:g} s")
+            error = ConnectionError(f"no connection to {config.url} within {self.connect_s:g} s{short}")
         except OSError as e:
             error = e
         finally:
             self.connecting -= 1
         if connection is not None:
             self.give(connection)
-        else:
+        elif error is not None:
             self._hand(None, error)
         if self._waiting and self.connecting < min(MAX_CONNECTING, len(self._waiting)):
             self._open_one()
+
+    async def _try(self) -> UpstreamConnection | None:
+        """A new connection, None when this process has no descriptor for one. Raises: OSError."""
+        config = self.config
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: UpstreamConnection(self),
+                config.host,
+                config.port,
+                ssl=self._tls,
+                server_hostname=config.host if self._tls else None,
+            )
+        except OSError as e:
+            if e.errno not in EXHAUSTED:
+                raise
+            return None
+        return connection
 
     def give(self, connection: UpstreamConnection) -> None:
         """A connection is free: to whom waits for one, else to the stack."""

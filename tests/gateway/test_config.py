@@ -1,0 +1,32 @@
+"""What a gateway refuses to be started with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway import GatewayConfig, UpstreamConfig
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("key", ["", " ", "two words", "line\nbreak", "schl\u00fcssel"])
+def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused(host: str, key: str) -> None:
+    with pytest.raises(ConfigError, match="admin key"):
+        GatewayConfig(host=host, admin_key=key)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"url": "http://[::1"}, "must look like"),
+        ({"url": "http://h:99999"}, "must look like"),
+        ({"url": "http://h", "api_key": ""}, "api key"),
+        ({"url": "http://h", "api_key": "a\r\nx: y"}, "api key"),
+        ({"url": "http://h", "weight": float("nan")}, "weight"),
+    ],
+)
+def test_an_upstream_that_cannot_be_asked_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        UpstreamConfig(**settings)
