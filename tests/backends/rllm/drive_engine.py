@@ -42,6 +42,16 @@ async def roll(engine: RemoteAgentFlowEngine, gateway: GatewayManager, payload: 
     return await engine.execute_tasks([payload] * n, task_ids=["task"] * n)
 
 
+def whole_steps(trajectory: Any) -> list[Any]:
+    """A trajectory's steps with their whole prompts; rLLM's branch `terminal-rl` keeps what each adds to the one before."""
+    steps = list(trajectory.steps)
+    if not any(hasattr(step, "prompt_ids_suffix") for step in steps):
+        return steps
+    from rllm.types import resolve_step_deltas
+
+    return list(resolve_step_deltas(steps))
+
+
 def main() -> None:
     at = json.loads(sys.argv[1])
     config = OmegaConf.create(
@@ -76,7 +86,7 @@ def main() -> None:
             "steps": [
                 [list(s.prompt_ids), list(s.response_ids), list(s.logprobs), s.weight_version]
                 for t in episode.trajectories
-                for s in t.steps
+                for s in whole_steps(t)
             ],
         }
         for episode in episodes
