@@ -16,13 +16,14 @@ import os
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-from real_run import _objects, _wait_for_prompts, composed, manager, rows_of, start_ray, tiny_model, worker
+from real_run import WAIT_S, _objects, _wait_for_prompts, composed, manager, rows_of, start_ray, tiny_model, worker
 
 from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDataset
 
@@ -224,7 +225,7 @@ def train_step(config: Any, policy: str, keys: list[str], data: Any) -> dict[str
 
 
 def update_when_busy(server: Any, cut: list[int]) -> None:
-    give_up_s = time.monotonic() + 120
+    give_up_s = time.monotonic() + WAIT_S
     while not cut and time.monotonic() < give_up_s:
         n = ray.get(server.update_weights.remote())
         if n:
@@ -234,5 +235,11 @@ def update_when_busy(server: Any, cut: list[int]) -> None:
 
 if __name__ == "__main__":
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    main()
-    os._exit(0)  # the background loop of the manager has no end of its own
+    code = 1
+    try:
+        main()
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)  # the background loop of the manager has no end of its own

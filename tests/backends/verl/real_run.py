@@ -26,6 +26,7 @@ from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDataset
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, translate
 
+WAIT_S = 330  # a little more than a rollout may take
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math"
 SECTION = {"agent_runtime_arn": ARN, "s3_bucket": "memory://records", "exp_id": "verl"}
 
@@ -205,7 +206,7 @@ def _objects(values: list[Any]) -> np.ndarray:
 
 
 def _wait_for_prompts(tq: Any, uids: list[str], partition: str = "train") -> dict[str, Any]:
-    give_up_s = time.monotonic() + 120
+    give_up_s = time.monotonic() + WAIT_S
     while time.monotonic() < give_up_s:
         listed: dict[str, Any] = tq.kv_list(partition)[partition]
         if all(listed.get(u, {}).get("status") in ("finished", "failure") for u in uids):
