@@ -28,6 +28,7 @@ from .journal import Journal
 from .listener import AgentConnection
 from .pacing import Pacer
 from .routing import Router, Worker
+from .session_settings import SessionSettings, check_sampling
 from .sessions import Session, Sessions, store_secret
 from .sharding import Shard
 from .slices import Slices
@@ -58,6 +59,10 @@ class Gateway:
     token_call: Callable[[AgentConnection, Session, str], Call]
 
     def __init__(self, config: GatewayConfig, *, shard: Shard | None = None, secret: bytes | None = None) -> None:
+        try:
+            check_sampling(config.sampling_params)
+        except RequestError as e:
+            raise ConfigError(str(e)) from e
         self.config = config
         self.shard = shard
         self.limits = config.limits
@@ -278,7 +283,6 @@ class Gateway:
     def _unknown_session(self, name: bytes, request: Request) -> Session:
         if self.config.implicit_sessions and not self.sessions.deleted_before(name):
             from ..errors import ContractError
-            from .session_settings import SessionSettings
 
             try:
                 return self.sessions.create(name.decode(), SessionSettings())

@@ -74,7 +74,8 @@ class SessionRoutes:
         )
 
     async def open(self, session_ids: list[str], settings: SessionSettings) -> list[Session]:
-        """Open sessions, all or none. Raises: RequestError when the disk refuses; ContractError."""
+        """Open sessions, all or none. Raises: RequestError on bad settings, or when the disk refuses; ContractError."""
+        settings.check()
         try:
             return await self._gateway.sessions.opened(session_ids, settings)
         except OSError as e:
