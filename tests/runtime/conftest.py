@@ -21,6 +21,9 @@ from botocore.config import Config
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 
+from .container_images import engine_storage
+
+__all__ = ["engine_storage"]  # a fixture; here, so that the files with containers share one engine
 AGENTS = Path(__file__).parent / "agents"
 DEADLINE_S = 30.0
 

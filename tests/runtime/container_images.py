@@ -5,6 +5,7 @@ No registry is asked: the base image is the interpreter of the system with the p
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -13,6 +14,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 PYTHON = Path("/usr/bin/python3")
@@ -46,6 +48,8 @@ STORAGE_CONF = """\
 driver = "{driver}"
 graphroot = "{folder}/graph"
 runroot = "{folder}/run"
+[storage.options.overlay]
+skip_mount_home = "true"
 """
 
 
@@ -129,6 +133,14 @@ def build_agent(folder: Path, *, name: str = IMAGE, extra: str = "") -> None:
     podman("build", "--quiet", "--tag", name, str(folder))
 
 
+def end_monitors(folder: Path) -> None:
+    """Kill what the engine keeps for five minutes after each command; it would then make and mount its storage anew."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() == "conmon" and any(str(folder) in word for word in process.cmdline()):
+                process.kill()
+
+
 @pytest.fixture(scope="session")
 def engine_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Podman in a storage of its own with the agent's image, for as long as the tests run."""
@@ -156,4 +168,5 @@ def engine_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
         podman("rm", "--all", "--force", "--time=0", check=False)
         podman("rmi", "--all", "--force", check=False)
+        end_monitors(folder)
         subprocess.run(["umount", str(folder / "graph" / "overlay")], capture_output=True, timeout=20, check=False)

@@ -19,9 +19,8 @@ from websockets.asyncio.client import connect
 from agentcore_rl_toolkit.contract import new_session_id
 
 from .conftest import Server, wait_for
-from .container_images import containers, engine_storage
+from .container_images import containers
 
-__all__ = ["engine_storage"]
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(180)]
 OPTIONS = ("--init-timeout", "90", "--stop-grace", "5", "--memory-mb", "300")
 
