@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,7 +104,7 @@ def test_what_is_no_token_id_is_an_error(text: bytes) -> None:
         parse_ids(text)
 
 
-def test_routed_experts_are_kept_as_they_came() -> None:
+def test_routed_experts_in_lists_are_kept_as_an_array() -> None:
     reply = {
         "choices": [
             {
@@ -116,7 +118,9 @@ def test_routed_experts_are_kept_as_they_came() -> None:
         ],
         "prompt_token_ids": [2],
     }
-    assert read_reply(json.dumps(reply).encode()).choices[0].routed_experts == b"[[[3, 4]]]"
+    kept = read_reply(json.dumps(reply).encode()).choices[0].routed_experts
+    assert kept is not None
+    assert np.load(io.BytesIO(kept)).tolist() == [[[3, 4]]]
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -136,7 +140,7 @@ def test_routed_experts_and_weight_version_are_found_where_sglang_puts_them(n: i
         captured = read_reply(json.dumps(reply).encode())
         assert (captured.weight_version_first, captured.weight_version_last) == (7, 7)
     assert captured.problem is None
-    assert [c.routed_experts for c in captured.choices] == ([b'"AAAA"'] if n == 1 else [None, None])
+    assert [c.routed_experts for c in captured.choices] == ([b"\0\0\0"] if n == 1 else [None, None])
 
 
 @pytest.mark.parametrize("read", [read_reply, lambda body: read_stream([b"data: " + body + b"\n\n"])])

@@ -325,13 +325,35 @@ def test_other_types_are_refused(wrong: Any) -> None:
         scan.lift_events(wrong)
 
 
-@settings(max_examples=100, deadline=None)
-@given(data=st.lists(st.sampled_from([b"finish", b"done", b"fin", b"do", b"x"]), max_size=8), wanted=st.booleans())
-def test_the_end_of_a_stream_is_found(data: list[bytes], wanted: bool) -> None:
-    text, finish = b"".join(data), b"finish" if wanted else b""
-    end = text.find(finish) if wanted else -1
-    assert scan.find_end(text, finish, b"done") == (end if end >= 0 else text.find(b"done"))
-    assert scan._find_end(text, finish, b"done") == scan.find_end(text, finish, b"done")
+ENDS = [
+    b'"finish_reason"',
+    b":",
+    b" ",
+    b'"stop"',
+    b"null",
+    b"data:",
+    b"[DONE]",
+    b"x",
+    b"\n\n",
+    b'"finish_reason": "length"',
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.lists(st.sampled_from(ENDS), max_size=8), finish=st.booleans())
+def test_the_end_of_a_stream_is_found_the_same(data: list[bytes], finish: bool) -> None:
+    assert scan.find_end(b"".join(data), finish) == scan._find_end(b"".join(data), finish)
+
+
+@pytest.mark.parametrize("find", [scan.find_end, scan._find_end])
+def test_the_end_of_a_stream_is_found_however_it_is_spaced(find: Callable[[bytes, bool], int]) -> None:
+    assert find(b'{"finish_reason":null}{"finish_reason":"stop"}', True) == 23
+    assert find(b'{"finish_reason": "stop"}', True) == 1
+    assert find(b'{"finish_reason" :\n"stop"}', True) == 1
+    assert find(b'{"finish_reason":"stop"}data: [DONE]', False) == 24
+    assert find(b"xdata:[DONE]", True) == 1
+    assert find(b"[DONE]", True) == -1
+    assert find(b"", True) == -1
 
 
 def test_it_is_built_where_there_is_a_compiler() -> None:

@@ -929,34 +929,42 @@ lift_events(PyObject *Py_UNUSED(module), PyObject *stream)
     return items;
 }
 
-PyDoc_STRVAR(find_end_doc, "find_end(data: bytes, finish: bytes, done: bytes) -> int\n\n"
-"Where `finish` first is in the data, else where `done` is, else -1. An empty `finish` is not looked for.");
+PyDoc_STRVAR(find_end_doc, "find_end(data: bytes, finish: bool) -> int\n\n"
+"Where a streamed reply says that it ends: at its first finish reason that is a string, where `finish` is set, else at\n"
+"`data: [DONE]`; -1 when it says neither.");
+
+static const char FINISH[] = "\"finish_reason\"", DONE[] = "[DONE]", DATA[] = "data:";
 
 static PyObject *
-find_end(PyObject *Py_UNUSED(module), PyObject *args)
+find_end(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    Py_buffer data, finish, done;
-    if (!PyArg_ParseTuple(args, "y*y*y*", &data, &finish, &done)) {
+    if (count != 2 || !PyBytes_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "find_end() needs bytes and whether to look for a finish reason");
         return NULL;
     }
-    const char *at = NULL;
-    if (finish.len) {
-        at = memmem(data.buf, (size_t)data.len, finish.buf, (size_t)finish.len);
+    const char *text = PyBytes_AS_STRING(args[0]), *end = text + PyBytes_GET_SIZE(args[0]), *p, *found;
+    if (PyObject_IsTrue(args[1])) {
+        for (p = text; (found = memmem(p, (size_t)(end - p), FINISH, sizeof(FINISH) - 1)) != NULL;) {
+            p = ws(found + sizeof(FINISH) - 1);
+            if (*p == ':' && *ws(p + 1) == '"') {
+                return PyLong_FromSsize_t(found - text);
+            }
+        }
     }
-    if (at == NULL) {
-        at = memmem(data.buf, (size_t)data.len, done.buf, (size_t)done.len);
+    for (p = text; (found = memmem(p, (size_t)(end - p), DONE, sizeof(DONE) - 1)) != NULL; p = found + 1) {
+        const char *start = found - (sizeof(DATA) - 1);
+        start -= found > text && found[-1] == ' ';
+        if (start >= text && memcmp(start, DATA, sizeof(DATA) - 1) == 0) {
+            return PyLong_FromSsize_t(start - text);
+        }
     }
-    Py_ssize_t place = at == NULL ? -1 : at - (const char *)data.buf;
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&finish);
-    PyBuffer_Release(&done);
-    return PyLong_FromSsize_t(place);
+    return PyLong_FromLong(-1);
 }
 
 static PyMethodDef methods[] = {
     {"lift", lift, METH_O, lift_doc},
     {"lift_events", lift_events, METH_O, lift_events_doc},
-    {"find_end", find_end, METH_VARARGS, find_end_doc},
+    {"find_end", (PyCFunction)(void (*)(void))find_end, METH_FASTCALL, find_end_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING
 from ..errors import CaptureError
 from . import journal as journals
 from . import scan
-from .capture import Captured, read_reply
+from .capture import Captured, is_reply, read_reply
 from .capture_stream import read_stream
 from .dialects.errors import RequestError, error_body
 from .engine_errors import upstream_error
 from .exchange import Exchange
 from .recording import build
 from .records import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, encode
-from .repeats import remember
+from .repeats import failed, remember
 from .wire import JOINED_BYTES, JSON, LAST_CHUNK, chunk, error_reply, passed, reply_head, stream_head
 
 if TYPE_CHECKING:
     from .listener import AgentConnection
 
-_FINISH = b'"finish_reason":"'
-_DONE = b"data: [DONE]"
 _FEW = 3  # running calls up to which waiting for others to commit with would only be waiting
 _PLAIN = [(b"content-type", b"application/json")]
 _PLAIN_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -42,7 +40,7 @@ class Answering(Exchange):
         if self.carry:
             data, self.carry = self.carry + data, b""
         size = len(data)
-        end = scan.find_end(data, _FINISH if self.n == 1 else b"", _DONE)
+        end = scan.find_end(data, self.n == 1)
         if end >= 0:
             # Whoever reads the finish reason takes the reply for whole, so it must be in the journal by then.
             cut = data.rfind(b"\n\n", 0, end) + 2
@@ -159,7 +157,13 @@ class Answering(Exchange):
     def _broken(self) -> RequestError | None:
         """Why the agent must not take its reply for whole, when it would: an error of the engine it has read itself."""
         captured = self.captured
-        if not self.stream or captured is None or captured.complete or captured.error is not None:
+        if captured is None or captured.error is not None:
+            return None
+        if not self.stream:
+            if captured.problem is None or captured.choices or is_reply(self._body()):
+                return None
+            return RequestError(f"the inference server answered 200 with no reply: {captured.problem}", kind="upstream")
+        if captured.complete:
             return None
         if self.engine == "openai":  # whatever that endpoint is, its streams are not ours to judge
             return None
@@ -227,8 +231,7 @@ class Answering(Exchange):
         self.gateway.counters["turns_" + status] += 1
         if session.closed:
             return
-        if session.recent is not None:
-            session.recent.pop(self.digest, None)  # a repetition of this one is no repetition of an earlier success
+        failed(self)
         captured = Captured(choices=[])
         record = build(self, status, captured)
         record.http_status, record.error_type, record.error = http_status, kind, message[:4000]

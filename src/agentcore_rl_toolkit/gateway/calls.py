@@ -71,19 +71,21 @@ class Call(Answering):
             return
         stream = fields.get("stream")
         self.stream = stream is not None and bytes(stream) == b"true"
-        try:
-            if self.stream and self.conn is not None and self.conn.http10():
-                raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
-            fields = self._read(body, fields)
-            hold_to_settings(self.session, fields)
-        except RequestError as e:
-            self.refuse(e)
-            return
         idempotency_key = request.headers.get(b"idempotency-key")
         if idempotency_key is not None:
             self.digest = hash((idempotency_key, self.digest))
         again = idempotency_key is not None or request.headers.get(b"x-stainless-retry-count", b"0") != b"0"
-        if repeats.joins(self, again=again):
+        self.fields = fields
+        try:
+            if self.stream and self.conn is not None and self.conn.http10():
+                raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
+            fields = self._read(body, fields)
+            # A repetition uses up no turn, so it comes before the session's limits.
+            if repeats.joins(self, again=again, key=idempotency_key is not None):
+                return
+            hold_to_settings(self.session, fields)
+        except RequestError as e:
+            self.refuse(e)
             return
         self.fields = dict(fields)
         self._compose(fields, path)
@@ -121,14 +123,14 @@ class Call(Answering):
 
     def _start(self) -> None:
         """Everything is ready: off to an engine, unless the gateway is paused."""
-        if self.gateway.paused is not None:
-            self.gateway.hold(self)
-        else:
-            self.route()
+        self.go()
 
     def replayed(self, record: CallRecord) -> bytes:
         """The reply that a recorded call got, for whoever asks for it again."""
-        return stream_again(record) if self.stream else whole_again(record)
+        if not self.stream:
+            return whole_again(record)
+        options = self.fields.get("stream_options")
+        return stream_again(record, usage=options is not None and b"true" in bytes(options))
 
     def take_over(self, conn: AgentConnection, keep_alive: bool) -> None:
         """Go on answering on another connection: the agent gave up on the first one and asked again."""

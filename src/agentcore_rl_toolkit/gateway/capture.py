@@ -15,6 +15,7 @@ import msgspec
 from ..errors import CaptureError
 from . import scan
 from .dialects.errors import NOT_JSON
+from .experts import binary
 from .records import ChoiceRecord, pack_ids, pack_logprobs
 
 _NULL = b"null"
@@ -77,6 +78,7 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 _reply = msgspec.json.Decoder(_Reply)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ids = msgspec.json.Decoder(list[int])
 _usage = msgspec.json.Decoder(_Usage)
 _prompted = msgspec.json.Decoder(_Prompted)
@@ -165,10 +167,18 @@ def read_reply(body: bytes) -> Captured:
     return captured
 
 
+def is_reply(body: bytes) -> bool:
+    """Whether it is a reply for an agent at least, whatever is wrong with its tokens."""
+    try:
+        return "choices" in _fields.decode(body)
+    except NOT_JSON:
+        return False
+
+
 def add_experts(captured: Captured, told: Sglext | None) -> None:
     """SGLang names no choice with the experts, so they are known to belong to one only if there is no other."""
     if told is not None and len(captured.choices) == 1 and captured.choices[0].routed_experts is None:
-        captured.choices[0].routed_experts = raw(told.routed_experts)
+        captured.choices[0].routed_experts = experts(captured, told.routed_experts)
 
 
 def take_prompt(body: bytes) -> tuple[bytes | None, bytes]:
@@ -243,8 +253,17 @@ def choice_record(
         finish_reason=finish_reason,
         parse_status=parse_status,
         message=message,
-        routed_experts=raw(routed_experts),
+        routed_experts=experts(captured, routed_experts),
     )
+
+
+def experts(captured: Captured, told: msgspec.Raw) -> bytes | None:
+    """The choice's expert routing; when it cannot be read the capture says why."""
+    try:
+        return binary(told)
+    except CaptureError as e:
+        captured.problem = captured.problem or str(e)
+        return None
 
 
 def check(captured: Captured) -> None:

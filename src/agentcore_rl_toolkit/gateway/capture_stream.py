@@ -103,8 +103,11 @@ def read_stream(pieces: list[bytes]) -> Captured:
         return _read(data)
     except (CaptureError, *NOT_JSON):
         pass
+    events = _split(stream)
+    if not events and stream.strip().startswith((b"{", b"[", b"<")):
+        raise CaptureError(f"the engine was asked for a stream and sent something else: {stream[:100]!r}")
     try:
-        return _read([*_split(stream)])
+        return _read([*events])
     except NOT_JSON as e:
         raise CaptureError(f"the engine's stream cannot be read: {e}") from e
 

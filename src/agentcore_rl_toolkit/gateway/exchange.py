@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .upstream import UpstreamConnection
 
 Fields = dict[str, msgspec.Raw]
+
+log = logging.getLogger(__name__)
 
 MAX_TRIES = 4
 _TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
@@ -58,6 +61,7 @@ class Exchange(ABC):
         "received",
         "relaying",
         "retry_of",
+        "second",
         "session",
         "started_s",
         "status",
@@ -91,6 +95,7 @@ class Exchange(ABC):
         self.up: UpstreamConnection | None = None
         self.call_off: Callable[[], None] | None = None
         self.tried: tuple[Worker, ...] = ()
+        self.second = False  # whether the only server has been given a second chance
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
@@ -107,6 +112,30 @@ class Exchange(ABC):
         self.version: int | None = None
         self.deadline: float | None = None
         self.ended = False
+
+    def go(self) -> None:
+        """Off to a server, or wait with everybody else while the gateway is paused."""
+        if self.gateway.paused is not None:
+            self.gateway.hold(self)
+        else:
+            self.route()
+
+    def broke(self, error: Exception) -> None:
+        """Something here failed that nobody foresaw: the agent must hear of it, and not wait for its own deadline."""
+        log.error("call %s of session %s broke", self.call_id, self.session.id, exc_info=error)
+        self.gateway.counters["broken_calls"] += 1
+        if self.ended:
+            return
+        self._stop_upstream()
+        told = RequestError(
+            f"the gateway could not handle this call ({type(error).__name__}); see its log", kind="internal"
+        )
+        if self.index < 0:
+            self.refuse(told)
+        elif self.relaying:
+            self._break_off(str(told))
+        else:
+            self._fail(told)
 
     def route(self) -> None:
         """Choose a server and send the request to it."""
@@ -159,16 +188,19 @@ class Exchange(ABC):
             worker.inflight -= 1
         return worker
 
-    def _again(self, worker: Worker, why: str) -> None:
-        """Try another server, or this one if there is no other, as long as nothing has reached the agent."""
+    def _again(self, worker: Worker, why: str, *, once_more: bool = False) -> None:
+        """Try another server as long as nothing has reached the agent. ``once_more``: or this one, if there is no other."""
         self.tried = (*self.tried, worker)
         if self.relaying:
             self._break_off(why)
             return
         self.parts, self.received, self.held, self.first_token_s, self.cut = [], 0, None, None, False
-        if len(self.tried) < MAX_TRIES and self.gateway.router.pick(None, self.tried) is not None:
+        other = self.gateway.router.pick(None, self.tried)
+        if other is None and once_more and not worker.draining:
+            self.second, self.tried, other = True, self.tried[:-1], worker
+        if len(self.tried) < MAX_TRIES and other is not None:
             self.gateway.counters["retries"] += 1
-            self.route()
+            self.go()
             return
         self._fail(RequestError(why, kind="upstream"))
 
@@ -177,6 +209,12 @@ class Exchange(ABC):
         self.headers = headers
 
     def on_data(self, pieces: list[bytes]) -> None:
+        try:
+            self._on_data(pieces)
+        except Exception as e:
+            self.broke(e)
+
+    def _on_data(self, pieces: list[bytes]) -> None:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self.received += len(data)
         if self.stream and self.status == 200:
@@ -210,9 +248,16 @@ class Exchange(ABC):
                 self.route()
                 return
         worker.failed(time.monotonic(), unreachable=True)
-        self._again(worker, f"inference server {worker.config.url} closed the connection before its reply was whole")
+        why = f"inference server {worker.config.url} closed the connection before its reply was whole"
+        self._again(worker, why, once_more=not self.second)
 
     def on_complete(self) -> None:
+        try:
+            self._on_complete()
+        except Exception as e:
+            self.broke(e)
+
+    def _on_complete(self) -> None:
         worker = self._leave()
         if worker is None:
             return
@@ -234,8 +279,12 @@ class Exchange(ABC):
         self._pass_error(status, body)
 
     def _record_in_turn(self) -> None:
-        if not self.ended:  # its agent may have left while it waited
+        if self.ended:  # its agent may have left while it waited
+            return
+        try:
             self._record()
+        except Exception as e:
+            self.broke(e)
 
     def _stop_upstream(self) -> None:
         up = self.up
@@ -271,6 +320,14 @@ class Exchange(ABC):
     @abstractmethod
     def _fail(self, error: RequestError) -> None:
         """The call cannot be answered, and nothing of a reply has gone to the agent."""
+
+    @abstractmethod
+    def abort(self, error: RequestError) -> None:
+        """The call is to end now, from our side."""
+
+    @abstractmethod
+    def refuse(self, error: RequestError) -> None:
+        """The request never became a call."""
 
     @abstractmethod
     def _break_off(self, why: str) -> None:

@@ -6,6 +6,8 @@ reads requests, hands them on one at a time, writes what it is told to write.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -288,6 +290,18 @@ class AgentConnection(asyncio.Protocol):
     def _release(self) -> None:
         self._gateway.receiving -= self._counted
         self._counted = 0
+
+    def hung_up(self) -> bool:
+        """Whether the client closed its side, also when that has not been told yet."""
+        if self.transport.is_closing():
+            return True
+        try:
+            with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as peer:
+                return peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def write(self, data: bytes) -> None:
         self.transport.write(data)

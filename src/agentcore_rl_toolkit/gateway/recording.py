@@ -135,12 +135,12 @@ def whole_again(record: CallRecord) -> bytes:
     return _to_json(_top(record, "chat.completion" if chat else "text_completion") | {"choices": choices})
 
 
-def stream_again(record: CallRecord) -> bytes:
-    """The same as events, each choice in one piece."""
+def stream_again(record: CallRecord, *, usage: bool) -> bytes:
+    """The same as events, each choice in one piece; the counted tokens last, if they are asked for."""
     chat = record.dialect == "chat"
     events: list[bytes] = []
     top = _top(record, "chat.completion.chunk" if chat else "text_completion")
-    usage = top.pop("usage", None)
+    counted = top.pop("usage", None)
     for choice in record.choices:
         message = msgspec.json.decode(choice.message)
         for i, call in enumerate(message.get("tool_calls") or ()):
@@ -152,8 +152,8 @@ def stream_again(record: CallRecord) -> bytes:
         end: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
         end["delta" if chat else "text"] = {} if chat else ""
         events.append(_to_json(top | {"choices": [end]}))
-    if usage is not None and b'"include_usage":true' in record.request:
-        events.append(_to_json(top | {"choices": [], "usage": usage}))
+    if counted is not None and usage:
+        events.append(_to_json(top | {"choices": [], "usage": counted}))
     return b"".join(b"data: %b\n\n" % event for event in [*events, b"[DONE]"])
 
 

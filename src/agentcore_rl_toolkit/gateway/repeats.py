@@ -1,7 +1,9 @@
 """Requests that are sent again: they get the first one's reply and are not recorded a second time.
 
 A request is a repetition when the client says so (a retry count, an idempotency key), or when the first one's reply
-could not be delivered. The same body alone proves nothing: agents sample the same prompt several times on purpose.
+could not be delivered. The same body alone proves nothing: agents sample the same prompt several times on purpose. For
+the same reason a retry count does not say which of several calls is meant: first come those whose agent hung up, then
+those that failed (the repetition of one is sampled anew), and one that is still waited for only if there is no other.
 """
 
 from __future__ import annotations
@@ -16,20 +18,23 @@ if TYPE_CHECKING:
     from .answering import Answering
     from .calls import Call
 
-_REMEMBERED = 8  # answered calls per session that a repeated request may be joined to
+_REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
 _EVENT_STREAM = ((b"content-type", b"text/event-stream"),)
 
 
 class Answered:
-    """A recorded call that may be asked for again: where its record is, and whether its reply was written out."""
+    """The calls of one body that may be asked for again: where the last one's record is (-1: none ended well), whether
+    its reply was written out, and how many failed since and were not asked for again.
+    """
 
-    __slots__ = ("delivered", "finished", "length", "position")
+    __slots__ = ("delivered", "failed", "finished", "length", "position")
 
-    def __init__(self, position: int, length: int, delivered: bool, finished: float) -> None:
+    def __init__(self, position: int, length: int, delivered: bool, finished: float, failed: int) -> None:
         self.position = position
         self.length = length
         self.delivered = delivered
         self.finished = finished
+        self.failed = failed
 
 
 def remember(call: Answering, *, delivered: bool) -> None:
@@ -37,31 +42,58 @@ def remember(call: Answering, *, delivered: bool) -> None:
     recent = call.session.recent
     if recent is None or call.captured is None or call.captured.problem is not None or not call.captured.complete:
         return
-    recent[call.digest] = Answered(call.position, call.length, delivered, time.monotonic())
+    before = recent.get(call.digest)
+    if before is not None and delivered and not before.delivered:
+        return  # the reply that was lost is the one that will be asked for
+    failed = before.failed if before is not None else 0
+    recent[call.digest] = Answered(call.position, call.length, delivered, time.monotonic(), failed)
     recent.move_to_end(call.digest)
     if len(recent) > _REMEMBERED:
         recent.popitem(last=False)
 
 
-def joins(call: Call, *, again: bool) -> bool:
+def failed(call: Answering) -> None:
+    """The next repetition of this request is this call's, and a call of its own."""
+    recent = call.session.recent
+    if recent is None:
+        return
+    known = recent.get(call.digest)
+    if known is None:
+        known = recent[call.digest] = Answered(-1, 0, True, time.monotonic(), 0)
+        if len(recent) > _REMEMBERED:
+            recent.popitem(last=False)
+    known.failed += 1
+
+
+def joins(call: Call, *, again: bool, key: bool) -> bool:
     """Whether `call` repeats an earlier one; then it is answered from there, now or when that one ends.
 
-    ``again``: the client says that it is a repetition.
+    ``again``: the client says that it is a repetition. ``key``: it names the request, so that no other can be meant.
     """
     conn = call.conn
     session = call.session
     if conn is None:
         return False
-    recent = session.recent
+    known = session.recent.get(call.digest) if session.recent else None
     if again:
-        for other in session.inflight:
-            if other.digest == call.digest and other.dialect == call.dialect and other.stream == call.stream:
+        running = [
+            other
+            for other in session.inflight
+            if other.digest == call.digest and other.dialect == call.dialect and other.stream == call.stream
+        ]
+        left = [other for other in running if other.conn is None or other.conn.hung_up()]
+        if not (left or key) and known is not None and known.failed:
+            known.failed -= 1
+            return False
+        if left or key or len(running) == 1:
+            for other in left or running:
                 call.conn, call.ended = None, True
                 call.gateway.counters["turns_joined"] += 1
                 other.take_over(conn, call.keep_alive)
                 return True
-    known = recent.get(call.digest) if recent else None
-    if known is None or (known.delivered and not again):
+    if known is None:
+        return False
+    if known.position < 0 or (known.delivered and not again):
         return False
     if time.monotonic() - known.finished > call.gateway.limits.retry_memory_s:
         return False

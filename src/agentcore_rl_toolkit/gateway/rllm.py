@@ -7,6 +7,7 @@ our own routes. A session must be created before it is called, and a deleted one
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 from array import array
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs, unquote_to_bytes
 import msgspec
 
 from ..contract import new_session_id
+from ..trajectory.experts import int32_of, shape_of
 from .dialects.errors import NOT_JSON, RequestError
 from .records import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
 from .session_settings import SessionSettings
@@ -200,7 +202,7 @@ def _traces(
                 "response_message": msgspec.json.decode(choice.message),
                 "completion_token_ids": ids,
                 "logprobs": unpack_logprobs(choice.logprobs) if choice.logprobs is not None else None,
-                "routing_matrices": msgspec.json.decode(experts) if experts and experts[:1] == b"[" else None,
+                "routing_matrices": _routing(experts),
                 "finish_reason": choice.finish_reason,
                 "weight_version": record.weight_version_first,
                 "latency_ms": (record.finished_s - record.started_s) * 1000,
@@ -293,6 +295,18 @@ def _bounds(request: Request) -> tuple[float | None, int | None]:
     except ValueError as e:
         raise RequestError(f"since is a number, limit a whole one: {e}") from e
     return since, limit
+
+
+def _routing(experts: bytes | None) -> list[str] | None:
+    """As rLLM reads it: the shape of a token's part and the type as JSON, then the numbers in base64.
+
+    None as well where the engine gave numbers without a shape (SGLang): which are whose only the model's owner knows.
+    """
+    shape = shape_of(experts) if experts else None
+    if experts is None or shape is None or len(shape) != 3:
+        return None
+    told = {"shape": list(shape[1:]), "dtype": "int32"}
+    return [msgspec.json.encode(told).decode(), base64.b64encode(int32_of(experts)).decode()]
 
 
 def _decode(body: bytes, kind: Any) -> Any:

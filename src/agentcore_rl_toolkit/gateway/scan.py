@@ -8,6 +8,7 @@ which decoders then read whole: slower, with the same result. ``AGENTCORE_RL_PUR
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 __all__ = ["COMPILED", "Run", "find_end", "lift", "lift_events"]
@@ -19,9 +20,13 @@ def _decline(reply: bytes, /) -> None:
     return None
 
 
-def _find_end(data: bytes, finish: bytes, done: bytes, /) -> int:
-    end = data.find(finish) if finish else -1
-    return end if end >= 0 else data.find(done)
+_FINISH = re.compile(rb'"finish_reason"[ \n\r\t]*:[ \n\r\t]*"')
+_DONE = re.compile(rb"data: ?\[DONE\]")
+
+
+def _find_end(data: bytes, finish: bool, /) -> int:
+    end = (_FINISH.search(data) if finish else None) or _DONE.search(data)
+    return -1 if end is None else end.start()
 
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from .admin import Admin
 from .calls import Call
 from .config import GatewayConfig, is_loopback
 from .dialects.errors import RequestError
+from .exchange import Exchange
 from .journal import Journal
 from .listener import AgentConnection
 from .pacing import Pacer
@@ -70,7 +71,7 @@ class Gateway:
         self.connections: set[AgentConnection] = set()
         self.running: set[Call] = set()
         self.receiving = 0  # bytes of larger request bodies that are on their way in
-        self.waiting: list[Call] = []
+        self.waiting: list[Exchange] = []
         self.paused: str | None = None  # None, "hold" or "reject"
         self.weight_version = config.weight_version
         self.call_ended: set[asyncio.Event] = set()  # set whenever a call ends, for those who wait for that
@@ -278,7 +279,10 @@ class Gateway:
             call = Call(self, conn, session, dialect)
         else:
             call = TranslatedCall(self, conn, session, dialect)
-        call.begin(request, rest)
+        try:
+            call.begin(request, rest)
+        except Exception as e:
+            call.broke(e)
 
     def _unknown_session(self, name: bytes, request: Request) -> Session:
         if self.config.implicit_sessions and not self.sessions.deleted_before(name):
@@ -332,7 +336,7 @@ class Gateway:
 
     # -- pausing
 
-    def hold(self, call: Call) -> None:
+    def hold(self, call: Exchange) -> None:
         """A call that arrives during a pause: wait, or 429 with Retry-After."""
         if self.paused == "reject":
             call.abort(RequestError("the policy is being updated; try again", kind="rate_limit"))

@@ -161,7 +161,7 @@ class TinkerCall(TokenCall):
         elif self.worker is not None:
             self._trouble(f"{self.worker.config.url} cannot be reached: {error}")
 
-    def on_data(self, pieces: list[bytes]) -> None:
+    def _on_data(self, pieces: list[bytes]) -> None:
         self.parts += pieces
         self.received += sum(map(len, pieces))
         if self.received > self.gateway.limits.reply_bytes:
@@ -184,7 +184,7 @@ class TinkerCall(TokenCall):
             up.abort()
         self._trouble(f"the service said nothing for {ANSWER_S:g} s")
 
-    def on_complete(self) -> None:
+    def _on_complete(self) -> None:
         if self.worker is None:
             return
         self.up = None
@@ -315,10 +315,10 @@ class TinkerCall(TokenCall):
         self._leave()
         self._fail(error)
 
-    def _again(self, worker: Any, why: str) -> None:
+    def _again(self, worker: Any, why: str, *, once_more: bool = False) -> None:
         self.request_id, self.sampler, self.place = None, None, -1
         self.troubles, self.troubles_s = 0, None
-        super()._again(worker, why)
+        super()._again(worker, why, once_more=once_more)
 
     def _after(self, pause_s: float, do: Any) -> None:
         self._calm()

@@ -121,6 +121,8 @@ class TokenCall(SpokenCall):
 
     def _compose(self, fields: Fields, path: bytes) -> None:
         """The engine's request needs the prompt, which a thread is about to make."""
+        if self.session.settings.model_id is not None:
+            self.asked.model = self.session.settings.model_id
 
     def _start(self) -> None:
         if self.asked.prompt is None:
@@ -151,6 +153,12 @@ class TokenCall(SpokenCall):
         return text
 
     def _rendered(self, future: asyncio.Future[bytes]) -> None:
+        try:
+            self._go_on(future)
+        except Exception as e:
+            self.broke(e)
+
+    def _go_on(self, future: asyncio.Future[bytes]) -> None:
         self.rendering = False
         if future.cancelled():  # the gateway is stopping
             return
@@ -236,9 +244,9 @@ class TokenCall(SpokenCall):
         if deltas:
             self._say(deltas)
 
-    def _again(self, worker: Any, why: str) -> None:
+    def _again(self, worker: Any, why: str, *, once_more: bool = False) -> None:
         self.sampled = self.reader = None
-        super()._again(worker, why)
+        super()._again(worker, why, once_more=once_more)
 
     def _reading(self) -> TokenReply:
         if self.sampled is None:

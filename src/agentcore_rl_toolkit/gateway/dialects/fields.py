@@ -15,6 +15,7 @@ NUMBER = (int, float)
 
 # Sampling parameters that engines take beside OpenAI's; they pass through by name. Source: vLLM's and SGLang's
 # request models.
+_IDS = ("stop_token_ids", "allowed_token_ids")
 ENGINE_PARAMETERS = frozenset(
     {
         "allowed_token_ids",
@@ -151,8 +152,16 @@ class Fields:
             frequency_penalty=self.number("frequency_penalty", -2.0, 2.0),
             repetition_penalty=self.number("repetition_penalty", 0.0),
             logit_bias={str(k): v for k, v in bias.items()} if bias else None,
-            other={name: self._left.pop(name) for name in sorted(ENGINE_PARAMETERS & self._left.keys())},
+            other={name: self._other(name) for name in sorted(ENGINE_PARAMETERS & self._left.keys())},
         )
+
+    def _other(self, name: str) -> Any:
+        """An engine's own parameter. Those that are read here as well must be what they are taken for."""
+        value = self._left.pop(name)
+        if name in _IDS and value is not None:
+            if not isinstance(value, list) or not all(type(i) is int and 0 <= i < 2**31 for i in value):
+                raise RequestError(f"{self.name(name)} must be a list of token ids", param=self.name(name))
+        return value
 
 
 _NAMES: dict[type, str] = {

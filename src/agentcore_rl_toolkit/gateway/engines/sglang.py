@@ -85,7 +85,7 @@ class SGLangEngine:
     ) -> tuple[bytes, bytes]:
         said = {**constraints.for_sglang(asked.response_format), **asked.sampling.to_dict(), "max_tokens": max_tokens}
         sampling = {_RENAMED.get(key, key): value for key, value in said.items()}
-        sampling["stop_token_ids"] = sorted({*stop_token_ids, *said.get("stop_token_ids", ())})
+        sampling["stop_token_ids"] = sorted({*stop_token_ids, *(said.get("stop_token_ids") or ())})
         sampling["skip_special_tokens"] = False
         if asked.n != 1:
             sampling["n"] = asked.n

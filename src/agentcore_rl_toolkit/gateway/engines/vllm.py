@@ -16,6 +16,7 @@ from ...errors import CaptureError
 from ..dialects.canonical import Request
 from ..dialects.errors import NOT_JSON
 from ..dialects.sse import DONE, SSEParser
+from ..experts import binary
 from . import constraints
 from .base import Piece, version_of
 
@@ -82,7 +83,7 @@ class VLLMEngine:
             **said,
             "max_tokens": max_tokens,
             "logprobs": 1,
-            "stop_token_ids": sorted({*stop_token_ids, *said.get("stop_token_ids", ())}),
+            "stop_token_ids": sorted({*stop_token_ids, *(said.get("stop_token_ids") or ())}),
             "skip_special_tokens": False,  # stop strings are looked for in this text
         }
         if asked.n != 1:
@@ -143,7 +144,6 @@ def _pieces(body: bytes) -> list[Piece]:
             values = [entry.logprob for entry in logprobs.content]
         elif logprobs is not None:
             values = logprobs.token_logprobs
-        experts = bytes(choice.routed_experts)
         pieces.append(
             Piece(
                 choice=choice.index,
@@ -152,7 +152,7 @@ def _pieces(body: bytes) -> list[Piece]:
                 finish_reason=choice.finish_reason,
                 stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
                 weight_version=version,
-                routed_experts=None if experts == b"null" else experts,
+                routed_experts=binary(choice.routed_experts),
             )
         )
     return pieces

@@ -1,0 +1,333 @@
+"""Which call a repeated request is joined to when several have the same body."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import CaptureError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.capture import read_reply
+from agentcore_rl_toolkit.gateway.http_client import request
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from agentcore_rl_toolkit.trajectory.experts import int32_of, shape_of
+
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+USER = [{"role": "user", "content": "hello there"}]
+Start = Callable[..., Awaitable[Gateway]]
+
+
+async def opened(gateway: Gateway, **settings: Any) -> SessionHandle:
+    return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()], **settings))[0]
+
+
+async def ask(session: SessionHandle, *, retry: int = 0, key: str | None = None, **asked: Any) -> tuple[int, Any]:
+    """One attempt on a connection of its own."""
+    headers = {"x-stainless-retry-count": str(retry)} | ({"idempotency-key": key} if key else {})
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        body = {"model": "m", "messages": USER, **asked}
+        told = await llm.chat.completions.with_raw_response.create(**body, extra_headers=headers)
+        return told.status_code, json.loads(told.text)
+
+
+def text(told: tuple[int, Any]) -> str:
+    return str(told[1]["choices"][0]["message"]["content"])
+
+
+async def turns(session: SessionHandle, gateway: Gateway) -> int:
+    return len((await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not reached():  # noqa: ASYNC110  # a socket at the other end
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_of_two_equal_samples_the_retry_is_that_of_the_agent_that_gave_up(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, noticed: bool
+) -> None:
+    """Agents sample one prompt several times at once. The one that gave up must not take the reply of another."""
+    engine.faults += [Fault(delay_s=1.5), Fault(delay_s=1.5)]
+    first = asyncio.ensure_future(ask(session))
+    await until(lambda: len(engine.calls) == 1)
+    second = asyncio.ensure_future(ask(session))
+    await until(lambda: len(engine.calls) == 2)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    if noticed:
+        await until(lambda: len(gateway.running) == 1)
+    again = await ask(session, retry=1)
+    assert text(await second)
+    assert text(again) != text(await second)
+    assert await turns(session, gateway) == 2
+
+
+async def test_a_sample_that_failed_is_drawn_again_though_an_equal_one_succeeded(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    engine.faults.append(Fault(status=500))
+    with pytest.raises(openai.InternalServerError):
+        await ask(session)
+    other = await ask(session)
+    again = await ask(session, retry=1)
+    assert text(again) != text(other)
+    assert text(await ask(session, retry=1)) == text(again)  # its reply may have been lost as well
+    assert await turns(session, gateway) == 2
+
+
+async def test_every_one_of_many_calls_can_be_repeated(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    first = [await ask(session, temperature=n / 20) for n in range(20)]
+    again = [await ask(session, temperature=n / 20, retry=1) for n in range(20)]
+    assert [text(t) for t in first] == [text(t) for t in again]
+    assert await turns(session, gateway) == 20
+
+
+async def test_the_last_turn_that_is_allowed_can_be_repeated(engine: ScriptedEngine, start_gateway: Start) -> None:
+    gateway = await start_gateway(engine)
+    session = await opened(gateway, max_turns=1)
+    first = await ask(session)
+    assert text(await ask(session, retry=1)) == text(first)
+    with pytest.raises(openai.RateLimitError):
+        await ask(session)
+
+
+async def test_a_repeated_stream_tells_its_usage_in_every_turn(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        for turn in range(3):
+            messages = [*USER, {"role": "user", "content": str(turn)}]
+            for retry in ("0", "1"):
+                stream = await llm.chat.completions.create(
+                    model="m",
+                    messages=messages,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                    extra_headers={"x-stainless-retry-count": retry},
+                )
+                assert [c.usage for c in [c async for c in stream] if c.usage], (turn, retry)
+    assert await turns(session, gateway) == 3
+
+
+async def test_a_dropped_connection_is_tried_once_more_where_there_is_no_other_server(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    engine.faults.append(Fault(drop_after=0))
+    assert (await ask(session))[0] == 200
+    # The first goes over a connection that was used before, which a server may have closed meanwhile: it does not count.
+    engine.faults += [Fault(drop_after=0)] * 3
+    with pytest.raises(openai.InternalServerError):
+        await ask(session, temperature=0.5)
+    assert not engine.faults
+
+
+async def test_a_second_try_waits_while_the_gateway_is_paused(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    engine.faults.append(Fault(delay_s=0.3, drop_after=0))
+    call = asyncio.ensure_future(ask(session))
+    await until(lambda: len(engine.calls) == 1)
+    await gateway.pause(in_flight="continue")
+    await asyncio.sleep(0.6)
+    assert len(engine.calls) == 1
+    gateway.resume()
+    assert (await call)[0] == 200
+
+
+# -- what nobody foresaw ends the call at once, with an error the agent understands
+
+
+@pytest.mark.parametrize("stop", [5, "x", ["a"], [None]])
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_stop_token_ids_of_the_wrong_kind_are_answered(
+    engine: ScriptedEngine, start_gateway: Start, kind: str, stop: Any
+) -> None:
+    gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL))
+    session = await opened(gateway)
+    body = {"model": "m", "messages": USER, "stop_token_ids": stop}
+    url = session.base_url + "/chat/completions"
+    status, told = await request("POST", url, body=body, key=session.api_key, timeout_s=30.0)
+    assert status == 400
+    assert b"stop_token_ids" in told
+    assert not gateway.running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("model", [None, str(MODEL)])
+@pytest.mark.parametrize("token", [-1, 2**40])
+async def test_impossible_tokens_of_an_engine_end_the_call(
+    engine: ScriptedEngine, start_gateway: Start, stream: bool, model: str | None, token: int
+) -> None:
+    def edit(told: dict[str, Any]) -> dict[str, Any]:
+        for choice in told["choices"]:
+            choice["token_ids"] = [token]
+            choice["index"] = 2**70 if model is None and token > 0 else choice.get("index", 0)
+        return told
+
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, **({"model_dir": model} if model else {}))
+    session = await opened(gateway)
+    engine.faults.append(Fault(edit=edit))
+    body = {"model": "m", "messages": USER, "stream": stream}
+    url = session.base_url + "/chat/completions"
+    async with asyncio.timeout(30):
+        await request("POST", url, body=body, key=session.api_key, timeout_s=30.0)
+    await until(lambda: not gateway.running)
+    assert await turns(session, gateway) == 0
+
+
+async def test_a_finish_reason_is_recognised_however_the_engine_spaces_its_json(start_gateway: Start) -> None:
+    """An agent that stops reading at the finish reason has a whole reply, so it must be in the store by then."""
+    events = [{"choices": [{"index": 0, "delta": {"content": "hi"}, "token_ids": [5], "finish_reason": None}]}]
+    events[0] |= {"id": "r", "prompt_token_ids": [1, 2]}
+    events.append({"choices": [{"index": 0, "delta": {}, "token_ids": [], "finish_reason": "stop"}]})
+    for event in events:
+        count = len(event["choices"][0]["token_ids"])  # type: ignore[index]
+        event["choices"][0]["logprobs"] = {"content": [{"token": "hi", "logprob": -0.5}] * count}  # type: ignore[index]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for event in events:
+            data = b"data: " + json.dumps(event).encode() + b"\n\n"  # with spaces
+            writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+            await writer.drain()
+        await reader.read()  # it never says [DONE]
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    from agentcore_rl_toolkit.gateway import GatewayConfig, UpstreamConfig
+
+    gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=f"http://127.0.0.1:{port}", engine="vllm"),)))
+    await gateway.start()
+    try:
+        session = await opened(gateway)
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        body = json.dumps({"model": "m", "messages": USER, "stream": True}).encode()
+        path = "/" + session.base_url.split("/", 3)[3] + "/chat/completions"
+        writer.write(
+            f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.api_key}\r\n"
+            f"content-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        async with asyncio.timeout(30):
+            await reader.readuntil(b'"hi"')
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await reader.readuntil(b'"stop"')  # not before it is recorded, which is when the stream has ended
+        writer.close()
+    finally:
+        server.close()
+        await gateway.stop(grace_s=0.2)
+
+
+async def test_the_sessions_model_is_what_a_token_engine_is_asked_for(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
+    session = await opened(gateway, model_id="real-model")
+    assert (await ask(session, model="gpt-4"))[0] == 200
+    assert engine.calls[-1].body["model"] == "real-model"
+
+
+@pytest.mark.parametrize("body", [b"<html>gateway timeout</html>", b"", b"[1, 2"])
+async def test_a_good_status_without_a_reply_is_the_servers_fault(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, body: bytes
+) -> None:
+    engine.faults.append(Fault(body=body))
+    with pytest.raises(openai.InternalServerError) as told:
+        await ask(session)
+    assert told.value.status_code == 502
+    assert "no reply" in told.value.message
+    assert await turns(session, gateway) == 0
+
+
+# -- expert routing
+
+
+def routed(told: Any) -> bytes:
+    choice = {"index": 0, "token_ids": [1, 2], "routed_experts": told, "finish_reason": "stop", "text": "x"}
+    choice["logprobs"] = {"token_logprobs": [-0.5, -0.25]}
+    return json.dumps({"choices": [choice], "prompt_token_ids": [7, 8]}).encode()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int16, np.uint8, np.int64])
+def test_vllms_routing_is_kept_as_bytes_and_read_as_int32(kind: Any) -> None:
+    experts = np.arange(3 * 2 * 4).reshape(3, 2, 4).astype(kind)
+    file = io.BytesIO()
+    np.save(file, experts)
+    captured = read_reply(routed(base64.b64encode(file.getvalue()).decode()))
+    kept = captured.choices[0].routed_experts
+    assert captured.problem is None
+    assert kept == file.getvalue()
+    assert shape_of(kept) == (3, 2, 4)
+    assert np.array_equal(np.frombuffer(int32_of(kept), "<i4").reshape(3, 2, 4), experts)
+
+
+def test_routing_in_lists_becomes_an_array_file() -> None:
+    experts = [[[1, 91], [3, 4]], [[5, 6], [7, 8]], [[9, 10], [11, 12]]]
+    kept = read_reply(routed(experts)).choices[0].routed_experts
+    assert kept is not None
+    assert np.load(io.BytesIO(kept)).tolist() == experts
+
+
+def test_bare_int32_stays_as_it_is_whatever_its_first_byte() -> None:
+    data = np.array([91, 2, 3], "<i4").tobytes()  # "[" is byte 91
+    kept = read_reply(routed(base64.b64encode(data).decode())).choices[0].routed_experts
+    assert kept == data
+    assert shape_of(kept) is None
+    assert int32_of(kept) == data
+
+
+@pytest.mark.parametrize("told", ["not base64!", [[1, 2]], [[[1], [2, 3]]], [[[2**40]]], 5, {"a": 1}])
+def test_routing_that_cannot_be_read_makes_the_turn_invalid_and_says_why(told: Any) -> None:
+    captured = read_reply(routed(told))
+    assert captured.choices[0].routed_experts is None
+    assert "routed_experts" in (captured.problem or "")
+
+
+@pytest.mark.parametrize("data", [b"\x93NUMPY", b"\x93NUMPY\x01\x00\x05\x00{'a':", b"\x93NUMPY\x01\x00\x02\x00{}"])
+def test_a_damaged_array_file_is_an_error(data: bytes) -> None:
+    with pytest.raises(CaptureError):
+        shape_of(data)
+
+
+async def test_rllms_traces_have_the_routing_with_its_shape(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    experts = np.arange(91, 91 + 12, dtype=np.int16).reshape(3, 2, 2)
+    file = io.BytesIO()
+    np.save(file, experts)
+
+    def edit(told: dict[str, Any]) -> dict[str, Any]:
+        told["choices"][0]["routed_experts"] = base64.b64encode(file.getvalue()).decode()
+        return told
+
+    engine.faults.append(Fault(edit=edit))
+    await ask(session)
+    status, body = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
+    assert status == 200
+    [trace] = json.loads(body)
+    head, data = trace["routing_matrices"]
+    assert json.loads(head) == {"shape": [2, 2], "dtype": "int32"}
+    assert np.array_equal(np.frombuffer(base64.b64decode(data), "<i4").reshape(3, 2, 2), experts)
