@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -38,6 +39,12 @@ class IsolationConfig:
     disk_bytes: int | None = None
     engine: Literal["auto", "docker", "podman"] = "auto"
     image: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "cpus", "processes", "file_bytes", "disk_bytes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0, got {value!r}; leave it out for no limit")
 
 
 _LIMITS = (
@@ -92,7 +99,7 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         for name in _LIMITS:
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)!r}")
         if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", self.region):
             raise ConfigError(f"region must be like us-west-2, got {self.region!r}")
@@ -101,7 +108,7 @@ class RuntimeConfig:
         if self.parallel_starts < 1:
             raise ConfigError(f"parallel_starts must be at least 1, got {self.parallel_starts!r}")
         for name in ("stop_grace_s", "shutdown_grace_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)!r}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be seconds from 0 up, got {getattr(self, name)!r}")
         if self.s3_dir is not None and self.s3_endpoint is not None:
             raise ConfigError("give either s3_dir or s3_endpoint, not both")

@@ -15,30 +15,10 @@ from typing import Any, Protocol
 
 from .agents import NAME
 from .idempotency import Tokens
-from .lifecycle import check_lifecycle, lifecycle_of
+from .lifecycle import lifecycle_of
 from .registry import DEFAULT, Endpoint, Record, Registry, Version
+from .version_fields import check_fields, check_tags, refuse_more_tags
 from .wire import WireError, invalid, named
-
-STORED = (
-    "agentRuntimeArtifact",
-    "roleArn",
-    "networkConfiguration",
-    "description",
-    "authorizerConfiguration",
-    "requestHeaderConfiguration",
-    "protocolConfiguration",
-    "lifecycleConfiguration",
-    "hooksConfiguration",
-    "metadataConfiguration",
-    "environmentVariables",
-    "filesystemConfigurations",
-    "capacityProviderConfiguration",
-    "platformVersion",
-    "allowedPorts",
-    "resourceConfigurations",
-)
-LOCAL_ARTIFACT = "local://"
-MAX_TAGS = 50
 
 
 class Deployer(Protocol):
@@ -113,33 +93,6 @@ def parse_body(data: bytes) -> dict[str, Any]:
     return body
 
 
-def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a version. Raises: WireError 400 for what AWS refuses."""
-    for name in ("agentRuntimeArtifact", "roleArn"):
-        if not body.get(name):
-            raise invalid(f"{name} is required", field=name)
-    if not isinstance(body["agentRuntimeArtifact"], dict) or len(body["agentRuntimeArtifact"]) != 1:
-        raise invalid("agentRuntimeArtifact must have exactly one member", field="agentRuntimeArtifact")
-    lifecycle = check_lifecycle(body.get("lifecycleConfiguration"))
-    variables = body.get("environmentVariables") or {}
-    if len(variables) > 50 or any(len(k) > 100 or len(v) > 5_000 for k, v in variables.items()):
-        raise invalid(
-            "at most 50 variables, names up to 100 and values up to 5000 characters", field="environmentVariables"
-        )
-    fields = {name: body[name] for name in STORED if body.get(name) is not None}
-    fields["lifecycleConfiguration"] = lifecycle
-    fields.setdefault("networkConfiguration", {"networkMode": "PUBLIC"})
-    return fields
-
-
-def check_tags(tags: Any) -> dict[str, str]:
-    """Tags of a request, none for None. Raises: WireError 400."""
-    given = {} if tags is None else tags
-    if not isinstance(given, dict) or not all(isinstance(value, str) and key for key, value in given.items()):
-        raise invalid("tags must be an object of strings", field="tags")
-    return dict(given)
-
-
 class ControlPlane:
     """Answers control-plane calls over a registry; `Deployer` loads what is created.
 
@@ -180,8 +133,9 @@ class ControlPlane:
         name = call.body.get("agentRuntimeName")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise invalid(f"agentRuntimeName must match {NAME.pattern}", field="agentRuntimeName")
-        record = self.registry.create(name, check_fields(call.body))
-        record.tags = check_tags(call.body.get("tags"))
+        fields, tags = check_fields(call.body), check_tags(call.body.get("tags"))
+        record = self.registry.create(name, fields)
+        record.tags = tags
         self.registry.save()
         version = record.latest
         reply = {**self._identity(record, version), "createdAt": iso(version.created_s), "status": "CREATING"}
@@ -260,11 +214,11 @@ class ControlPlane:
         name = call.body.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise invalid(f"name must match {NAME.pattern}", field="name")
-        number = call.body.get("agentRuntimeVersion")
+        number, tags = call.body.get("agentRuntimeVersion"), check_tags(call.body.get("tags"))
         endpoint = self.registry.create_endpoint(
-            call.runtime, name, None if number is None else _number(number), call.body.get("description")
+            call.runtime, name, None if number is None else _number(number), _description(call.body)
         )
-        endpoint.tags = check_tags(call.body.get("tags"))
+        endpoint.tags = tags
         self.registry.save()
         return 202, {
             **self._endpoint_arns(call.runtime, name),
@@ -279,7 +233,7 @@ class ControlPlane:
         return 200, self._describe(call.runtime, self.registry.endpoint(call.runtime, call.endpoint))
 
     async def _update_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
-        endpoint = self.registry.endpoint(call.runtime, call.endpoint)
+        endpoint, description = self.registry.endpoint(call.runtime, call.endpoint), _description(call.body)
         if call.endpoint == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint always follows the latest version")
         if call.body.get("agentRuntimeVersion") is not None:
@@ -288,7 +242,7 @@ class ControlPlane:
             if version.failure is not None:
                 raise WireError("ConflictException", f"Version {version.number} did not load: {version.failure}")
             self.registry.aim(record, endpoint, version.number)
-        endpoint.description = call.body.get("description", endpoint.description)
+        endpoint.description = endpoint.description if description is None else description
         endpoint.updated_s = datetime.now(UTC).timestamp()
         self.registry.save()
         described = self._describe(call.runtime, endpoint)
@@ -320,8 +274,7 @@ class ControlPlane:
     async def _tag(self, call: Call) -> tuple[int, dict[str, Any]]:
         tags = self._tags(call.runtime)
         more = check_tags(call.body.get("tags"))
-        if len(tags | more) > MAX_TAGS:
-            raise WireError("ServiceQuotaExceededException", f"{MAX_TAGS} tags per resource are the limit")
+        refuse_more_tags(tags | more)
         tags.update(more)
         self.registry.save()
         return 204, {}
@@ -370,6 +323,13 @@ def paginate(items: list[Any], query: Mapping[str, str]) -> tuple[list[Any], str
 
 def iso(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _description(body: Mapping[str, Any]) -> str | None:
+    text = body.get("description")
+    if text is not None and not (isinstance(text, str) and 1 <= len(text) <= 256):
+        raise invalid("description must be a string of 1 to 256 characters", field="description")
+    return text
 
 
 def _number(text: Any) -> int:

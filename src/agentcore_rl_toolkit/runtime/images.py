@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import ConfigError, LocalRuntimeError
 from .containers_engine import Engine, EngineError
-from .control import LOCAL_ARTIFACT
 from .isolation.engines import INSTALL, EngineAddress, find_engine
+from .version_fields import LOCAL_ARTIFACT
 
 log = logging.getLogger(__name__)
 BUILD_TIMEOUT_S = 3_600

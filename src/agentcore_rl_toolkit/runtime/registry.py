@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from .agents import make_runtime_id, runtime_arn
 from .wire import Named, WireError, not_found
 
@@ -91,12 +92,17 @@ class Registry:
     def __init__(self, *, region: str, account_id: str, path: Path | None) -> None:
         self.region = region
         self.account_id = account_id
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, Record] = {}  # by id
         self._path = path
         if path is not None and path.exists():
-            for data in json.loads(path.read_text()):
-                record = _from_dict(data)
-                self.records[record.id] = record
+            try:
+                records = [_from_dict(data) for data in json.loads(path.read_text())]
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+                raise ConfigError(
+                    f"{path} is not readable as this runtime's agents ({type(e).__name__}: {e}); mend it, or move it away "
+                    "and deploy them again"
+                ) from e
+            self.records = {record.id: record for record in records}
 
     def save(self) -> None:
         """Write all records so that a crash leaves the old or the new file, never half of one."""

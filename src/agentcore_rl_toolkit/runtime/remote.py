@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigError, LocalRuntimeError
 from . import roots, sigv4
-from .control import LOCAL_ARTIFACT
+from .version_fields import LOCAL_ARTIFACT
 
 TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
