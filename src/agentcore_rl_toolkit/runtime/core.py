@@ -17,7 +17,7 @@ from . import code_artifacts, environments, images, roots
 from .agents import Agent
 from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
-from .control import LOCAL_ARTIFACT, ControlPlane
+from .control import ControlPlane
 from .lifecycle import lifecycle_of
 from .metrics import Metrics
 from .node import LocalNode
@@ -25,6 +25,7 @@ from .quotas import Quotas
 from .registry import Record, Registry, Version
 from .session import Session
 from .sessions import SessionTable
+from .version_fields import LOCAL_ARTIFACT
 from .wire import Route, WireError
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,9 @@ class Runtime:
             raise WireError("InternalServerException", "The runtime is shutting down.")
         if self.cluster is not None:
             self.cluster.admit(live)
-        self.quotas.new_session(agent.runtime_id, endpoint, live, time.monotonic())
+        artifact = self.registry.get(agent.runtime_id).version(agent.version).fields["agentRuntimeArtifact"]
+        code = "codeConfiguration" in artifact
+        self.quotas.new_session(agent.runtime_id, endpoint, live, time.monotonic(), code=code)
 
     # -- deploying
     async def deploy(self, record: Record, version: Version) -> None:
