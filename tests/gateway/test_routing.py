@@ -11,7 +11,14 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import (
+    Gateway,
+    GatewayClient,
+    GatewayConfig,
+    Limits,
+    SessionHandle,
+    UpstreamConfig,
+)
 from agentcore_rl_toolkit.gateway.http_client import request
 from agentcore_rl_toolkit.gateway.routing import Router
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, decode_ids
@@ -371,3 +378,25 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
     assert "return_token_ids" not in engines[0].calls[-1].body
     [told] = await client.workers_async()
     assert (told["engine"], told["weight"], told["draining"]) == ("openai", 3.0, False)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+async def test_a_plain_endpoint_among_others_is_not_asked_for_tokens(engines: list[ScriptedEngine], path: str) -> None:
+    upstreams = (
+        UpstreamConfig(url=engines[0].url, engine="vllm"),
+        UpstreamConfig(url=engines[1].url, engine="openai"),
+    )
+    gateway = Gateway(GatewayConfig(upstreams=upstreams))
+    await gateway.start()
+    try:
+        _, sessions = await opened(gateway, 4)
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+        for engine in engines:
+            engine.faults += [Fault(delay_s=0.5)] * 2
+        told = await asyncio.gather(*(request("POST", s.base_url + path, body=body, key=s.api_key) for s in sessions))
+        assert {status for status, _ in told} == {200}
+    finally:
+        await gateway.stop(grace_s=0.2)
+    assert all("return_token_ids" in call.body and "logprobs" in call.body for call in engines[0].calls)
+    assert engines[1].calls
+    assert not any("return_token_ids" in call.body or "logprobs" in call.body for call in engines[1].calls)

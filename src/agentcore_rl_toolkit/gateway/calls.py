@@ -112,7 +112,10 @@ class Call(Answering):
 
         A plain OpenAI endpoint has none to give, and refuses requests with fields of another's.
         """
-        if self.gateway.router.gives_tokens:
+        router = self.gateway.router
+        if router.mixed:
+            self.textual = _to_json(fields) if self.long is None else self.long.body(fields)
+        if router.gives_tokens:
             if path == b"chat/completions":
                 fields["logprobs"] = _TRUE
             elif "logprobs" not in fields or bytes(fields["logprobs"]) in (_NULL, b"0"):

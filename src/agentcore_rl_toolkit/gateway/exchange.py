@@ -66,6 +66,7 @@ class Exchange(ABC):
         "started_s",
         "status",
         "stream",
+        "textual",
         "tried",
         "up",
         "upstream_id",
@@ -87,6 +88,7 @@ class Exchange(ABC):
         self.fields: Fields = {}
         self.long: LongRequest | None = None  # what `fields` lack, when the request is a long one
         self.body = b""
+        self.textual: bytes | None = None  # the body for a plain OpenAI endpoint, where there are others as well
         self.path = b""
         self.digest = 0
         self.retry_of: str | None = None
@@ -178,7 +180,10 @@ class Exchange(ABC):
             return
         self.up = connection
         self.status = 0
-        connection.send(self, self.gateway.head(worker, self.path, len(self.body)), self.body)
+        body = self.body
+        if self.textual is not None and worker.config.engine == "openai":
+            body = self.textual
+        connection.send(self, self.gateway.head(worker, self.path, len(body)), body)
 
     def _leave(self) -> Worker | None:
         """Let go of the server; returns it."""

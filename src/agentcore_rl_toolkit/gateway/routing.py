@@ -83,6 +83,7 @@ class Router:
         self._connect_s = connect_s
         self._count = 0
         self.gives_tokens = True  # whether any server is more than a plain OpenAI endpoint
+        self.mixed = False  # whether some are and some are not
         for upstream in upstreams:
             self.add(upstream)
 
@@ -108,9 +109,20 @@ class Router:
         """The server with this URL."""
         return next((w for w in self.workers.values() if w.config.url.rstrip("/") == url.rstrip("/")), None)
 
+    def replace(self, servers: Iterable[tuple[str, UpstreamConfig, bool]]) -> None:
+        """Have these servers and no others: id, what it is, whether it is on its way out. For a router without calls."""
+        self.close()
+        self.workers.clear()
+        for worker_id, upstream, draining in servers:
+            self.add(upstream, worker_id).draining = draining
+            if worker_id[1:].isdigit():  # names that are given here are not given again
+                self._count = max(self._count, int(worker_id[1:]) + 1)
+        self._changed()
+
     def _changed(self) -> None:
         engines = {worker.config.engine for worker in self.workers.values()}
         self.gives_tokens = engines != {"openai"}
+        self.mixed = self.gives_tokens and "openai" in engines
 
     def drain(self, worker_id: str) -> Worker | None:
         """Give a server no further calls; it is removed by `sweep` when its running ones are done."""

@@ -158,9 +158,10 @@ class Fields:
     def _other(self, name: str) -> Any:
         """An engine's own parameter. Those that are read here as well must be what they are taken for."""
         value = self._left.pop(name)
-        if name in _IDS and value is not None:
-            if not isinstance(value, list) or not all(type(i) is int and 0 <= i < 2**31 for i in value):
-                raise RequestError(f"{self.name(name)} must be a list of token ids", param=self.name(name))
+        if name not in _IDS or value is None:
+            return value
+        if not isinstance(value, list) or not all(type(i) is int and 0 <= i < 2**31 for i in value):
+            raise RequestError(f"{self.name(name)} must be a list of token ids", param=self.name(name))
         return value
 
 
