@@ -109,6 +109,7 @@ class RuntimeProtocol(HttpToolsProtocol):
 
     # -- from the transport
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._wire = transport  # without the holding, which is for replies in two parts
         super().connection_made(HoldingTransport(transport))  # type: ignore[arg-type]
         if self._asgi_port is not None and self.server is not None and self.server[1] == self._asgi_port:
             self._direct = None
@@ -207,7 +208,7 @@ class RuntimeProtocol(HttpToolsProtocol):
         """Send the reply, whole, and go on with the caller's next request. Does nothing for a caller that is gone."""
         request, self._taken = self._taken, None
         self.server_state.total_requests += 1
-        if request is None or self.transport.is_closing():
+        if request is None or self._wire.is_closing():
             return
         lines = [STATUS_LINE[status]]
         for name, value in headers:
@@ -215,9 +216,9 @@ class RuntimeProtocol(HttpToolsProtocol):
         stays = request.keep_alive and not self._leaving
         lines.append(b"\r\n" if stays else b"connection: close\r\n\r\n")
         lines.append(body)
-        self.transport.write(b"".join(lines))
+        self._wire.write(b"".join(lines))
         if not stays:
-            self.transport.close()
+            self._wire.close()
             return
         self._last_s = self.loop.time()
         if self._idle_check is None:
