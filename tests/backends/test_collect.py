@@ -20,8 +20,10 @@ from agentcore_rl_toolkit.backends.collect import (
     collect,
     collect_async,
     summarize,
+    with_rewards,
 )
 from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayAddress, ReplayCapture, ReplayGateway
+from agentcore_rl_toolkit.backends.samples import to_samples
 from agentcore_rl_toolkit.contract import Outcome, Stage
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -417,6 +419,38 @@ async def test_summary_counts_outcomes_masks_and_tokens() -> None:
     assert (stats.usable, stats.lost_rollouts, stats.reward_mean) == (2, 1, 0.5)
     assert (stats.sampled_tokens, stats.trained_token_share) == (4, 1.0)
     assert groups[0].rewards == [1.0, 0.0, None]
+
+
+async def test_rewards_may_be_computed_afterwards() -> None:
+    replay = Replay([Episode(input_id="a", turns=[turn()], record={"status_code": 200, "metrics": {"m": 2}})] * 3)
+    groups = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=3)],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(require_reward=False),
+    )
+    assert [r.reward for r in groups[0].usable] == [None, None, None]
+    with pytest.raises(ConfigError, match="with_rewards"):
+        to_samples(groups)
+    values = iter([1.0, None, 0.0])
+    rewarded = with_rewards(groups, lambda rollout: next(values))
+    assert rewarded[0].rewards == [1.0, None, 0.0]
+    assert rewarded[0].rollouts[1].mask_reason == "no_reward"
+    assert [s.reward for s in to_samples(rewarded)] == [1.0, 0.0]
+    with pytest.raises(ConfigError, match="finite"):
+        with_rewards(groups, lambda rollout: math.nan)
+
+
+async def test_metrics_beside_the_reward_are_averaged_over_usable_rollouts() -> None:
+    def with_metrics(**metrics: float) -> Episode:
+        return Episode(input_id="a", turns=[turn()], record={"rewards": 1.0, "status_code": 200, "metrics": metrics})
+
+    failed = Episode(input_id="a", turns=[turn()], record={**RECORD_ERROR, "metrics": {"calls": 100}})
+    replay = Replay([with_metrics(calls=1), with_metrics(calls=3, depth=2), failed])
+    groups = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=3)], client=replay.client, gateway=replay.gateway
+    )
+    assert summarize(groups).metrics == {"calls": 2.0, "depth": 2.0}
 
 
 async def test_without_a_gateway_a_rewarded_rollout_is_usable() -> None:

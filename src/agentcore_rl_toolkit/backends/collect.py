@@ -23,7 +23,7 @@ from ._engine import Client, CollectProgress, Engine, Future
 from ._places import Places
 from ._portal import run_sync
 from ._sessions import Gateway
-from .groups import CollectConfig, CollectedRollout, CollectStats, Group, GroupRequest, summarize
+from .groups import CollectConfig, CollectedRollout, CollectStats, Group, GroupRequest, summarize, with_rewards
 
 __all__ = [
     "Client",
@@ -39,6 +39,7 @@ __all__ = [
     "collect",
     "collect_async",
     "summarize",
+    "with_rewards",
 ]
 
 

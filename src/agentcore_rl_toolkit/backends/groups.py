@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..contract import Outcome, Stage, check_id
@@ -58,7 +58,8 @@ class CollectConfig:
     None accepts any age. `submit_timeout_s` counts from the moment a rollout's turn has come at the client's pace;
     waiting for the pace or for a place ends when nothing at all moves for long, or at `batch_timeout_s`, the limit of the
     whole batch (None: the other limits are enough). A gateway that cannot be reached is waited for up to
-    `gateway_patience_s`.
+    `gateway_patience_s`. With `require_reward` off a rollout without a reward is usable; `with_rewards` gives it one before
+    the groups become samples.
     """
 
     max_concurrent: int = 128
@@ -156,9 +157,30 @@ class Group:
         return [r.reward if r.usable else None for r in self.rollouts]
 
 
+def with_rewards(groups: Sequence[Group], reward: Callable[[CollectedRollout], float | None]) -> list[Group]:
+    """Groups in which every usable rollout has the reward that this function gives it; None masks the rollout.
+
+    For rewards that the trainer's side computes, over rollouts collected with `require_reward` off.
+    Raises: ConfigError when a reward is no finite number.
+    """
+    return [replace(g, rollouts=[_rewarded(r, reward(r)) if r.usable else r for r in g.rollouts]) for g in groups]
+
+
+def _rewarded(rollout: CollectedRollout, value: float | None) -> CollectedRollout:
+    if value is None:
+        return replace(rollout, reward=None, reward_detail=None, mask_reason="no_reward")
+    if not math.isfinite(value):
+        raise ConfigError(f"the reward of rollout {rollout.session_id} must be a finite number or None, got {value!r}")
+    detail = rollout.reward_detail
+    metrics = detail.metrics if detail is not None else {}
+    return replace(rollout, reward=float(value), reward_detail=Reward(value=float(value), metrics=metrics))
+
+
 @dataclass(frozen=True, kw_only=True)
 class CollectStats:
-    """Counts over a collection, for logs and progress. `reward_mean` is None when nothing usable came in."""
+    """Counts over a collection, for logs and progress. `reward_mean` is None when nothing usable came in; `metrics` are
+    the means, over the usable rollouts that have them, of the numbers which agents returned beside the reward.
+    """
 
     groups: int
     rollouts: int
@@ -171,6 +193,7 @@ class CollectStats:
     turns: int
     sequences: int
     forked_rollouts: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def lost_rollouts(self) -> int:
@@ -189,6 +212,10 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
     rollouts = [r for g in groups for r in g.rollouts]
     usable = [r for r in rollouts if r.usable]
     rewards = [r.reward for r in usable if r.reward is not None]
+    reported: dict[str, list[float]] = {}
+    for rollout in usable:
+        for name, value in rollout.reward_detail.metrics.items() if rollout.reward_detail is not None else ():
+            reported.setdefault(name, []).append(value)
     reports = [r.trajectory.report for r in usable if r.trajectory is not None]
     return CollectStats(
         groups=len(groups),
@@ -202,4 +229,5 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
         turns=sum(r.turns for r in reports),
         sequences=sum(r.sequences for r in reports),
         forked_rollouts=sum(r.sequences > 1 for r in reports),
+        metrics={name: math.fsum(values) / len(values) for name, values in reported.items()},
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import ConfigError
 from ..trajectory import ExpertSpan
 from .advantages import STD_EPSILON, Aggregation, Estimator, advantages, sequence_weights
 from .groups import CollectedRollout, Group
@@ -71,8 +72,14 @@ def to_samples(
 
     Rollouts without an advantage (masked, or without a baseline under RLOO) give no sample; nothing is padded or made
     up. Sequences without a token to train on are left out; they carry weight 0.
-    Raises: ConfigError on an unknown estimator or aggregation, or a reward that is not finite.
+    Raises: ConfigError on an unknown estimator or aggregation, a reward that is not finite, or a usable rollout without one.
     """
+    bare = next((r for g in groups for r in g.usable if r.reward is None), None)
+    if bare is not None:
+        raise ConfigError(
+            f"rollout {bare.session_id} has no reward (it was collected with require_reward off): give every rollout one "
+            "with `with_rewards` first"
+        )
     found: list[Sample] = []
     for group_index, group in enumerate(groups):
         advantages_G = advantages(group.rewards, estimator=estimator, epsilon=epsilon)

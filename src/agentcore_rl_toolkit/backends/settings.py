@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
+import re
 import shlex
 import tomllib
 import types
@@ -14,13 +16,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigError, MissingExtraError
+from ..contract import check_id
+from ..errors import ConfigError, ContractError, MissingExtraError
 from .data import read_text
 
 T = TypeVar("T")
 
 ENV_AGENT_ARN = "AGENTCORE_AGENT_ARN"
 ENV_S3_BUCKET = "AGENTCORE_S3_BUCKET"
+
+_ARN = re.compile(r"arn:[^:\s]+:bedrock-agentcore:[^:\s]+:[^:\s]*:runtime/\S+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,40 @@ def with_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.
         if filled.get(key) is None and environ.get(name):
             filled[key] = environ[name]
     return filled
+
+
+def check_run(*, agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
+    """The three names that every run has. Raises: ConfigError."""
+    if not _ARN.fullmatch(agent_runtime_arn):
+        raise ConfigError(
+            f"agent_runtime_arn {agent_runtime_arn!r} is not the ARN of an agent: it reads "
+            "arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
+        )
+    if not s3_bucket.strip():
+        raise ConfigError("s3_bucket is empty: give a bucket or a store URL")
+    try:
+        check_id(exp_id, "exp_id")
+    except ContractError as e:
+        raise ConfigError(str(e)) from e
+
+
+def check_numbers(
+    config: Any, *, positive: Sequence[str] = (), counts: Sequence[str] = (), ports: Sequence[str] = ()
+) -> None:
+    """Check fields of a configuration: `positive` and finite, `counts` of at least 1, `ports`. None is left alone.
+
+    Raises: ConfigError naming the field.
+    """
+    for name in (*positive, *counts, *ports):
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if name in positive and not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"{name} must be a positive, finite number, got {value!r}")
+        if name in counts and not value >= 1:
+            raise ConfigError(f"{name} must be at least 1, got {value!r}")
+        if name in ports and not 0 <= value <= 65535:
+            raise ConfigError(f"{name} must be a port from 0 (any free one) to 65535, got {value!r}")
 
 
 def _fit(value: Any, hint: Any, where: str) -> Any:

@@ -17,6 +17,7 @@ from agentcore_rl_toolkit.backends.recorded import EXPERT_LAYERS, EXPERT_TOP_K, 
 from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
+from agentcore_rl_toolkit.backends.slime import rollout
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, flat
 from agentcore_rl_toolkit.backends.slime.hooks import normalize_rewards
 from agentcore_rl_toolkit.backends.slime.logs import log_eval, log_rollouts
@@ -194,6 +195,46 @@ async def test_a_rollout_whose_call_the_engine_aborted_is_not_trained(episodes: 
         module.use(None)
         assert sample.status is status
         assert not sample.tokens or sample.remove_sample
+
+
+async def test_rollouts_that_are_too_old_when_a_step_is_handed_over_are_masked(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "_newest", -1)
+    samples = [s for m in await run(64) for s in flat(m)]
+    live = [s for s in samples if not s.remove_sample]
+    assert len({s.metadata[NOTE]["session_id"] for s in live}) < len(live)  # some forked
+    fork = next(s for s in live if s.metadata[NOTE]["branches"] > 1)
+    for s in live:
+        s.weight_versions = ["7", "8"]
+    fork.weight_versions = ["5"]
+    live[-1].weight_versions = []
+    rollout.mask_stale(samples, None)
+    assert [s for s in samples if not s.remove_sample] == live
+    rollout.mask_stale(samples, 1)
+    old = {fork.metadata[NOTE]["session_id"]: "stale", live[-1].metadata[NOTE]["session_id"]: "unknown_version"}
+    for s in live:
+        reason = old.get(s.metadata[NOTE]["session_id"])
+        assert s.remove_sample == (reason is not None)
+        assert s.metadata[NOTE]["mask_reason"] == reason
+        assert (sum(s.loss_mask) == 0) == (reason is not None)
+        assert len(s.loss_mask) == s.response_length
+    rollout.mask_stale([], 0)
+    later = [s for s in live if not s.remove_sample][:1]
+    later[0].weight_versions = ["7"]
+    rollout.mask_stale(later, 0)  # version 8 was seen in an earlier step
+    assert later[0].remove_sample
+
+
+async def test_metrics_of_the_agents_are_logged(episodes: list[Episode]) -> None:
+    whole = next(e for e in episodes if e.kind == "multi_turn")
+    told = [replace(whole, record={"rewards": 1.0, "status_code": 200, "metrics": {"calls": n}}) for n in (1, 4)]
+    replay = Replay([*told, replace(whole, record={"status_code": 500, "metrics": {"calls": 9}})], by_input=False)
+    module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), replay.client, replay.gateway))
+    extra: dict[str, Any] = {}
+    log_rollouts(0, arguments(), await run(3), extra, 1.0)
+    module.use(None)
+    assert extra["agentcore/metric/calls"] == 2.5
 
 
 @pytest.mark.parametrize(("more", "match"), [({"rollout_top_p": 0.9}, "top-p"), ({"group_rm": True}, "group-rm")])

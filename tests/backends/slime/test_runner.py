@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ import pytest
 from agentcore_rl_toolkit.backends.slime import SlimeRunner, cluster
 from agentcore_rl_toolkit.backends.slime.generate import payload_of
 from agentcore_rl_toolkit.backends.slime.runner import JOB_ENV, SlimeError, prepare_data
+from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.errors import ConfigError
 
 from .stand_in import Sample
@@ -291,11 +294,49 @@ def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Pat
         ({"num_gpus": 6, "rollout_gpus_per_engine": 4}, "divisible"),
         ({"tp_size": 0}, "at least 1"),
         ({"reward_postprocessing": "mean"}, "reward_postprocessing"),
+        ({"acr_tps_limit": 0}, "acr_tps_limit"),
+        ({"acr_timeout": -1.0}, "acr_timeout"),
+        ({"acr_timeout": math.nan}, "acr_timeout"),
+        ({"max_concurrent": 0}, "max_concurrent"),
+        ({"max_turns": 0}, "max_turns"),
+        ({"max_staleness": -1}, "max_staleness"),
+        ({"over_sampling_batch_size": 8}, "rollout_batch_size"),
+        ({"gateway_port": 99999}, "gateway_port"),
+        ({"extra_flags": ("--group-rm",)}, "group-rm"),
+        ({"extra_flags": ("--rollout-top-p", "0.9")}, "rollout-top-p"),
+        ({"extra_flags": ("--rollout-top-p=0.9",)}, "rollout-top-p"),
+        ({"extra_flags": ("--custom-config-path", "x.yaml")}, "custom-config-path"),
     ],
 )
 def test_impossible_settings_are_refused(place: Path, change: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         runner(place, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "steps", "match"),
+    [
+        ({"agent_runtime_arn": "garbage"}, 1, "agent_runtime_arn"),
+        ({"exp_id": "../../x"}, 1, "exp_id"),
+        ({"s3_bucket": " "}, 1, "s3_bucket"),
+        ({}, -3, "num_rollout"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused_before_anything_is_written(
+    place: Path, with_ray: Path, change: dict[str, Any], steps: int, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        runner(place, **change).train(steps)
+    assert not with_ray.exists()
+    assert not (place / "runs").exists()
+
+
+def test_neutral_and_over_sampling_options_reach_slime(place: Path) -> None:
+    made = runner(place, extra_flags=("--rollout-top-p", "1.0"), over_sampling_batch_size=48, max_staleness=2)
+    assert value_of(made.flags(1), "--over-sampling-batch-size") == "48"
+    assert made.rollout_settings()["max_staleness"] == 2
+    settings = SlimeSettings.from_args(SimpleNamespace(**made.rollout_settings()))
+    assert settings.service().submit_timeout_s == made.acr_submit_timeout == 120
 
 
 def test_a_yaml_file_with_a_value_equal_to_the_default_beats_the_environment(

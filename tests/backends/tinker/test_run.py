@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,6 +180,34 @@ def test_every_step_has_its_inputs_wherever_a_run_begins(tmp_path: Path) -> None
     assert len(set(first_epoch)) == 6
     with pytest.raises(ConfigError, match="groups_per_step"):
         list(batches(config, rows[:2]))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"agent_runtime_arn": "garbage"}, "agent_runtime_arn"),
+        ({"exp_id": "../x"}, "exp_id"),
+        ({"tps_limit": -1}, "tps_limit"),
+        ({"gateway_port": 99999}, "gateway_port"),
+        ({"context_tokens": 0}, "context_tokens"),
+        ({"collect": CollectConfig(require_reward=False)}, "require_reward"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_a_run(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1"}\n')
+    good: dict[str, Any] = {
+        "exp_id": "e",
+        "agent_runtime_arn": "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math",
+        "s3_bucket": "b",
+        "base_model": "m",
+        "model_dir": tmp_path,
+        "data_path": tmp_path / "rows.jsonl",
+        "gateway_admin_key": "hush",
+    }
+    config = TinkerRunConfig(**good)
+    assert "hush" not in repr(config) + config.plan().render()
+    with pytest.raises(ConfigError, match=match):
+        TinkerRunConfig(**{**good, **change}).plan()
 
 
 def test_a_damaged_state_is_not_taken_for_a_fresh_start(tmp_path: Path) -> None:

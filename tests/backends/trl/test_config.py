@@ -64,11 +64,48 @@ def test_the_environment_fills_arn_and_bucket(tmp_path: Path, monkeypatch: pytes
         ({"training": {"use_vllm": True, "vllm_mode": "colocate"}, "policy_url": None}, "must be `server`"),
         ({"exp_id": None}, "missing `exp_id`"),
         ({"collect": 3}, "section"),
+        ({"training": {"learning_rat": 1e-4}}, "did you mean `learning_rate`"),
+        ({"lora": {"rr": 1}}, "LoraConfig has no key `rr`"),
+        ({"lora": {"r": 8, "task_type": "SEQ_CLS"}}, "task_type"),
+        ({"training": {"temperature": 0.7}, "collect": {"sampling_params": {"temperature": 1.0}}}, "temperature"),
+        ({"collect": {"sampling_params": {"temperature": 0.7}}}, "training.temperature"),
+        ({"tps_limit": 0}, "tps_limit"),
+        ({"collect": {"batch_timeout_s": -5}}, "batch_timeout_s"),
+        ({"collect": {"require_reward": False}}, "require_reward"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, change: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         TrlConfig.from_file(written(tmp_path, **change))
+
+
+@pytest.mark.parametrize(
+    ("training", "collect", "told"),
+    [
+        ({}, {}, {"temperature": 1.0}),
+        ({"temperature": 0.7}, {}, {"temperature": 0.7}),
+        ({"temperature": 0.7, "top_p": 0.9, "top_k": None}, {}, {"temperature": 0.7, "top_p": 0.9}),
+        (
+            {"temperature": 0.7},
+            {"sampling_params": {"max_tokens": 64, "temperature": 0.7}},
+            {"max_tokens": 64, "temperature": 0.7},
+        ),
+    ],
+)
+def test_agents_sample_at_the_temperature_at_which_trl_takes_probabilities(
+    tmp_path: Path, training: dict[str, Any], collect: dict[str, Any], told: dict[str, Any]
+) -> None:
+    config = TrlConfig.from_file(written(tmp_path, training=training, collect=collect))
+    assert config.collect.sampling_params == told
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [({"agent_runtime_arn": "garbage"}, "agent_runtime_arn"), ({"exp_id": "../../x"}, "exp_id")],
+)
+def test_a_dry_run_finds_names_that_cannot_work(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        TrlConfig.from_file(written(tmp_path, **change)).plan()
 
 
 def test_the_plan_shows_what_would_run_without_a_secret(tmp_path: Path) -> None:

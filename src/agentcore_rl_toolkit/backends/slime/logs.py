@@ -65,11 +65,18 @@ def _kept(samples: list[Any], group_size: int) -> list[int]:
 
 
 def outcome_metrics(samples: Iterable[Any]) -> dict[str, float]:
-    """Counts over samples that `convert.to_slime` made; each rollout counts once."""
+    """Counts over samples that `convert.to_slime` made, and means of the agents' own metrics over those that are
+    trained; each rollout counts once.
+    """
     by_rollout = {s.metadata[NOTE]["session_id"]: s for s in samples if NOTE in (s.metadata or {})}
     outcomes = Counter(s.metadata[NOTE]["outcome"] for s in by_rollout.values())
     found = {f"outcome/{name}": float(n) for name, n in outcomes.items()}
     found["rollouts"] = float(len(by_rollout))
     found["masked"] = float(sum(bool(s.remove_sample) for s in by_rollout.values()))
+    reported: dict[str, list[float]] = {}
+    for sample in by_rollout.values():
+        for name, value in () if sample.remove_sample else sample.metadata[NOTE].get("metrics", {}).items():
+            reported.setdefault(name, []).append(value)
+    found |= {f"metric/{name}": sum(values) / len(values) for name, values in reported.items()}
     found["forked"] = float(sum(s.metadata[NOTE].get("branches", 1) > 1 for s in by_rollout.values()))
     return found

@@ -10,15 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 from .._places import Places
-from .convert import METRICS, flat
+from .convert import METRICS, NOTE, flat
 from .logs import outcome_metrics
+
+_newest = -1  # the newest weight version that any rollout of this process was sampled by
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
     """A step, or an evaluation, in slime's default way."""
     from slime.rollout.sglang_rollout import generate_rollout as slimes
 
-    return _finished(slimes(args, rollout_id, data_source, evaluation=evaluation))
+    return _finished(slimes(args, rollout_id, data_source, evaluation=evaluation), args)
 
 
 def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -29,7 +31,7 @@ def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, e
     from slime.rollout.base_types import RolloutFnTrainOutput
     from slime.rollout.fully_async_rollout import generate_rollout_fully_async as slimes
 
-    return _finished(RolloutFnTrainOutput(samples=slimes(args, rollout_id, data_source)))
+    return _finished(RolloutFnTrainOutput(samples=slimes(args, rollout_id, data_source)), args)
 
 
 def _share_places(args: Any) -> None:
@@ -44,14 +46,43 @@ def _share_places(args: Any) -> None:
         state.semaphore = Places(args.sglang_server_concurrency * get_rollout_num_engines(args))
 
 
-def _finished(output: Any) -> Any:
-    """Flatten training groups; count outcomes, which slime logs as metrics of the step or evaluation."""
+def _finished(output: Any, args: Any) -> Any:
+    """Flatten training groups and mask what is too old; count outcomes, which slime logs as metrics of the step or
+    evaluation.
+    """
     found: dict[str, float] = {}
     if hasattr(output, "samples"):
         output.samples = [list(flat(group)) for group in output.samples]
+        mask_stale([s for group in output.samples for s in group], getattr(args, "max_staleness", None))
         found = {f"{METRICS}/{k}": v for k, v in outcome_metrics(flat(output.samples)).items()}
     else:
         for name, data in output.data.items():
             found |= {f"{METRICS}/eval/{name}/{k}": v for k, v in outcome_metrics(data.get("samples") or ()).items()}
     output.metrics = {**(output.metrics or {}), **found}
     return output
+
+
+def mask_stale(samples: list[Any], max_staleness: int | None) -> None:
+    """Mask rollouts whose oldest token lies more than `max_staleness` weight versions behind the newest one seen.
+
+    Looked at when a step is handed over, because rollouts may wait in slime's buffer. The newest version that sampled
+    anything is the trainer's own or, when the engines have not sampled since the last update, one less; so a rollout is
+    never masked too early. All samples of a forked rollout share its fate. A rollout of unknown age is masked.
+    """
+    global _newest
+    if max_staleness is None:
+        return
+    live = [s for s in samples if not s.remove_sample]
+    versions = {id(s): [int(v) for v in s.weight_versions] for s in live}
+    _newest = max([_newest, *(v for known in versions.values() for v in known)])
+    reasons: dict[str, str] = {}
+    for sample in live:
+        known = versions[id(sample)]
+        if not known or min(known) < _newest - max_staleness:
+            reasons[sample.metadata[NOTE]["session_id"]] = "stale" if known else "unknown_version"
+    for sample in live:
+        reason = reasons.get(sample.metadata[NOTE]["session_id"])
+        if reason is not None:
+            sample.remove_sample = True
+            sample.loss_mask = [0] * sample.response_length
+            sample.metadata[NOTE]["mask_reason"] = reason

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ..data import read_rows
-from ..settings import Plan, from_mapping, read_settings, with_environment
+from ..settings import Plan, check_run, from_mapping, read_settings, with_environment
 from . import cluster
+from .checks import check
 from .cluster import SlimeError
 from .rows import prepare_data
 
@@ -34,11 +35,11 @@ JOB_ENV = (
     *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", "AGENTCORE_RL_GATEWAY_ADMIN_KEY"),
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),
 )
-_MODEL_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 # Fields that reach the rollout process through slime's --custom-config-path; `settings.SlimeSettings` reads them there.
 _ROLLOUT_KEYS = (
     *("agent_runtime_arn", "s3_bucket", "exp_id", "model_id", "acr_timeout", "acr_tps_limit", "max_concurrent"),
+    *("acr_submit_timeout", "max_staleness"),
     *("max_pool_connections", "gateway_port", "gateway_host", "gateway_public_url", "gateway_url", "gateway_store"),
     *("gateway_model", "endpoint_url", "max_turns"),
 )
@@ -67,6 +68,7 @@ class SlimeRunner:
     cuda_home: str | None = None
     model_id: str = "default"
     acr_timeout: float = 900.0
+    acr_submit_timeout: float = 120.0
     acr_tps_limit: int = 25
     max_concurrent: int = 100
     max_pool_connections: int = 100
@@ -88,6 +90,8 @@ class SlimeRunner:
     renderer_family: str = "auto"
     gateway_log_level: str = "warning"
     rollout_batch_size: int = 32
+    over_sampling_batch_size: int | None = None
+    max_staleness: int | None = None
     n_samples_per_prompt: int = 8
     rollout_max_response_len: int = 1024
     rollout_temperature: float = 1.0
@@ -114,27 +118,7 @@ class SlimeRunner:
     extra_flags: tuple[str, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
-        if not _MODEL_TYPE.fullmatch(self.model_type):
-            raise ConfigError(f"model_type {self.model_type!r} must be a name like those under slime/scripts/models")
-        for name in ("num_gpus", "tp_size", "rollout_gpus_per_engine", "n_samples_per_prompt", "rollout_batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_gpus % self.tp_size or self.num_gpus % self.rollout_gpus_per_engine:
-            raise ConfigError(
-                f"num_gpus={self.num_gpus} must be divisible by tp_size={self.tp_size} and "
-                f"rollout_gpus_per_engine={self.rollout_gpus_per_engine}"
-            )
-        if self.reward_postprocessing not in ("grpo", "none"):
-            raise ConfigError(f"reward_postprocessing must be 'grpo' or 'none', got {self.reward_postprocessing!r}")
-        if self.mode not in ("sync", "async", "fully_async"):
-            raise ConfigError(f"mode must be 'sync', 'async' or 'fully_async', got {self.mode!r}")
-        if self.mode == "sync" and self.rollout_num_gpus is not None:
-            raise ConfigError("rollout_num_gpus needs mode async or fully_async: sync shares num_gpus with training")
-        if self.rollout_gpus % self.rollout_gpus_per_engine:
-            raise ConfigError(
-                f"rollout_num_gpus={self.rollout_gpus} must be divisible by rollout_gpus_per_engine="
-                f"{self.rollout_gpus_per_engine}"
-            )
+        check(self)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> SlimeRunner:
@@ -176,6 +160,9 @@ class SlimeRunner:
 
     def plan(self, num_rollout: int = 1) -> Plan:
         """The exact command, and what is missing to run it on this machine. Raises: ConfigError on unreadable data."""
+        check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.exp_id)
+        if num_rollout < 1:
+            raise ConfigError(f"num_rollout must be at least 1, got {num_rollout}")
         rows = len(read_rows(self.data_path)) if Path(self.data_path).is_file() else None
         command = [
             *("ray", "job", "submit", "--address", self._job_address(), "--submission-id", self._new_job_id()),
@@ -264,6 +251,8 @@ class SlimeRunner:
                 str(self.sglang_data_parallel_size),
                 "--sglang-enable-dp-attention",
             ]
+        if self.over_sampling_batch_size is not None:
+            flags += ["--over-sampling-batch-size", str(self.over_sampling_batch_size)]
         if self.use_tis:
             flags.append("--use-tis")
         if self.routing_replay:

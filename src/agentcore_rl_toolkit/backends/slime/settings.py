@@ -30,8 +30,8 @@ class SlimeSettings:
     """What a rollout needs. slime hands them over as attributes of its arguments (``--custom-config-path``).
 
     Names and defaults are those of the published toolkit where it has them; `service.ServiceSettings` says what they
-    mean. Without `gateway_model` the gateway renders with the tokenizer of slime's `hf_checkpoint`, so that prompts and
-    replies are those tokens that slime trains.
+    mean, except `max_staleness`, which `rollout` looks at when it hands a step over. Without `gateway_model` the gateway
+    renders with the tokenizer of slime's `hf_checkpoint`, so that prompts and replies are those tokens that slime trains.
     Units: seconds.
     """
 
@@ -40,6 +40,7 @@ class SlimeSettings:
     exp_id: str
     model_id: str = "default"
     acr_timeout: float = 900.0
+    acr_submit_timeout: float = 120.0
     acr_tps_limit: int = 25
     max_concurrent: int = 100
     max_pool_connections: int = 100
@@ -52,6 +53,7 @@ class SlimeSettings:
     gateway_store: str | None = None
     gateway_model: str | None = None
     max_turns: int | None = None
+    max_staleness: int | None = None
 
     @classmethod
     def from_args(cls, args: Any, environ: Mapping[str, str] = os.environ) -> SlimeSettings:
@@ -88,6 +90,7 @@ class SlimeSettings:
             exp_id=self.exp_id,
             model_id=self.model_id,
             rollout_timeout_s=self.acr_timeout,
+            submit_timeout_s=self.acr_submit_timeout,
             tps_limit=self.acr_tps_limit,
             max_concurrent=self.max_concurrent,
             max_pool_connections=self.max_pool_connections,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import ConfigError
 from ...gateway.engines.tinker import KEY_ENV, service_url
 from ..data import read_rows
 from ..service import ServiceSettings
-from ..settings import Plan, from_mapping, read_settings, with_environment
+from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 from .loop import TinkerConfig
 
 
@@ -45,7 +45,7 @@ class TinkerRunConfig(TinkerConfig):
     tps_limit: int = 25
     gateway_url: str | None = None
     gateway_public_url: str | None = None
-    gateway_admin_key: str | None = None
+    gateway_admin_key: str | None = field(default=None, repr=False)
     gateway_host: str = "0.0.0.0"
     gateway_port: int = 0
 
@@ -53,9 +53,8 @@ class TinkerRunConfig(TinkerConfig):
         super().__post_init__()
         if self.group_size < 2:
             raise ConfigError(f"a group needs at least 2 rollouts to compare, got group_size={self.group_size}")
-        for name in ("steps", "groups_per_step", "rank"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        counts = ("steps", "groups_per_step", "rank", "context_tokens", "max_tokens")
+        check_numbers(self, positive=("tps_limit",), counts=counts, ports=("gateway_port",))
 
     @classmethod
     def from_file(cls, path: str | Path) -> TinkerRunConfig:
@@ -89,6 +88,7 @@ class TinkerRunConfig(TinkerConfig):
 
     def plan(self) -> Plan:
         """What the run would do. Raises: ConfigError when the data cannot be read."""
+        check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.exp_id)
         where = self.gateway_url or f"started here, on {self.gateway_host}, with the tokenizer in {self.model_dir}"
         facts = [
             ("agent", self.agent_runtime_arn),

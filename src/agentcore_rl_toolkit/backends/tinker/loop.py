@@ -78,6 +78,8 @@ class TinkerConfig:
     def __post_init__(self) -> None:
         if not self.learning_rate > 0 or not math.isfinite(self.learning_rate):
             raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
+        if not self.collect.require_reward:
+            raise ConfigError("collect.require_reward must be on: nobody here computes rewards but the agent")
         if self.max_empty_steps < 1:
             raise ConfigError(f"max_empty_steps must be at least 1, got {self.max_empty_steps}")
         if self.checkpoint_every < 0:

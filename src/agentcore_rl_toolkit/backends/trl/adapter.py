@@ -255,6 +255,7 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
     }
     found = {name: float(value) for name, value in metrics.items()}
     found.update({f"outcome/{name}": float(n) for name, n in summary.outcomes.items()})
+    found.update({f"metric/{name}": value for name, value in summary.metrics.items()})
     if stats.trained_token_share is not None:
         found["trained_token_share"] = stats.trained_token_share
     if summary.usable:

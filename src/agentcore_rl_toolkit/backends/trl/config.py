@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
 from ..data import read_rows
 from ..groups import CollectConfig
-from ..settings import Plan, from_mapping, read_settings, with_environment
+from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
+from .keys import check_lora, check_training
 
 ForkPolicy = Literal["longest", "mask"]
 Importance = Literal["sampled", "trainer"]
 
 # Keys of TRL's GRPOConfig that we set ourselves; a value in `training` would contradict them.
 _OURS = frozenset({"output_dir", "remove_unused_columns"})
+# Keys of GRPOConfig that say how to sample; agents are held to them.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,9 @@ class TrlConfig:
     `endpoint_url` of a local runtime; `gateway_url` (and its `gateway_admin_key`), the address agents can reach;
     `policy_url`, the built-in policy server whose weights are replaced as training goes, or None when TRL itself
     syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server, vllm_server_base_url: ...}`).
+
+    `training.temperature` (1.0 unless set; `top_p` and the like where they are set) is what the gateway makes agents sample
+    with: TRL takes the policy's probabilities at that temperature.
 
     What is trained: `model` is a local folder or hub id, `model_id` the name the agent asks for; `lora` are arguments
     of peft's LoraConfig, None trains all weights. `training` goes to TRL's GRPOConfig unchanged.
@@ -70,6 +76,12 @@ class TrlConfig:
             )
         if self.max_empty_batches < 1:
             raise ConfigError(f"max_empty_batches must be at least 1, got {self.max_empty_batches}")
+        check_numbers(self, positive=("tps_limit",), counts=("max_tokens",))
+        check_training(self.training)
+        if self.lora is not None:
+            check_lora(self.lora)
+        if not self.collect.require_reward:
+            raise ConfigError("collect.require_reward must be on: nobody here computes rewards but the agent")
         clash = sorted(_OURS & set(self.training))
         if clash:
             raise ConfigError(f"`training` may not set {', '.join(clash)}: use the keys of this file instead")
@@ -86,6 +98,24 @@ class TrlConfig:
         if self.training.get("use_vllm") and self.policy_url is not None:
             raise ConfigError("policy_url and training.use_vllm are two servers for one policy; keep one of them")
 
+        object.__setattr__(self, "collect", replace(self.collect, sampling_params=self._sampling_params()))
+
+    def _sampling_params(self) -> dict[str, Any]:
+        """What agents sample with: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
+        params = dict(self.collect.sampling_params or {})
+        for name in _SAMPLING:
+            wanted = self.training.get(name, 1.0 if name == "temperature" else None)
+            if wanted is None:
+                continue
+            if name not in params:
+                params[name] = wanted
+            elif params[name] != wanted:
+                raise ConfigError(
+                    f"collect.sampling_params.{name} is {params[name]} and training.{name} is {wanted}: TRL would compare "
+                    f"other probabilities than the agents sampled with; set training.{name} only"
+                )
+        return params
+
     @classmethod
     def from_file(cls, path: str | Path) -> TrlConfig:
         """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
@@ -93,6 +123,7 @@ class TrlConfig:
 
     def plan(self) -> Plan:
         """What the run would do. Raises: ConfigError when the data cannot be read."""
+        check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.exp_id)
         rows = f"{len(read_rows(self.data_path))} in {self.data_path}" if self.data_path else "given by the caller"
         if self.policy_url:
             weights = f"saved and posted to {self.policy_url}/update_weights before each batch of rollouts"
@@ -109,6 +140,7 @@ class TrlConfig:
             ("deadlines", f"submit {self.collect.submit_timeout_s:g} s, rollout {self.collect.rollout_timeout_s:g} s"),
             ("forked rollouts", self.fork_policy),
             ("importance ratio", self.importance),
+            ("sampling", ", ".join(f"{k} {v}" for k, v in (self.collect.sampling_params or {}).items())),
             ("output", str(self.output_dir)),
             *((f"training.{k}", str(v)) for k, v in sorted(self.training.items())),
         ]
