@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -379,3 +380,19 @@ def test_control_plane_has_its_own_quota(start_server: Callable[..., Server], tm
             listing()
 
     assert refused(burst)[:2] == (429, "ThrottlingException")
+
+
+def test_a_call_whose_session_is_stopped_while_it_starts_is_to_be_retried(server: Server) -> None:
+    server.view.call("PUT", "/_local/faults", [{"kind": "slow_start", "delay_s": 1.5, "first": 2}])
+    target = {"agentRuntimeArn": server.arn, "runtimeSessionId": new_session_id()}
+    patient = server.client(retries={"total_max_attempts": 3, "mode": "standard"})
+    with ThreadPoolExecutor(2) as pool:
+        once = pool.submit(refused, lambda: call(server, "InvokeAgentRuntime", **target))
+        again = pool.submit(patient.invoke_agent_runtime, payload=b"{}", **target)
+        wait_for(lambda: (server.session(target["runtimeSessionId"]) or {}).get("inflight") == 2)
+        server.default_client.stop_runtime_session(**target)
+        assert once.result()[:2] == (409, "RetryableConflictException")
+        reply = again.result()
+    assert reply["response"].read()
+    assert reply["ResponseMetadata"]["RetryAttempts"] >= 1
+    server.view.call("PUT", "/_local/faults", [])
