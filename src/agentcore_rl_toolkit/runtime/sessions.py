@@ -293,7 +293,7 @@ class SessionTable:
         if self.sessions.get(session.key) is session:
             del self.sessions[session.key]
         if not session.ready.done():
-            session.ready.set_exception(WireError("RuntimeClientError", f"The session ended while starting: {reason}."))
+            session.ready.set_exception(_ended_while_starting(reason))
             session.ready.exception()
         for connection in session.idle_connections:
             connection.close()
@@ -309,3 +309,9 @@ class SessionTable:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _ended_while_starting(reason: str) -> WireError:
+    if reason == "stopped":  # by somebody else; the same call starts another one
+        return WireError("RetryableConflictException", "Session operation in progress, please retry")
+    return WireError("RuntimeClientError", f"The session ended while starting: {reason}.")
