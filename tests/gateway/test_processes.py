@@ -12,14 +12,16 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.errors import GatewayError
+from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http_client import request
-from agentcore_rl_toolkit.gateway.sharding import shard_of, wanted
+from agentcore_rl_toolkit.gateway.sharding import _add_metrics, shard_of, wanted
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 
@@ -95,6 +97,114 @@ async def test_one_connection_may_serve_sessions_of_every_process(
     assert json.loads(told)["session_id"] == "task-1"
     status, told = await request("DELETE", url + "/sessions/task-1")
     assert (status, json.loads(told)) == (200, {"deleted": 0})
+
+
+async def raw(url: str, head: bytes, body: bytes) -> bytes:
+    """The status line that a request gets which no client library would write."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(head + b"\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    async with asyncio.timeout(10):
+        line = await reader.readline()
+    writer.close()
+    return line
+
+
+@pytest.mark.serial
+async def test_a_session_is_found_however_its_request_names_it(served: tuple[str, int]) -> None:
+    url, _ = served
+    client = GatewayClient(url)
+    plain = [new_session_id() for _ in range(9)]
+    parted = [f"harbor/task-{i}:0/try.{i}" for i in range(9)]
+    sessions = await client.create_sessions_async([*plain, *parted])
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    statuses: Counter[bytes] = Counter()
+    for session in sessions:
+        path = session.base_url.removeprefix(url) + "/chat/completions"
+        encoded = "/sessions/" + "".join(f"%{ord(c):02X}" for c in session.session_id) + "/v1/chat/completions"
+        for target in (path, url + path, encoded, url + encoded):
+            head = f"POST {target} HTTP/1.1\r\nauthorization: Bearer {session.api_key}".encode()
+            statuses[await raw(url, head, body)] += 1
+    assert statuses == {b"HTTP/1.1 200 OK\r\n": 4 * 18}
+    found = await client.fetch_async([s.session_id for s in sessions], close=False)
+    assert [len(c.turns) for c in found.values()] == [4] * 18
+    for name in parted:
+        for written in (name, name.replace("/", "%2F")):
+            status, told = await request("GET", f"{url}/sessions/{written}/traces")
+            assert (status, len(json.loads(told))) == (200, 4)
+            traced = json.loads(told)[0]["trace_id"]
+            status, told = await request("GET", f"{url}/traces/{traced}")
+            assert (status, json.loads(told)["session_id"]) == (200, name)
+    assert (await request("GET", url + "/traces/none"))[0] == 404
+    assert (await request("GET", url + "/admin/shared"))[0] == 404
+    for bad in ("a//b", "/a", "a/", "a/../b", "v1/a", "a/v1", "a/traces"):
+        with pytest.raises(GatewayError, match="session id"):
+            await client.create_sessions_async([bad])
+
+
+def test_counters_are_added_with_every_digit() -> None:
+    texts = [b"# TYPE a counter\na 40015356\nlag_seconds 0.25\n", b"# TYPE a counter\na 1\nlag_seconds 0.125\n"]
+    assert _add_metrics(texts) == b"# TYPE a counter\na 40015357\nlag_seconds 0.25\n"
+
+
+async def turns(client: GatewayClient, sessions: list[SessionHandle]) -> list[int]:
+    found = await client.fetch_async([s.session_id for s in sessions], close=False)
+    return [len(found[s.session_id].turns) for s in sessions]
+
+
+@pytest.mark.serial
+async def test_a_process_that_dies_is_started_again_with_its_turns_and_what_was_changed(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready.json"
+    line = [*command(engine.url, tmp_path / "store", ready, 2), "--allow-upstream-host", "127.0.0.1"]
+    process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.PIPE)
+
+    async def told() -> dict[str, Any]:
+        async with asyncio.timeout(40):
+            while not ready.exists():
+                assert process.poll() is None
+                await asyncio.sleep(0.02)
+        return dict(json.loads(ready.read_text()))
+
+    async def ask(session: SessionHandle) -> int:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        status, _ = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+        return status
+
+    try:
+        async with ScriptedEngine() as other:
+            client = GatewayClient((await told())["url"])
+            sessions = await client.create_sessions_async([new_session_id() for _ in range(8)])
+            assert {shard_of(s.session_id.encode(), 2) for s in sessions} == {0, 1}
+            assert [await ask(s) for s in sessions] == [200] * 8
+            await client.add_worker_async(other.url, api_key="KEY")
+            await client.remove_worker_async("w0")
+            await client.set_weight_version_async(7)
+            for index in (1, 0):
+                pids = (await told())["workers"]
+                os.kill(pids[index], signal.SIGKILL)
+                assert await asyncio.gather(*(ask(s) for s in sessions)) == [200] * 8
+                assert (await told())["workers"][index] != pids[index]
+            assert await turns(client, sessions) == [3] * 8
+            found = await client.fetch_async([s.session_id for s in sessions])
+            assert {c.turns[-1].weight_version_first for c in found.values()} == {7}
+            assert {call.headers.get("authorization") for call in other.calls} == {"Bearer KEY"}
+            assert len(other.calls) == 16
+            for _ in range(4):
+                pids = (await told())["workers"]
+                os.kill(pids[1], signal.SIGKILL)
+                async with asyncio.timeout(10):
+                    while process.poll() is None and (await told())["workers"] == pids:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(process.wait, 20) == 2
+        said = (process.stderr.read() if process.stderr else b"").decode()
+        assert "died 6 times within 60 s" in said
+        assert "serves again" in said
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        await asyncio.to_thread(process.communicate, timeout=20)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -277,7 +277,7 @@ async def test_an_evaluation_run_asks_its_provider_for_nothing_extra(rllm: Modul
         assert provider.calls[0].body == {"model": "m", "messages": USER}
 
 
-@pytest.mark.parametrize("name", ["a b", "a/b", "ä", "a%41", 'a"b', "..", "a?b", "x" * 201, "a\nb", "a\\b"])
+@pytest.mark.parametrize("name", ["a b", "a//b", "a/../b", "ä", "a%41", 'a"b', "..", "a?b", "x" * 201, "a\nb", "a\\b"])
 async def test_a_session_whose_name_would_change_on_its_way_is_refused(client: GatewayClient, name: str) -> None:
     with pytest.raises(GatewayError, match="session id") as told:
         await client.create_sessions_async([name])

@@ -17,6 +17,7 @@ from .metrics import exposition, snapshot
 from .model_routes import ModelRoutes
 from .rllm import RLLMRoutes
 from .session_routes import SessionRoutes
+from .shared import shared_of
 from .wire import Request, decode_body, error_reply, reply
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Admin:
             (b"POST", b"/admin/close"): self.sessions.close,
             (b"POST", b"/admin/delete"): self.sessions.delete,
             (b"GET", b"/admin/stats"): self._stats,
+            (b"GET", b"/admin/shared"): self._shared,
             (b"GET", b"/admin/weight_version"): self._get_version,
             (b"POST", b"/admin/weight_version"): self._set_version,
             (b"POST", b"/admin/pause"): self._pause,
@@ -85,7 +87,7 @@ class Admin:
             self.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
             return
         shard = self._gateway.shard
-        if shard is not None and not conn.private and shard.administers(path):
+        if shard is not None and not conn.private and shard.administers(path) and path != b"/admin/shared":
             self.start(self.run(shard.administer, conn, request), conn)
             return
         if path == b"/metrics":
@@ -182,6 +184,12 @@ class Admin:
 
     async def _resume(self, conn: AgentConnection, request: Request) -> None:
         self.answer(conn, request, 200, self._gateway.resume())
+
+    async def _shared(self, conn: AgentConnection, request: Request) -> None:
+        """What an administrator has changed, with the servers' keys: for another process of this gateway only."""
+        if not conn.private:
+            raise RequestError("there is no route '/admin/shared'", kind="not_found")
+        self.answer(conn, request, 200, shared_of(self._gateway))
 
     async def _stats(self, conn: AgentConnection, request: Request) -> None:
         self.answer(conn, request, 200, snapshot(self._gateway))

@@ -16,7 +16,7 @@ import httptools
 
 from .dialects.errors import RequestError
 from .sharding import wanted
-from .wire import CONTINUE, Request, error_reply, reply
+from .wire import CONTINUE, Request, error_reply, path_of, reply
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -226,7 +226,7 @@ class AgentConnection(asyncio.Protocol):
         body = self._body
         path, _, query = self._url.partition(b"?")
         if path[:1] != b"/":
-            path = _path_of(path)
+            path = path_of(path)
         request = Request(
             self._parser.get_method(),
             path,
@@ -345,11 +345,3 @@ class AgentConnection(asyncio.Protocol):
         self._closing = True
         if not self.busy:
             self.transport.close()
-
-
-def _path_of(target: bytes) -> bytes:
-    """The path of a request that names it otherwise: whole, as proxies are asked (RFC 9112, 3.2.2), or not at all."""
-    scheme, found, rest = target.partition(b"://")
-    if not found or scheme.lower() not in (b"http", b"https"):
-        return b"/" + target
-    return b"/" + rest.partition(b"/")[2]

@@ -1,12 +1,15 @@
 """Starting and watching the processes of a sharded gateway.
 
-The parent serves nothing: it holds the listening socket and its children.
+The parent serves nothing: it holds the sockets and its children. A child that dies is started again on its part of the
+store. What was sent to it meanwhile waits in its sockets, which are the parent's, and what an administrator changed
+since the start it asks of another process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import multiprocessing
 import os
 import secrets
@@ -16,7 +19,9 @@ import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +32,13 @@ from .config import GatewayConfig
 from .server import Gateway
 from .service import settle_memory, write_ready
 from .sessions import store_secret
-from .sharding import Shard, remove_folder
+from .sharding import Shard, inbox, remove_folder
+
+log = logging.getLogger(__name__)
 
 _START_S = 60.0
+_DEATHS = 5  # more of them within `_DEATHS_S` are no accident that another start would help
+_DEATHS_S = 60.0
 
 
 def serve_sharded(
@@ -38,28 +47,18 @@ def serve_sharded(
     """Run `workers` gateway processes behind one port until SIGTERM or SIGINT.
 
     Raises: ConfigError when the port is in use or the store was written with another number of processes;
-    GatewayError when one of them dies, after stopping the others.
+    GatewayError when one does not start, or they die again and again, after stopping the others.
     """
     raise_file_limit()
     base = Path(config.store_dir or tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
-    base.mkdir(parents=True, exist_ok=True)
-    _check_count(base, workers)
-    secret, key = store_secret(base), secrets.token_urlsafe(24)
-    listening = listen(config.host, config.port)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        _check_count(base, workers)
+        secret = store_secret(base)
+    except OSError as e:
+        raise ConfigError(f"the store {base} cannot be used: {e}") from e
     folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-shards-"))
-    # A child needs nothing of its parent but the socket and these values; there are no threads yet, so forking is safe.
-    context = multiprocessing.get_context("fork")
-    pipes: list[Connection] = []
-    children = []
-    for index in range(workers):
-        mine, theirs = context.Pipe()
-        one = dataclasses.replace(config, store_dir=str(base / f"shard-{index}"))
-        shard = Shard(index, workers, folder, key)
-        child = context.Process(target=_child, args=(one, shard, listening, theirs, secret, os.getpid()), daemon=True)
-        child.start()
-        theirs.close()
-        pipes.append(mine)
-        children.append(child)
+    listening = listen(config.host, config.port)
     stopping = False
 
     def stop(number: int, frame: Any) -> None:
@@ -68,36 +67,116 @@ def serve_sharded(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    family = _Family(config, workers, base, folder, listening, secret)
     try:
-        urls = [_told(pipe) for pipe in pipes]
-        for pipe in pipes:
-            pipe.send(urls)
-        for pipe in pipes:
-            _told(pipe)
+        family.start_all()
         host, port = listening.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        if ready_file is not None:
-            pids = [child.pid for child in children]
-            write_ready(Path(ready_file), {"url": url, "pid": os.getpid(), "workers": pids})
+
+        def tell() -> None:
+            if ready_file is not None:
+                write_ready(Path(ready_file), {"url": url, "pid": os.getpid(), "workers": family.pids()})
+
+        tell()
         print(f"gateway listening on {url} with {workers} processes", file=sys.stderr, flush=True)
         while not stopping:
-            gone = wait([child.sentinel for child in children], timeout=0.5)
-            if gone and not stopping:
-                raise GatewayError("a process of the gateway died; the others are stopped, what was answered is stored")
+            if family.tend(0.5):
+                tell()
             if parent_pid is not None and not _alive(parent_pid):
                 break
     finally:
-        for child in children:
-            child.terminate()
-        deadline = time.monotonic() + 10
-        for child in children:
-            child.join(max(0.1, deadline - time.monotonic()))
-            if child.is_alive():
-                child.kill()
+        family.stop()
         listening.close()
         remove_folder(folder)
         if config.store_dir is None:
             shutil.rmtree(base, ignore_errors=True)
+
+
+class _Family:
+    """The processes, by the number of their part of the sessions."""
+
+    def __init__(
+        self, config: GatewayConfig, count: int, base: Path, folder: Path, listening: socket.socket, secret: bytes
+    ) -> None:
+        self._config = config
+        self._base = base
+        self._folder = folder
+        self._listening = listening
+        self._secret = secret
+        self._key = secrets.token_urlsafe(24)
+        # A child needs nothing of its parent but the sockets and these values; the parent has no threads, so forking is
+        # safe, then and later.
+        self._context = multiprocessing.get_context("fork")
+        self._private = [listen("127.0.0.1", 0) for _ in range(count)]
+        self._inboxes = [inbox(folder, index) for index in range(count)]
+        self._urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in self._private]
+        self._children: list[BaseProcess] = []
+        self._starting: dict[int, tuple[Connection, float]] = {}  # who has yet to say that it serves, and until when
+        self._deaths: deque[float] = deque(maxlen=_DEATHS + 1)
+
+    def pids(self) -> list[int | None]:
+        return [child.pid for child in self._children]
+
+    def _start(self, index: int, *, again: bool) -> BaseProcess:
+        mine, theirs = self._context.Pipe()
+        config = dataclasses.replace(self._config, store_dir=str(self._base / f"shard-{index}"))
+        shard = Shard(index, self._urls, self._folder, self._key, self._inboxes[index])
+        child = self._context.Process(
+            target=_child,
+            args=(config, shard, self._listening, self._private[index], theirs, self._secret, os.getpid(), again),
+            daemon=True,
+        )
+        child.start()
+        theirs.close()
+        self._starting[index] = mine, time.monotonic() + _START_S
+        return child
+
+    def start_all(self) -> None:
+        """Raises: what a child that does not start says."""
+        self._children = [self._start(index, again=False) for index in range(len(self._urls))]
+        for pipe, _ in list(self._starting.values()):
+            _told(pipe)
+        self._starting.clear()
+
+    def tend(self, timeout_s: float) -> bool:
+        """Wait, and start again who died meanwhile. Returns whether somebody was. Raises: GatewayError."""
+        pipes = {pipe: index for index, (pipe, _) in self._starting.items()}
+        ready = wait([*(child.sentinel for child in self._children), *pipes], timeout=timeout_s)
+        for pipe, index in pipes.items():
+            if pipe in ready and self._children[index].is_alive():
+                told = _told(pipe)
+                del self._starting[index]
+                print(f"process {index} of the gateway serves again: {told}", file=sys.stderr, flush=True)
+            elif time.monotonic() > self._starting[index][1]:
+                self._children[index].kill()
+        gone = [index for index, child in enumerate(self._children) if not child.is_alive()]
+        for index in gone:
+            child = self._children[index]
+            child.join()
+            self._deaths.append(time.monotonic())
+            if len(self._deaths) > _DEATHS and self._deaths[-1] - self._deaths[0] < _DEATHS_S:
+                raise GatewayError(
+                    f"processes of the gateway died {len(self._deaths)} times within {_DEATHS_S:g} s; the others are "
+                    "stopped, what was answered is stored"
+                )
+            print(
+                f"process {index} of the gateway died (exit code {child.exitcode}) and is started again",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._children[index] = self._start(index, again=True)
+        return bool(gone)
+
+    def stop(self) -> None:
+        for child in self._children:
+            child.terminate()
+        deadline = time.monotonic() + 10
+        for child in self._children:
+            child.join(max(0.1, deadline - time.monotonic()))
+            if child.is_alive():
+                child.kill()
+        for sock in (*self._private, *self._inboxes):
+            sock.close()
 
 
 def _check_count(base: Path, workers: int) -> None:
@@ -137,8 +216,17 @@ def _alive(pid: int) -> bool:
 
 
 def _child(
-    config: GatewayConfig, shard: Shard, listening: socket.socket, pipe: Connection, secret: bytes, parent: int
+    config: GatewayConfig,
+    shard: Shard,
+    listening: socket.socket,
+    private: socket.socket,
+    pipe: Connection,
+    secret: bytes,
+    parent: int,
+    again: bool,
 ) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # the parent's handler would only note it
     try:
         import uvloop
 
@@ -146,11 +234,18 @@ def _child(
     except ImportError:
         runner = asyncio.Runner()
     with runner:
-        runner.run(_serve(config, shard, listening, pipe, secret, parent))
+        runner.run(_serve(config, shard, listening, private, pipe, secret, parent, again))
 
 
 async def _serve(
-    config: GatewayConfig, shard: Shard, listening: socket.socket, pipe: Connection, secret: bytes, parent: int
+    config: GatewayConfig,
+    shard: Shard,
+    listening: socket.socket,
+    private: socket.socket,
+    pipe: Connection,
+    secret: bytes,
+    parent: int,
+    again: bool,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -158,13 +253,14 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     try:
         gateway = Gateway(config, shard=shard, secret=secret)
-        pipe.send(await gateway.start_private())
-        shard.urls = await loop.run_in_executor(None, pipe.recv)
+        if again:
+            await shard.catch_up(gateway)
+        gateway.start_private(private)
         await gateway.start(sock=listening)
     except Exception as e:
         pipe.send(e)
         return
-    pipe.send(True)
+    pipe.send(f"{gateway.recovered} frames, {gateway.sessions.turns} turns")
     settle_memory()
     while not stop.is_set():
         try:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .server import Gateway
 
 _to_json = msgspec.json.Encoder().encode
+_AT_ONCE = 100  # sessions that a thread looks through in one go
 
 
 class _Create(msgspec.Struct):
@@ -118,12 +119,28 @@ class RLLMRoutes:
 
     async def _trace(self, conn: AgentConnection, request: Request) -> None:
         wanted = unquote_to_bytes(request.path[8:]).decode("utf-8", "replace")
-        for session in list(self._gateway.sessions.by_id.values()):
+        for session in await self._naming(wanted):
             for trace in await self._read(session):
                 if trace["trace_id"] == wanted:
                     self._answer(conn, request, trace)
                     return
         raise RequestError(f"there is no trace {wanted!r}", kind="not_found")
+
+    async def _naming(self, trace_id: str) -> list[Session]:
+        """Sessions whose stored calls name this trace; looked for in a thread, without decoding them."""
+        sessions = self._gateway.sessions
+        call_id = trace_id.partition(".")[0].encode()
+        found: list[Session] = []
+        everyone = list(sessions.by_id.values()) if call_id else []
+        self._gateway.journal.flush()
+        for at in range(0, len(everyone), _AT_ONCE):
+            frames = [(s, list(zip(s.positions, s.lengths, strict=True))) for s in everyone[at : at + _AT_ONCE]]
+
+            def look(frames: list[tuple[Session, list[tuple[int, int]]]] = frames) -> list[Session]:
+                return [s for s, lie in frames if any(call_id in each for each in sessions.payloads_at(lie))]
+
+            found += await asyncio.get_running_loop().run_in_executor(None, look)
+        return found
 
     async def _send(
         self,

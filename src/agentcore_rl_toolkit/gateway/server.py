@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from ..errors import ConfigError
 from .acceptor import Acceptor, listen
@@ -134,10 +134,9 @@ class Gateway:
             self.shard.start(self)
         self._ticker = loop.create_task(self._tick())
 
-    async def start_private(self) -> str:
-        """Listen on a loopback port for the other processes of a sharded gateway. Returns its URL."""
-        self._private = Acceptor(listen("127.0.0.1", 0), lambda: AgentConnection(self, private=True))
-        return self._private.url
+    def start_private(self, sock: socket.socket) -> None:
+        """Listen to the other processes of a sharded gateway."""
+        self._private = Acceptor(sock, lambda: AgentConnection(self, private=True))
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
@@ -234,7 +233,7 @@ class Gateway:
         """
         name, slash, _ = request.path[10:].partition(b"/v1/")
         if slash and request.path[:10] == b"/sessions/":
-            session = self.sessions.by_id.get(name)
+            session = self.sessions.find(name)
             if session is not None:
                 self._check_key(session, request)
             elif not self.config.implicit_sessions:
@@ -253,7 +252,7 @@ class Gateway:
         if rest not in _CALLS:
             rest = rest.rstrip(b"/")
         dialect = _CALLS.get(rest, "anthropic" if rest.startswith((b"messages", b"v1/messages")) else "chat")
-        session = self.sessions.by_id.get(name)
+        session = self.sessions.find(name)
         try:
             if session is None:
                 session = self._unknown_session(name, request)
@@ -285,11 +284,11 @@ class Gateway:
             call.broke(e)
 
     def _unknown_session(self, name: bytes, request: Request) -> Session:
-        if self.config.implicit_sessions and not self.sessions.deleted_before(name):
+        if self.config.implicit_sessions and not self.sessions.deleted_before(unquote_to_bytes(name)):
             from ..errors import ContractError
 
             try:
-                return self.sessions.create(name.decode(), SessionSettings())
+                return self.sessions.create(unquote_to_bytes(name).decode(), SessionSettings())
             except (ContractError, UnicodeDecodeError) as e:
                 raise RequestError(str(e)) from e
         raise _no_session(name)

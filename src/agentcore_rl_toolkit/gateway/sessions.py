@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
 
 _TOMBSTONES = 100_000
 # What a client writes into the path of a URL as it is (RFC 3986, pchar); anything else would arrive under another name.
-_ID = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]{1,200}")
+# Parts may be divided by "/" (Harbor's are), none of which is a step up or down, or where a session's routes begin.
+_ID = re.compile(
+    r"(?=.{1,200}\Z)(?!(?:.*/)?(?:\.\.?|v1|traces)(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)*"
+)
 
 
 class Session:
@@ -159,9 +163,10 @@ class Sessions:
 
         Raises: ContractError on an unusable id, a closed session, or when there are too many.
         """
-        if not _ID.fullmatch(session_id) or session_id in (".", ".."):
+        if not _ID.fullmatch(session_id):
             raise ContractError(
-                f"session id {session_id[:250]!r} must be 1 to 200 letters, digits or characters of .-_~!$&'()*+,;=:@"
+                f"session id {session_id[:250]!r} must be 1 to 200 letters, digits or characters of .-_~!$&'()*+,;=:@, "
+                "in parts divided by / of which none is empty, '.', '..', 'v1' or 'traces'"
             )
         name = session_id.encode()
         known = self.by_id.get(name)
@@ -256,6 +261,11 @@ class Sessions:
                 self.forget_frames(session.id_bytes)
         self.journal.owing = bool(self._owed)
         raise self.journal.failed or OSError("the store refused")
+
+    def find(self, name: bytes) -> Session | None:
+        """The session of a path, whose client may have written its id percent-encoded."""
+        session = self.by_id.get(name)
+        return session if session is not None or b"%" not in name else self.by_id.get(unquote_to_bytes(name))
 
     def deleted_before(self, name: bytes) -> bool:
         return name in self._tombstones

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..errors import GatewayError
 from .dialects.errors import NOT_JSON, RequestError
 from .finished import FinishedSessions
 from .http_client import request as ask
 from .http_client import stream
 from .session_routes import Finished
-from .wire import LAST_CHUNK, Request, decode_body, reply, stream_head
+from .shared import Shared, take_over
+from .wire import LAST_CHUNK, Request, decode_body, path_of, reply, session_of, stream_head
 
 if TYPE_CHECKING:
     from .listener import AgentConnection
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _to_json = msgspec.json.Encoder().encode
+_ANSWER_S = 5.0
 _NEXT_TRY_S = 0.002  # the other process's queue is full: it is busy, not gone
 _SPLIT = {b"/admin/sessions", b"/admin/close", b"/admin/delete", b"/sessions/batch_delete", b"/traces/query"}
 _LOCAL = (b"/healthz", b"/health")
@@ -51,37 +54,37 @@ def wanted(head: bytes, count: int) -> int | None:
     """The process a request is for, by the first bytes of it; None when any will do, or they do not say yet."""
     line = head[: head.find(b"\r\n")] if b"\r\n" in head else head
     _, _, target = line.partition(b" ")
-    path = target.partition(b" ")[0].partition(b"?")[0]
+    path = path_of(target.partition(b" ")[0].partition(b"?")[0])
     if path in _LOCAL:
         return None
     if path.startswith(b"/sessions/") and path not in _SPLIT:
-        return shard_of(path[10:].partition(b"/")[0], count)
+        return shard_of(session_of(path), count)
     return 0
 
 
 class Shard:
-    """One process's place among the others. ``urls`` are the private loopback addresses of all, by number."""
+    """One process's place among the others. ``urls`` are the private loopback addresses of all, by number.
 
-    def __init__(self, index: int, count: int, folder: Path, key: str) -> None:
+    ``inbox`` is where the others put connections; it is the parent's, so that they wait there when a process dies.
+    """
+
+    def __init__(self, index: int, urls: list[str], folder: Path, key: str, inbox: socket.socket) -> None:
         self.index = index
-        self.count = count
+        self.count = len(urls)
         self.key = key
-        self.urls: list[str] = []
+        self.urls = urls
         self.handed_on = 0
         self._folder = folder
+        self._inbox = inbox
         self._socket: socket.socket | None = None
         self._gateway: Gateway | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished = FinishedSessions()
-        self._cursors = [0] * count
+        self._cursors = [0] * len(urls)
 
     def start(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, 4 * 2**20)
-        self._socket.bind(str(self._folder / f"{self.index}.sock"))
+        self._socket = self._inbox
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
 
     def stop(self) -> None:
@@ -89,6 +92,18 @@ class Shard:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
+
+    async def catch_up(self, gateway: Gateway) -> None:
+        """Take over from another process what an administrator changed since the start: this one died since."""
+        for url in [url for i, url in enumerate(self.urls) if i != self.index]:
+            try:
+                status, told = await ask("GET", url + "/admin/shared", key=self.key, timeout_s=_ANSWER_S)
+            except GatewayError:
+                continue
+            if status == 200:
+                await take_over(gateway, msgspec.json.decode(told, type=Shared))
+                return
+        log.warning("no other process of the gateway answers: process %d goes on as configured", self.index)
 
     # -- moving connections
 
@@ -190,6 +205,8 @@ class Shard:
             body = await self._create_one(request)
         else:
             told = await self._all(request, self._split(request.body) if path in _SPLIT else None)
+            if path.startswith(b"/traces/"):  # one of them has it
+                told = [one for one in told if one[1] == 200][:1] or told[:1]
             for _, status, answer in told:
                 if status >= 400:
                     conn.task = None
@@ -305,8 +322,23 @@ def _add_metrics(texts: list[bytes]) -> bytes:
                 values[name] = max(values[name], float(number))
             else:
                 values[name] += float(number)
-    lines = [line if line.startswith(b"#") else b"%b %b" % (line, b"%g" % values[line]) for line in order]
+    lines = [line if line.startswith(b"#") else b"%b %b" % (line, _number(values[line])) for line in order]
     return b"\n".join(lines) + b"\n"
+
+
+def _number(value: float) -> bytes:
+    """Every digit of it: a counter that is rounded stands still."""
+    return (str(int(value)) if value.is_integer() else repr(value)).encode()
+
+
+def inbox(folder: Path, index: int) -> socket.socket:
+    """The socket that connections for a process are sent to."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.setblocking(False)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, 4 * 2**20)
+    sock.bind(str(folder / f"{index}.sock"))
+    return sock
 
 
 def remove_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http
 from typing import TypeVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -114,6 +115,22 @@ def error_reply(
 
 
 _FINAL = frozenset({"turn_limit", "permission"})
+
+
+def path_of(target: bytes) -> bytes:
+    """The path of a request that names it otherwise: whole, as proxies are asked (RFC 9112, 3.2.2), or not at all."""
+    if target[:1] == b"/":
+        return target
+    scheme, found, rest = target.partition(b"://")
+    if not found or scheme.lower() not in (b"http", b"https"):
+        return b"/" + target
+    return b"/" + rest.partition(b"/")[2]
+
+
+def session_of(path: bytes) -> bytes:
+    """The session that a path below ``/sessions/`` is about."""
+    name, calls, _ = path[10:].partition(b"/v1/")
+    return unquote_to_bytes(name if calls else name.removesuffix(b"/traces"))
 
 
 def decode_body(body: bytes, kind: type[_T]) -> _T:

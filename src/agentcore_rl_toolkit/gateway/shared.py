@@ -1,0 +1,59 @@
+"""What an administrator changed since the start: every process of a sharded gateway has it, one that died must get it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .config import Engine, UpstreamConfig
+
+if TYPE_CHECKING:
+    from .server import Gateway
+
+
+class SharedServer(msgspec.Struct):
+    worker_id: str
+    url: str
+    engine: Engine
+    api_key: str | None
+    weight: float
+    draining: bool
+
+
+class Shared(msgspec.Struct):
+    weight_version: int | None
+    paused: str | None
+    sampler: str | None
+    servers: list[SharedServer]
+
+
+def shared_of(gateway: Gateway) -> Shared:
+    models = gateway.tinker.models() if gateway.tinker is not None else []
+    return Shared(
+        weight_version=gateway.weight_version,
+        paused=gateway.paused,
+        sampler=models[0] if models else None,
+        servers=[
+            SharedServer(
+                worker_id=w.id,
+                url=w.config.url,
+                engine=w.config.engine,
+                api_key=w.config.api_key,
+                weight=w.config.weight,
+                draining=w.draining,
+            )
+            for w in gateway.router.workers.values()
+        ],
+    )
+
+
+async def take_over(gateway: Gateway, shared: Shared) -> None:
+    gateway.router.replace(
+        (s.worker_id, UpstreamConfig(url=s.url, engine=s.engine, api_key=s.api_key, weight=s.weight), s.draining)
+        for s in shared.servers
+    )
+    if gateway.tinker is not None and shared.sampler is not None and shared.weight_version is not None:
+        await gateway.tinker.use(shared.sampler, shared.weight_version)
+    gateway.weight_version = shared.weight_version
+    gateway.paused = shared.paused
