@@ -203,7 +203,7 @@ class Answering(Exchange):
         gateway = self.gateway
         gateway.running.discard(self)
         conn, self.conn = self.conn, None
-        self.parts, self.held, self.fields, self.long, self.body = [], None, {}, None, b""
+        self.parts, self.held, self.fields, self.long, self.body, self.pieces = [], None, {}, None, b"", None
         if conn is not None:
             if error is not None:
                 headers: tuple[tuple[bytes, bytes], ...] = ()

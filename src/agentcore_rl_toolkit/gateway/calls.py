@@ -114,14 +114,17 @@ class Call(Answering):
         """
         router = self.gateway.router
         if router.mixed:
-            self.textual = _to_json(fields) if self.long is None else self.long.body(fields)
+            self.textual = _to_json(fields) if self.long is None else b"".join(self.long.pieces(fields))
         if router.gives_tokens:
             if path == b"chat/completions":
                 fields["logprobs"] = _TRUE
             elif "logprobs" not in fields or bytes(fields["logprobs"]) in (_NULL, b"0"):
                 fields["logprobs"] = _ONE
             fields["return_token_ids"] = _TRUE
-        self.body = _to_json(fields) if self.long is None else self.long.body(fields)
+        if self.long is None:
+            self.body = _to_json(fields)
+        else:
+            self.pieces = self.long.pieces(fields)
         self.path = b"/v1/" + path
 
     def _start(self) -> None:

@@ -57,6 +57,7 @@ class Exchange(ABC):
         "n",
         "parts",
         "path",
+        "pieces",
         "position",
         "received",
         "relaying",
@@ -88,6 +89,7 @@ class Exchange(ABC):
         self.fields: Fields = {}
         self.long: LongRequest | None = None  # what `fields` lack, when the request is a long one
         self.body = b""
+        self.pieces: tuple[bytes, ...] | None = None  # the body, when it is long
         self.textual: bytes | None = None  # the body for a plain OpenAI endpoint, where there are others as well
         self.path = b""
         self.digest = 0
@@ -183,6 +185,10 @@ class Exchange(ABC):
         body = self.body
         if self.textual is not None and worker.config.engine == "openai":
             body = self.textual
+        elif self.pieces is not None:
+            head = self.gateway.head(worker, self.path, sum(map(len, self.pieces)))
+            connection.send(self, head, *self.pieces)
+            return
         connection.send(self, self.gateway.head(worker, self.path, len(body)), body)
 
     def _leave(self) -> Worker | None:

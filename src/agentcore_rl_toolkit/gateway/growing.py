@@ -41,10 +41,10 @@ class Request:
         """The same for the same request, however much of it was known before."""
         return hash((self.crc, len(self.text), _to_json(self.fields)))
 
-    def body(self, fields: Fields) -> bytes:
-        """The request with other fields."""
+    def pieces(self, fields: Fields) -> tuple[bytes, ...]:
+        """The request with other fields, in pieces: the history is not copied once more to be sent."""
         rest = _to_json(fields)
-        return b"".join((b'{"messages":', self.text, b"]," if len(rest) > 2 else b"]", rest[1:]))
+        return b'{"messages":', self.text, (b"]," if len(rest) > 2 else b"]") + rest[1:]
 
 
 def understand(body: bytes, known: Prefixes) -> Request | None:

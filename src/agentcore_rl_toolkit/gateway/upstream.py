@@ -45,6 +45,8 @@ class UpstreamConnection(asyncio.Protocol):
         "_complete",
         "_headers",
         "_keep",
+        "_left",
+        "_length",
         "_parser",
         "_pieces",
         "_pool",
@@ -72,18 +74,21 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = False
         self._keep = False
         self._until_close = False
+        self._length = 0  # of the reply's body, where it is long and told
+        self._left = 0  # of it, when the parser has nothing more to find in it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
-    def send(self, reader: Reader, head: bytes, body: bytes = b"") -> None:
+    def send(self, reader: Reader, head: bytes, *body: bytes) -> None:
         self.reader = reader
         self.uses += 1
         self._began = self._complete = self._until_close = False
-        if len(body) < JOINED_BYTES:
-            self.transport.write(head + body)
+        self._length = self._left = 0
+        if sum(map(len, body)) < JOINED_BYTES:
+            self.transport.write(b"".join((head, *body)))
         else:
-            self.transport.writelines((head, body))
+            self.transport.writelines((head, *body))
 
     def abort(self) -> None:
         """Drop the call: the server sees its client go away and stops generating."""
@@ -100,12 +105,17 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.abort()
             return
         self._began = True
+        pieces = self._pieces
         try:
-            self._parser.feed_data(data)
+            if self._left:
+                self._take_on(data)
+            else:
+                self._parser.feed_data(data)
+                if self._length:
+                    self._look_away()
         except httptools.HttpParserError as e:
             self._fail(e)
             return
-        pieces = self._pieces
         if pieces:
             if self.reader is reader:
                 reader.on_data(pieces)
@@ -120,6 +130,21 @@ class UpstreamConnection(asyncio.Protocol):
             reader.on_complete()
         elif len(data) < SMALL_BYTES and self.reader is reader and self._pool.pacer is not None:
             self._pool.pacer.rest(self)
+
+    def _look_away(self) -> None:
+        """The head is read, and how much body follows: the parser would only copy the rest of it once more."""
+        left, self._length = self._length - sum(map(len, self._pieces)), 0
+        if left > 0 and not self._complete:
+            self._left = left
+            self._keep = self._parser.should_keep_alive()
+            self._parser = httptools.HttpResponseParser(self)
+
+    def _take_on(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            raise httptools.HttpParserError("there are bytes behind the end of the reply")
+        self._pieces.append(data)
+        self._complete = self._left == 0
 
     def eof_received(self) -> None:
         if self._until_close and self.reader is not None:
@@ -156,9 +181,16 @@ class UpstreamConnection(asyncio.Protocol):
         if status < 200:
             return
         framed = status in (204, 304)
-        for name, _ in headers:
-            if name in (b"content-length", b"transfer-encoding"):
+        chunked = False
+        for name, value in headers:
+            if name == b"content-length":
                 framed = True
+                if len(value) > _LONG_DIGITS and value.isdigit():
+                    self._length = int(value)
+            elif name == b"transfer-encoding":
+                framed = chunked = True
+        if chunked:
+            self._length = 0
         self._until_close = not framed
         if self.reader is not None:
             self.reader.on_head(status, headers)
@@ -167,6 +199,9 @@ class UpstreamConnection(asyncio.Protocol):
         if self._parser.get_status_code() >= 200:
             self._complete = True
             self._keep = self._parser.should_keep_alive()  # the parser has forgotten it once this returns
+
+
+_LONG_DIGITS = 5  # of a reply's length: from 100,000 bytes on it comes in several reads
 
 
 class Pool:
