@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import click
+
+
+class Amount(click.FloatRange):
+    """A number that is one, above `min` unless that itself is allowed."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no amount", param, ctx)
+        return number
+
+
+ABOVE_0 = Amount(0, min_open=True)
 
 
 @click.group()
@@ -32,7 +48,7 @@ def group() -> None:
 )
 @click.option("--fsync/--no-fsync", default=False, help="Wait for the disk before an agent gets the end of a reply.")
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=0, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
 @click.option(
     "--ready-file", type=click.Path(dir_okay=False), default=None, help="Written with url and pid once listening."
 )
@@ -45,11 +61,42 @@ def group() -> None:
 @click.option("--allow-upstream-host", multiple=True, metavar="PATTERN", help="Hosts that may be added while running.")
 @click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
 @click.option(
-    "--retention-gb", type=float, default=None, help="Drop the oldest sessions beyond this size of the store."
+    "--retention-gb", type=ABOVE_0, default=None, help="Drop the oldest sessions beyond this size of the store."
 )
-@click.option("--retention-hours", type=float, default=None, help="Drop sessions older than this.")
-@click.option("--call-timeout", type=float, default=1800.0, show_default=True, help="Seconds a model call may take.")
-@click.option("--max-body-mb", type=float, default=64.0, show_default=True, help="Largest request body.")
+@click.option("--retention-hours", type=ABOVE_0, default=None, help="Drop sessions older than this.")
+@click.option(
+    "--call-timeout",
+    type=Amount(0),
+    default=1800.0,
+    show_default=True,
+    help="Seconds a model call may take; 0: no limit.",
+)
+@click.option(
+    "--hold-timeout", type=ABOVE_0, default=600.0, show_default=True, help="Seconds a call may wait during a pause."
+)
+@click.option(
+    "--stalled-timeout",
+    type=ABOVE_0,
+    default=60.0,
+    show_default=True,
+    help="Seconds an agent may read nothing of a reply.",
+)
+@click.option("--max-body-mb", type=ABOVE_0, default=64.0, show_default=True, help="Largest request body.")
+@click.option("--max-reply-mb", type=ABOVE_0, default=256.0, show_default=True, help="Largest reply of an upstream.")
+@click.option(
+    "--max-receiving-mb",
+    type=ABOVE_0,
+    default=2048.0,
+    show_default=True,
+    help="All request bodies above 64 KiB that are on their way in, together.",
+)
+@click.option(
+    "--max-sessions",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="Sessions at a time (per process).",
+)
 @click.option(
     "--model",
     "model_dir",
@@ -57,16 +104,25 @@ def group() -> None:
     default=None,
     help="Directory with tokenizer and chat template: the gateway renders prompts and speaks token ids to the engine.",
 )
-@click.option("--context-tokens", type=int, default=None, help="The model's window, with --model.")
+@click.option("--context-tokens", type=click.IntRange(1), default=None, help="The model's window, with --model.")
+@click.option(
+    "--default-max-tokens",
+    type=click.IntRange(1),
+    default=4096,
+    show_default=True,
+    help="Length of a reply whose request does not say, with --model.",
+)
 @click.option(
     "--history-mb",
-    type=click.FloatRange(0),
+    type=Amount(0),
     default=128.0,
     show_default=True,
     help="Memory for the tokens of quiet sessions, with --model; what is beyond it is read back from the store.",
 )
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes behind the port.")
-@click.option("--weight-version", type=int, default=None, help="Version of the weights the upstreams start with.")
+@click.option(
+    "--weight-version", type=click.IntRange(0), default=None, help="Version of the weights the upstreams start with."
+)
 def serve(
     upstreams: tuple[str, ...],
     engine: str,
@@ -86,9 +142,15 @@ def serve(
     retention_gb: float | None,
     retention_hours: float | None,
     call_timeout: float,
+    hold_timeout: float,
+    stalled_timeout: float,
     max_body_mb: float,
+    max_reply_mb: float,
+    max_receiving_mb: float,
+    max_sessions: int,
     model_dir: str | None,
     context_tokens: int | None,
+    default_max_tokens: int,
     history_mb: float,
     workers: int,
     weight_version: int | None,
@@ -126,14 +188,23 @@ def serve(
         implicit_sessions=implicit_sessions,
         upstream_hosts=allow_upstream_host,
         allow_fields=allow_field,
-        retention_bytes=None if retention_gb is None else int(retention_gb * 2**30),
+        retention_bytes=None if retention_gb is None else math.ceil(retention_gb * 2**30),
         retention_s=None if retention_hours is None else retention_hours * 3600,
         weight_version=weight_version,
         model_dir=model_dir,
         sampler=sampler,
         context_tokens=context_tokens,
         history_bytes=int(history_mb * 2**20),
-        limits=Limits(call_s=call_timeout or None, body_bytes=int(max_body_mb * 2**20)),
+        default_max_tokens=default_max_tokens,
+        limits=Limits(
+            call_s=call_timeout or None,
+            hold_s=hold_timeout,
+            stalled_write_s=stalled_timeout,
+            body_bytes=math.ceil(max_body_mb * 2**20),
+            reply_bytes=math.ceil(max_reply_mb * 2**20),
+            receiving_bytes=math.ceil(max_receiving_mb * 2**20),
+            sessions=max_sessions,
+        ),
     )
     if workers > 1:
         from ..gateway.processes import serve_sharded

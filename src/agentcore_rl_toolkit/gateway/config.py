@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -71,7 +71,9 @@ class UpstreamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds that keep one agent from hurting the others. Units: bytes, seconds."""
+    """Bounds that keep one agent from hurting the others. Units: bytes, seconds. Raises: ConfigError on one that bounds
+    nothing, or everything.
+    """
 
     body_bytes: int = 64 * 2**20  # a chat of 128k tokens reaches 6 MB; this only stops accidents and abuse
     header_bytes: int = 64 * 2**10
@@ -86,6 +88,13 @@ class Limits:
     retry_memory_s: float = 600.0
     patience_s: float = 120.0  # how long Tinker's 429s, 5xx and broken connections are waited out
     keep_alive_s: float = 15.0  # between comment lines of a stream that waits for an engine that answers whole
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name.endswith("_s") and value == 0:
+                continue  # no patience at all
+            _check_amount(f"limit {each.name}", value, none=each.name == "call_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +136,12 @@ class GatewayConfig:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        for name in ("retention_bytes", "retention_s", "context_tokens", "default_max_tokens"):
+            _check_amount(name, getattr(self, name), none=name != "default_max_tokens")
+        for pattern in self.upstream_hosts:
+            _check_pattern(pattern)
         if self.admin_key is not None and not _KEY.fullmatch(self.admin_key):
             raise ConfigError(
                 "the admin key must be visible ASCII characters, without spaces, and not empty: everyone would have it"
@@ -151,6 +166,22 @@ class GatewayConfig:
         """Whether an upstream's host was allowed when the gateway was configured."""
         patterns = [*self.upstream_hosts, *(u.host for u in self.upstreams)]
         return any(_matches(upstream.host, pattern) for pattern in patterns)
+
+
+def _check_amount(name: str, value: float | None, *, none: bool) -> None:
+    if value is None and none:
+        return
+    if value is None or not 0 < value < float("inf"):
+        raise ConfigError(f"{name} must be a number above 0{' or None' if none else ''}, got {value}")
+
+
+def _check_pattern(pattern: str) -> None:
+    """Raises: ConfigError on what looks like a network and is none: it would match nothing, silently."""
+    if "/" in pattern:
+        try:
+            ipaddress.ip_network(pattern)
+        except ValueError as e:
+            raise ConfigError(f"upstream host {pattern!r} is no network: {e}") from e
 
 
 def _matches(host: str, pattern: str) -> bool:

@@ -30,7 +30,7 @@ from ..errors import ConfigError, GatewayError
 from .acceptor import listen
 from .config import GatewayConfig
 from .server import Gateway
-from .service import settle_memory, write_ready
+from .service import check_ready, settle_memory, write_ready
 from .sessions import store_secret
 from .sharding import Shard, inbox, remove_folder
 
@@ -50,6 +50,8 @@ def serve_sharded(
     GatewayError when one does not start, or they die again and again, after stopping the others.
     """
     raise_file_limit()
+    if ready_file is not None:
+        check_ready(Path(ready_file))
     base = Path(config.store_dir or tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
     try:
         base.mkdir(parents=True, exist_ok=True)

@@ -84,12 +84,18 @@ class Gateway:
         if directory is None:
             directory = self._temporary = tempfile.mkdtemp(prefix="agentcore-rl-gateway-")
         path = Path(directory)
-        self.journal = Journal(path, fsync=config.fsync)
-        self.secret = secret or store_secret(path)
+        try:
+            self.journal = Journal(path, fsync=config.fsync)
+            self.secret = secret or store_secret(path)
+        except OSError as e:
+            raise ConfigError(f"the store {directory} cannot be used: {e.strerror or e}") from e
         self.sessions = Sessions(
             self.journal, secret=self.secret, limit=self.limits.sessions, defaults=dict(config.sampling_params)
         )
-        self.recovered = self.sessions.restore()
+        try:
+            self.recovered = self.sessions.restore()
+        except OSError as e:
+            raise ConfigError(f"the store {directory} cannot be read: {e}") from e
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
         self.router = Router(config.upstreams, connect_s=self.limits.connect_s, pacer=Pacer())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .._open_files import raise_file_limit
+from ..errors import ConfigError
 from .config import GatewayConfig
 from .server import Gateway
 
@@ -45,6 +46,8 @@ async def serve(
 ) -> None:
     """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone). Raises: ConfigError."""
     raise_file_limit()
+    if ready_file is not None:
+        check_ready(Path(ready_file))
     gateway = Gateway(config)
     await gateway.start()
     settle_memory()
@@ -73,6 +76,12 @@ async def _watch_parent(pid: int, stop: asyncio.Event) -> None:
         except PermissionError:
             return
         await asyncio.sleep(1.0)
+
+
+def check_ready(path: Path) -> None:
+    """Raises: ConfigError when the ready file could not be written."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"the ready file {path} cannot be written: its directory must exist and be writable")
 
 
 def write_ready(path: Path, content: dict[str, Any]) -> None:

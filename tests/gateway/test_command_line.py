@@ -1,0 +1,91 @@
+"""`agentcore-rl gateway serve` says what is wrong with its options instead of starting with something else."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from agentcore_rl_toolkit.cli.gateway import group
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway import GatewayConfig, Limits
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--port", "99999"),
+        ("--port", "-1"),
+        ("--retention-gb", "-1"),
+        ("--retention-gb", "0"),
+        ("--retention-hours", "-1"),
+        ("--call-timeout", "-5"),
+        ("--call-timeout", "nan"),
+        ("--call-timeout", "inf"),
+        ("--hold-timeout", "0"),
+        ("--stalled-timeout", "-1"),
+        ("--max-body-mb", "0"),
+        ("--max-body-mb", "-1"),
+        ("--max-reply-mb", "nan"),
+        ("--max-receiving-mb", "0"),
+        ("--max-sessions", "0"),
+        ("--default-max-tokens", "0"),
+        ("--context-tokens", "-5"),
+        ("--history-mb", "nan"),
+        ("--weight-version", "-1"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused_by_its_option(option: str, value: str) -> None:
+    done = CliRunner().invoke(group, ["serve", option, value])
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option}'" in done.output
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--allow-upstream-host", "10.0.0.0/99"], "is no network"),
+        (["--allow-upstream-host", "10.0.0.1/8"], "is no network"),
+        (["--upstream", "http://[::1"], "must look like"),
+        (["--store", "/proc/none"], "cannot be used"),
+        (["--ready-file", "/nonexistent/ready.json"], "ready file"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_anything_is_served(options: list[str], said: str, workers: str) -> None:
+    done = CliRunner().invoke(group, ["serve", "--workers", workers, *options])
+    assert isinstance(done.exception, ConfigError)
+    assert said in str(done.exception)
+
+
+def test_a_store_that_is_a_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "secret").mkdir()
+    done = CliRunner().invoke(group, ["serve", "--store", str(tmp_path / "store")])
+    assert isinstance(done.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"port": 70_000},
+        {"retention_bytes": 0},
+        {"retention_s": -1.0},
+        {"context_tokens": -5},
+        {"default_max_tokens": 0},
+        {"upstream_hosts": ("10.0.0.0/99",)},
+    ],
+)
+def test_a_configuration_refuses_the_same(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings)).split("_")[0]):
+        GatewayConfig(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"body_bytes": 0}, {"sessions": -1}, {"call_s": math.nan}, {"connect_s": -1}])
+def test_limits_that_bound_nothing_or_everything_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        Limits(**settings)
+    assert Limits(call_s=None, patience_s=0).call_s is None
