@@ -25,8 +25,10 @@ BACKENDS = ("trl", "slime", "verl", "rllm", "tinker")
 def command(backend: str, config_path: Path, dry_run: bool, num_rollout: int) -> None:
     """Train an agent with one of the supported trainers.
 
-    AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out.
+    AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file
+    .env in this folder, then one beside the configuration, sets variables that the environment lacks.
     """
+    _take_dotenv(config_path)
     from ..backends.rllm.settings import RllmConfig
     from ..backends.slime.runner import SlimeRunner
     from ..backends.trl.config import TrlConfig
@@ -73,3 +75,15 @@ def command(backend: str, config_path: Path, dry_run: bool, num_rollout: int) ->
     click.echo(plan.render())
     sys.stdout.flush()
     os.execvpe(plan.command[0], list(plan.command), {**os.environ, **plan.environment})
+
+
+def _take_dotenv(config_path: Path) -> None:
+    from ..backends.dotenv import read_dotenv
+
+    for path in dict.fromkeys((Path(".env").absolute(), config_path.absolute().parent / ".env")):
+        if not path.is_file():
+            continue
+        new = {name: value for name, value in read_dotenv(path).items() if name not in os.environ}
+        os.environ.update(new)
+        if new:
+            click.echo(f"from {path}: {', '.join(new)}", err=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
-from ..settings import Plan, from_mapping, read_settings, with_environment
+from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 
 # Keys that rLLM's AgentCoreRuntimeConfig takes; anything else under remote_runtime.agentcore is a TypeError there (git 9beb6e0).
 AGENTCORE_KEYS = ("agent_runtime_arn", "s3_bucket", "tps_limit")
@@ -93,6 +93,10 @@ class RllmConfig:
         return [f"{key}={_hydra(value)}" for key, value in values.items()]
 
     def plan(self) -> Plan:
+        """What the run would do. Raises: ConfigError on names and numbers that cannot work."""
+        check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.experiment_name)
+        counts = ("n_parallel", "train_batch_size", "max_prompt_length", "max_response_length", "n_gpus_per_node")
+        check_numbers(self, positive=("tps_limit", "session_timeout", "learning_rate"), counts=counts)
         command = [sys.executable, "-m", "agentcore_rl_toolkit.backends.rllm.main", *self.hydra_overrides()]
         failures = "masked (compact filtering)" if self.mask_failures else "trained as reward 0 (rLLM's default)"
         facts = [

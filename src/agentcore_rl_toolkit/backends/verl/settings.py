@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ..data import read_rows
 from ..service import ServiceSettings
-from ..settings import Plan, from_mapping, read_settings, with_environment
+from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 
 PACKAGE = "agentcore_rl_toolkit.backends.verl"
 PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
 OUR_PREFIX = "agentcore."
 MAX_RESPONSE_KEY = "actor_rollout_ref.rollout.response_length"
 
+_DATA = ("data.train_files", "data.val_files")
 TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 
 # Overrides without which rollouts would not reach us or their data would be wrong; (key, value, why).
@@ -189,6 +191,9 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
 def plan(arguments: Sequence[str]) -> Plan:
     """What `main` would run with these arguments."""
     config, theirs = translate(arguments)
+    check_run(agent_runtime_arn=config.agent_runtime_arn, s3_bucket=config.s3_bucket, exp_id=config.exp_id)
+    counts = ("max_concurrent", "max_turns", "max_pool_connections")
+    check_numbers(config, positive=("reqs_per_sec", "max_rollout_time"), counts=counts, ports=("gateway_port",))
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
     loss = given.get("actor_rollout_ref.actor.loss_agg_mode", "token-mean")
     forks = (
@@ -217,8 +222,26 @@ def plan(arguments: Sequence[str]) -> Plan:
         needs.append("actor_rollout_ref.model.path=FOLDER_OR_HUB_ID")
     if "data.train_files" not in given:
         needs.append("data.train_files=FILE.jsonl or .parquet")
+    needs += [
+        f"the data at {key}={path}" for key in _DATA for path in _files(given.get(key, "")) if not _is_there(path)
+    ]
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *theirs]
     return Plan(backend="verl", facts=facts, command=command, needs=needs)
+
+
+def _files(value: str) -> list[str]:
+    """The files of a hydra value: one name, or a list of them."""
+    return [name.strip().strip("'\"") for name in value.strip().strip("[]").split(",") if name.strip()]
+
+
+def _is_there(path: str) -> bool:
+    """Whether a data file can be read here. Raises: ConfigError when it is there and cannot."""
+    if "://" in path or path.lower() == "null":  # verl fetches those itself
+        return True
+    if not Path(path).is_file():
+        return False
+    read_rows(path)
+    return True
 
 
 def _value(text: str) -> Any:
