@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,10 @@ import pytest
 # A deadline for each example would measure the load of the machine.
 hypothesis.settings.register_profile("project", deadline=None)
 hypothesis.settings.load_profile("project")
+
+# Started in the background by a script, this process and all that it starts would ignore the Ctrl-C that some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,6 +55,12 @@ class MakeEnvironment(Protocol):
     ) -> str: ...
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: with whole files handed to workers, one that begins last would keep the others waiting."""
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def make_environment() -> MakeEnvironment:
     return _make
@@ -79,8 +90,8 @@ def _build(home: Path, steps: list[list[str]], below: str | None, limit_s: float
     python = str(home / "bin" / "python")
     uv = [sys.executable, "-m", "uv"]
     if below is None:
-        make, install = [*uv, "venv", "-q", "--clear", "-p", sys.executable, str(home)], [*uv, "pip", "install"]
-        install += ["-q", "--compile-bytecode", "--python", python]
+        make = [*uv, "venv", "-q", "--clear", "-p", sys.executable, str(home)]
+        install = [*uv, "pip", "install", "-q", "--python", python]
     else:  # uv would not see what lies below, and install it again
         make = [sys.executable, "-m", "venv", "--clear", str(home)]
         install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SMALL = ("--steps", "2", "--groups", "2", "--rollouts", "4", "--held-out", "12")
 
@@ -133,6 +133,7 @@ def test_ctrl_c_stops_everything_and_resume_goes_on(tmp_path: Path) -> None:
     assert_nothing_left(run_dir)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("victim", ["policy", "gateway", "runtime"])
 def test_a_killed_service_ends_the_run_within_ten_seconds(tmp_path: Path, victim: str) -> None:
     run_dir = tmp_path / "run"

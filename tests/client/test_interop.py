@@ -53,7 +53,7 @@ items = list(client.run_batch(rows, max_concurrent_sessions=16, timeout=60))
 print(json.dumps([[item.success, item.index, item.result, item.error] for item in items]))
 """
 ROWS = [{"n": n, "run_s": 0.05 * (n % 5), "prompt": "ü" * (n % 3)} for n in range(N)]
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = pytest.mark.slow
 
 
 def wait_until(condition: Any, process: subprocess.Popen[Any], within_s: float = 60.0) -> None:

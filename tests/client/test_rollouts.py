@@ -738,10 +738,13 @@ client = RolloutClient({runtime.arn!r}, {store_url!r}, "e", endpoint_url={runtim
 batch = client.{name}([{{"script": {{"hang": True}}}}] * 8, 8)
 {body}
 """
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
-    until(lambda: runtime.runs == 8, 60)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
+        try:
+            until(lambda: runtime.runs == 8, 60)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert b"KeyboardInterrupt" in errors
     assert runtime.live == []
 

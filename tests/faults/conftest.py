@@ -180,7 +180,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], within_s: float = 60.
     return answer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     root = tmp_path_factory.mktemp("faults")
     runs_dir = root / "runs"

@@ -50,11 +50,10 @@ def test_idle_session_ends_and_its_folder_goes(
     assert ended["state"] == "idle"
     assert 1.9 < ended["idle_s"] < 8
     assert not alive(pid)
-    wait_for(lambda: not list((tmp_path / "state" / "sessions").iterdir()))
+    wait_for(lambda: not list((tmp_path / "state" / "sessions").glob("*/*")))
     assert server.invoke({}, session_id)["calls"] == 1
 
 
-@pytest.mark.serial
 def test_background_work_that_reports_busy_keeps_a_session(
     start_server: Callable[..., Server], session_id: str
 ) -> None:
@@ -65,7 +64,6 @@ def test_background_work_that_reports_busy_keeps_a_session(
     assert time.monotonic() - started > 4 + 1.5
 
 
-@pytest.mark.serial
 def test_max_lifetime_ends_a_session_that_is_active(start_server: Callable[..., Server], session_id: str) -> None:
     server = start_server("--max-lifetime", "2", "--stop-grace", "0.5")
     with pytest.raises(ClientError) as error:
@@ -74,7 +72,6 @@ def test_max_lifetime_ends_a_session_that_is_active(start_server: Callable[..., 
     assert wait_for(lambda: server.ended(session_id))["state"] == "max_lifetime"
 
 
-@pytest.mark.serial
 def test_stop_gives_sigterm_and_a_grace_and_frees_the_id_at_once(
     start_server: Callable[..., Server], session_id: str, agent_file: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -103,7 +100,6 @@ atexit.register(note, "exit function ran")
     assert (note / "log").read_text() == "exit function ran\n"
 
 
-@pytest.mark.serial
 def test_session_that_ignores_sigterm_is_killed_with_all_it_started(
     start_server: Callable[..., Server], session_id: str
 ) -> None:
@@ -140,7 +136,6 @@ app = BedrockAgentCoreApp(lifespan=lifespan)
     assert "no database today" in wait_for(lambda: server.ended(session_id))["error"]
 
 
-@pytest.mark.serial
 def test_start_that_takes_too_long_is_424_in_the_words_of_aws(
     start_server: Callable[..., Server], agent_file: Callable[[str], Path], session_id: str
 ) -> None:
@@ -171,7 +166,7 @@ def test_a_burst_of_new_sessions_loses_none_and_leaves_nothing(
     with concurrent.futures.ThreadPoolExecutor(80) as pool:
         assert list(pool.map(rollout, ids)) == [1] * 80
     wait_for(lambda: len(marked_processes(server)) == 1)
-    wait_for(lambda: not list((tmp_path / "state" / "sessions").iterdir()))
+    wait_for(lambda: not list((tmp_path / "state" / "sessions").glob("*/*")))
     assert server.view.get("/_local/status")["ended"] == {"stopped": 80}
 
 
@@ -247,12 +242,14 @@ def test_output_is_in_the_sessions_log(server: Server, session_id: str) -> None:
 
 
 def marked_processes(server: Server) -> list[int]:
-    """Every process of this runtime but itself, found as a cleaner would."""
+    """Every process of this runtime, found as a cleaner would, but itself and what waits outside a template's namespace."""
     from agentcore_rl_toolkit.runtime import roots
 
     root = json.loads((Path(server.view.get("/_local/status")["state_dir"]) / "server.json").read_text())["root"]
     wanted = f"{roots.MARKER}={roots.marker(Path(root))}".encode()
-    return sorted(pid for pid, env in roots._environments() if wanted in env and alive(pid))
+    parents = [Path(f"/proc/{t['pid']}/stat") for t in server.view.get("/_local/status")["templates"]]
+    outside = {int(p.read_text().rpartition(")")[2].split()[1]) for p in parents if p.exists()}
+    return sorted(pid for pid, env in roots._environments() if wanted in env and alive(pid) and pid not in outside)
 
 
 def test_template_that_dies_takes_its_sessions_and_is_replaced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import random
 import re
 import signal
 import subprocess
@@ -133,6 +134,8 @@ class PodServer(ScriptedServer):
         self.pods: dict[str, subprocess.Popen[bytes]] = {}
         self.addresses: dict[str, str] = {}
         self.lost: set[str] = set()  # pods on a machine that does not answer any more
+        # The port is fixed, so the addresses must differ from those of other runs of these tests on this machine.
+        self._network = f"127.{random.randrange(16, 240)}.{random.randrange(256)}"
         self._numbers = itertools.count(2)
         self._lock = threading.Lock()
         super().__init__()
@@ -159,7 +162,7 @@ class PodServer(ScriptedServer):
             return answer
 
     def _start(self, name: str) -> None:
-        address = self.addresses[name] = f"127.77.0.{next(self._numbers)}"
+        address = self.addresses[name] = f"{self._network}.{next(self._numbers)}"
         code = (
             "import runpy, sys\n"
             "app = runpy.run_path(sys.argv[1])['app']\n"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,7 +40,8 @@ class RayCluster:
     def __init__(self, python: str, folder: Path, nodes: int) -> None:
         self.python = python
         # Ray's sockets have long names: its folder must have a short one.
-        self.environment = {**os.environ, **RAY_ENVIRONMENT}
+        self._temporary = tempfile.mkdtemp(prefix="ray-")
+        self.environment = {**os.environ, **RAY_ENVIRONMENT, "RAY_TMPDIR": self._temporary}
         script = Path(__file__).with_name("ray_cluster.py")
         with (folder / "ray.txt").open("wb") as output:
             self._process = subprocess.Popen(
@@ -85,6 +88,7 @@ class RayCluster:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(5)
             self._process.stdout.close()
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

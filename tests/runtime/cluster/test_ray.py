@@ -25,8 +25,8 @@ from .conftest import RayCluster
 
 SESSION = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
 
-# Starting Ray takes most of a minute on two busy cores, and killing nodes is no company for other tests.
-pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(240)]
+# Starting Ray takes most of a minute on two busy cores.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 class Router(Server):
