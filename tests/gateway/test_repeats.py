@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import io
 import json
 from collections.abc import Awaitable, Callable
@@ -331,3 +332,23 @@ async def test_rllms_traces_have_the_routing_with_its_shape(
     head, data = trace["routing_matrices"]
     assert json.loads(head) == {"shape": [2, 2], "dtype": "int32"}
     assert np.array_equal(np.frombuffer(base64.b64decode(data), "<i4").reshape(3, 2, 2), experts)
+
+
+@pytest.mark.parametrize("key", [None, "k1"])
+async def test_a_call_can_be_repeated_after_a_restart(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, key: str | None
+) -> None:
+    """The gateway died after it had stored the reply: whether the agent has it, only the agent knows."""
+    store = tmp_path / "store"
+    gateway = await start_gateway(engine, store_dir=store)
+    session = await opened(gateway)
+    first = await ask(session, key=key)
+    other = await ask(session, key="k2", temperature=0.5)
+    await gateway.stop(grace_s=0.2)
+    gateway = await start_gateway(engine, store_dir=store)
+    path = session.base_url.split("/", 3)[3]
+    session = dataclasses.replace(session, base_url=f"{gateway.url}/{path}")
+    assert text(await ask(session, retry=1, key=key)) == text(first)
+    assert text(await ask(session, retry=1, key="k2", temperature=0.5)) == text(other)
+    assert text(await ask(session, retry=1, temperature=0.7)) not in (text(first), text(other))
+    assert await turns(session, gateway) == 3

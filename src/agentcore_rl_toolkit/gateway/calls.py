@@ -62,7 +62,7 @@ class Call(Answering):
             )
             if long is None:
                 fields = _fields.decode(body)
-                self.digest = hash(body)
+                self.digest = repeats.digest_of(body)
             else:
                 self.long, fields, body = long, long.fields, long.read
                 self.digest = long.digest()
@@ -73,7 +73,7 @@ class Call(Answering):
         self.stream = stream is not None and bytes(stream) == b"true"
         idempotency_key = request.headers.get(b"idempotency-key")
         if idempotency_key is not None:
-            self.digest = hash((idempotency_key, self.digest))
+            self.digest = repeats.digest_of(idempotency_key, b"%d" % self.digest)
         again = idempotency_key is not None or request.headers.get(b"x-stainless-retry-count", b"0") != b"0"
         self.fields = fields
         try:

@@ -14,6 +14,7 @@ import msgspec
 from .dialects.errors import NOT_JSON
 from .exchange import Fields
 from .prefixes import Prefixes
+from .repeats import digest_of
 
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping
 _KEY = b'"messages":['
@@ -39,7 +40,7 @@ class Request:
 
     def digest(self) -> int:
         """The same for the same request, however much of it was known before."""
-        return hash((self.crc, len(self.text), _to_json(self.fields)))
+        return digest_of(b"%d %d " % (self.crc, len(self.text)), _to_json(self.fields))
 
     def pieces(self, fields: Fields) -> tuple[bytes, ...]:
         """The request with other fields, in pieces: the history is not copied once more to be sent."""

@@ -8,10 +8,11 @@ those that failed (the repetition of one is sampled anew), and one that is still
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import TYPE_CHECKING
 
-from .records import decode
+from .records import OK, UNTRAINABLE, decode
 from .wire import LAST_CHUNK, chunk, reply, stream_head
 
 if TYPE_CHECKING:
@@ -65,6 +66,32 @@ def failed(call: Answering) -> None:
     known.failed += 1
 
 
+def digest_of(*parts: bytes) -> int:
+    """A number for a request that is the same in every process: a repetition may come after a restart."""
+    made = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        made.update(part)
+    return int.from_bytes(made.digest(), "big", signed=True)
+
+
+def _stored(call: Call) -> Answered | None:
+    """The call's earlier attempt among the session's last ones, when this process did not answer it itself."""
+    gateway, session = call.gateway, call.session
+    since_s = time.time() - gateway.started_s
+    if since_s > gateway.limits.retry_memory_s or not session.positions:
+        return None
+    frames = zip(session.positions[-_REMEMBERED:], session.lengths[-_REMEMBERED:], strict=True)
+    for position, length in reversed(list(frames)):
+        record = decode(gateway.journal.read(position, length))
+        if record.finished_s >= gateway.started_s:
+            continue
+        if time.time() - record.finished_s > gateway.limits.retry_memory_s:
+            return None
+        if record.digest == call.digest and record.status in (OK, UNTRAINABLE) and record.dialect == call.dialect:
+            return Answered(position, length, True, time.monotonic(), 0)
+    return None
+
+
 def joins(call: Call, *, again: bool, key: bool) -> bool:
     """Whether `call` repeats an earlier one; then it is answered from there, now or when that one ends.
 
@@ -91,6 +118,8 @@ def joins(call: Call, *, again: bool, key: bool) -> bool:
                 call.gateway.counters["turns_joined"] += 1
                 other.take_over(conn, call.keep_alive)
                 return True
+        if known is None:
+            known = _stored(call)
     if known is None:
         return False
     if known.position < 0 or (known.delivered and not again):
