@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -11,16 +12,19 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
+import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http_client import request, stream
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = [{"role": "user", "content": "hello there"}]
 Start = Callable[..., Awaitable[Gateway]]
 
@@ -78,24 +82,29 @@ async def test_retention_drops_the_oldest_sessions_and_bounds_the_store(
 class Served:
     """`agentcore-rl gateway serve` as a process of its own."""
 
-    def __init__(self, engine_url: str, store: Path, ready: Path) -> None:
+    def __init__(self, engine_url: str, store: Path, ready: Path, *more: str, engine: str = "vllm") -> None:
         ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", engine]
         command += ["--upstream", engine_url, "--store", str(store), "--ready-file", str(ready)]
-        command += ["--parent-pid", str(os.getpid())]
+        command += ["--parent-pid", str(os.getpid()), *more]
         self.ready = ready
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
-    async def url(self) -> str:
+    async def told(self) -> dict[str, Any]:
         async with asyncio.timeout(30):
             while not self.ready.exists():
                 assert self.process.poll() is None
                 await asyncio.sleep(0.02)
-        return str(json.loads(self.ready.read_text())["url"])
+        return dict(json.loads(self.ready.read_text()))
 
     def kill(self) -> None:
+        """Kill the process, and those it has started."""
+        pids = json.loads(self.ready.read_text()).get("workers", []) if self.ready.exists() else []
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def text_of(reply: bytes) -> str:
@@ -103,48 +112,119 @@ def text_of(reply: bytes) -> str:
     return "".join(json.loads(f'"{t}"') for t in re.findall(r'"content":"((?:[^"\\\\]|\\\\.)*)"', reply.decode()))
 
 
-KILLS = int(os.environ.get("AGENTCORE_RL_TEST_KILLS", "8"))
+def id_of(reply: bytes) -> str:
+    found = re.search(r'"id":"([^"]+)"', reply.decode())
+    assert found is not None
+    return found[1]
 
 
-@pytest.mark.slow
-@pytest.mark.serial
-async def test_every_turn_an_agent_saw_answered_survives_kill_9_exactly_once(tmp_path: Path) -> None:
-    store, ready = tmp_path / "store", tmp_path / "ready.json"
-    seen: dict[str, list[str]] = {}
-    ids = [new_session_id() for _ in range(8)]
+class Agents:
+    """Agents that call until their gateway is gone, and what they saw answered: bodies by session."""
 
-    async def work(session: SessionHandle, streamed: bool) -> None:
-        body = {"model": "m", "messages": USER, "stream": streamed}
+    def __init__(self, count: int) -> None:
+        self.ids = [new_session_id() for _ in range(count)]
+        self.seen: dict[str, list[bytes]] = {}
+        self.stopping = False
+
+    async def work(self, session: SessionHandle, streamed: bool, *, gives_up: bool) -> None:
+        body = {"model": "m", "messages": USER, "stream": streamed, "max_tokens": 40}
         url = session.base_url + "/chat/completions"
-        while True:
+        while not self.stopping:
             got = b""
             try:
                 async for piece in stream("POST", url, body=body, key=session.api_key, timeout_s=10):
                     got += piece
             except GatewayError:
-                if b'"finish_reason":"' not in got:
-                    return  # not answered: it may be stored or not
-            seen.setdefault(session.session_id, []).append(text_of(got))
+                if b'"finish_reason":"' not in got:  # not answered: it may be stored or not
+                    if gives_up:
+                        return
+                    await asyncio.sleep(0.05)
+                    continue
+            self.seen.setdefault(session.session_id, []).append(got)
 
+    async def start(self, url: str, *, gives_up: bool = True) -> list[asyncio.Future[None]]:
+        sessions = await GatewayClient(url).create_sessions_async(self.ids)
+        return [asyncio.ensure_future(self.work(s, i % 2 == 0, gives_up=gives_up)) for i, s in enumerate(sessions)]
+
+    async def check(self, url: str, *, texts: bool) -> int:
+        """Look for what was answered in what is stored. Returns how much that is."""
+        found = await GatewayClient(url).fetch_async(self.ids)
+        for session_id, replies in self.seen.items():
+            stored = [r.reply_id for r in found[session_id].records if r.status == "ok"]
+            assert len(stored) == len(set(stored)) == len(found[session_id].turns), "a turn is stored twice"
+            missing = {id_of(reply) for reply in replies} - set(stored)
+            assert not missing, f"{len(missing)} answered turns of {len(replies)} are lost"
+            if texts:
+                kept = {" ".join(f"w{i}" for i in t.completion_ids if i != 2) for t in found[session_id].turns}
+                assert {text_of(reply) for reply in replies} <= kept
+        return sum(map(len, self.seen.values()))
+
+
+KILLS = int(os.environ.get("AGENTCORE_RL_TEST_KILLS", "12"))
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+async def test_every_turn_an_agent_saw_answered_survives_kill_9_exactly_once(tmp_path: Path) -> None:
+    store, ready, agents = tmp_path / "store", tmp_path / "ready.json", Agents(8)
     async with ScriptedEngine(tokens=6) as engine:
         served: Served | None = None
         try:
             for _ in range(KILLS):
                 served = Served(engine.url, store, ready)
-                client = GatewayClient(await served.url())
-                sessions = await client.create_sessions_async(ids)
-                agents = [asyncio.ensure_future(work(s, i % 2 == 0)) for i, s in enumerate(sessions)]
+                running = await agents.start((await served.told())["url"])
                 await asyncio.sleep(0.25)
                 served.kill()
-                await asyncio.gather(*agents)
+                await asyncio.gather(*running)
             served = Served(engine.url, store, ready)
-            found = await GatewayClient(await served.url()).fetch_async(ids)
+            assert await agents.check((await served.told())["url"], texts=True) > 100
         finally:
             if served is not None:
                 served.kill()
-    assert sum(map(len, seen.values())) > 100
-    for session_id, texts in seen.items():
-        stored = [" ".join(f"w{i}" for i in t.completion_ids if i != 2) for t in found[session_id].turns]
-        assert len(stored) == len(set(stored)), "a turn is stored twice"
-        missing = [t for t in texts if t not in set(stored)]
-        assert missing == [], f"{len(missing)} answered turns of {len(texts)} are lost"
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+async def test_turns_survive_the_death_of_one_process_of_several_and_of_all(tmp_path: Path) -> None:
+    store, ready, agents = tmp_path / "store", tmp_path / "ready.json", Agents(8)
+    more = ("--workers", "2")
+    async with ScriptedEngine(tokens=6) as engine:
+        served = Served(engine.url, store, ready, *more)
+        try:
+            running = await agents.start((await served.told())["url"], gives_up=False)
+            for victim in (0, 1, 0):
+                await asyncio.sleep(0.5)
+                os.kill((await served.told())["workers"][victim], signal.SIGKILL)
+            await asyncio.sleep(1.0)
+            answered = {name: len(replies) for name, replies in agents.seen.items()}
+            await asyncio.sleep(0.5)
+            assert all(len(agents.seen[name]) > count for name, count in answered.items())
+            agents.stopping = True
+            served.kill()
+            await asyncio.gather(*running)
+            served = Served(engine.url, store, ready, *more)
+            assert await agents.check((await served.told())["url"], texts=True) > 100
+        finally:
+            served.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+async def test_turns_of_a_gateway_that_tokenises_survive_kill_9(tmp_path: Path) -> None:
+    store, ready, agents = tmp_path / "store", tmp_path / "ready.json", Agents(4)
+    more = ("--model", str(MODEL))
+    async with ScriptedEngine(tokens=6) as engine:
+        engine.first_id, engine.last_id = 300, 500
+        served: Served | None = None
+        try:
+            for _ in range(3):
+                served = Served(engine.url, store, ready, *more)
+                running = await agents.start((await served.told())["url"])
+                await asyncio.sleep(0.5)
+                served.kill()
+                await asyncio.gather(*running)
+            served = Served(engine.url, store, ready, *more)
+            assert await agents.check((await served.told())["url"], texts=False) > 20
+        finally:
+            if served is not None:
+                served.kill()

@@ -52,6 +52,7 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
         "journal_bytes": journal.total_bytes,
         "journal_slow_writes": journal.slow_writes,
         "journal_torn_bytes": journal.torn_bytes,
+        "journal_damaged_bytes": journal.damaged_bytes,
         "uptime_s": time.time() - gateway.started_s,
         "pid": os.getpid(),
         "workers": gateway.admin.list_workers(),
