@@ -66,6 +66,8 @@ def test_an_arn_that_is_none_is_found_before_a_run(backend: str, monkeypatch: py
     [
         ("verl", "reqs_per_sec", 0),
         ("verl", "max_rollout_time", -1),
+        ("verl", "extra_rollouts", -1),
+        ("verl", "max_submit_time", 0),
         ("verl", "exp_id", "../../x"),
         ("verl", "gateway_port", 99999),
         ("rllm", "tps_limit", 0),

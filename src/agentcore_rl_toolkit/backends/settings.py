@@ -130,18 +130,27 @@ def check_run(*, agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
 
 
 def check_numbers(
-    config: Any, *, positive: Sequence[str] = (), counts: Sequence[str] = (), ports: Sequence[str] = ()
+    config: Any,
+    *,
+    positive: Sequence[str] = (),
+    not_negative: Sequence[str] = (),
+    counts: Sequence[str] = (),
+    ports: Sequence[str] = (),
 ) -> None:
-    """Check fields of a configuration: `positive` and finite, `counts` of at least 1, `ports`. None is left alone.
+    """Check fields of a configuration: `positive` and finite, `not_negative` and finite, `counts` of at least 1, `ports`.
+
+    None is left alone.
 
     Raises: ConfigError naming the field.
     """
-    for name in (*positive, *counts, *ports):
+    for name in (*positive, *not_negative, *counts, *ports):
         value = getattr(config, name)
         if value is None:
             continue
         if name in positive and not (value > 0 and math.isfinite(value)):
             raise ConfigError(f"{name} must be a positive, finite number, got {value!r}")
+        if name in not_negative and not (value >= 0 and math.isfinite(value)):
+            raise ConfigError(f"{name} must be a finite number and not negative, got {value!r}")
         if name in counts and not value >= 1:
             raise ConfigError(f"{name} must be at least 1, got {value!r}")
         if name in ports and not 0 <= value <= 65535:

@@ -36,15 +36,19 @@ def check(runner: SlimeRunner) -> None:
     """Raises: ConfigError naming the setting."""
     if not _MODEL_TYPE.fullmatch(runner.model_type):
         raise ConfigError(f"model_type {runner.model_type!r} must be a name like those under slime/scripts/models")
-    check_numbers(runner, positive=_POSITIVE, counts=_COUNTS, ports=("gateway_port",))
+    check_numbers(
+        runner,
+        positive=_POSITIVE,
+        not_negative=("max_staleness", "rollout_temperature"),
+        counts=_COUNTS,
+        ports=("gateway_port",),
+    )
     check_flags(runner.extra_flags)
     if (runner.over_sampling_batch_size or runner.rollout_batch_size) < runner.rollout_batch_size:
         raise ConfigError(
             f"over_sampling_batch_size={runner.over_sampling_batch_size} is less than "
             f"rollout_batch_size={runner.rollout_batch_size}"
         )
-    if runner.max_staleness is not None and runner.max_staleness < 0:
-        raise ConfigError(f"max_staleness cannot be negative, got {runner.max_staleness}")
     if runner.num_gpus % runner.tp_size or runner.num_gpus % runner.rollout_gpus_per_engine:
         raise ConfigError(
             f"num_gpus={runner.num_gpus} must be divisible by tp_size={runner.tp_size} and "

@@ -50,10 +50,10 @@ HTTP_DEFAULTS: tuple[tuple[str, str], ...] = (
 class AgentCoreConfig:
     """The ``agentcore`` section of a verl run; names and defaults of the published guide, then ours.
 
-    Units: `max_rollout_time` seconds. `gateway_store` is a folder for captured turns; the published "memory" keeps
-    them in a temporary one. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` are accepted and have
-    no effect: the gateway always extends turns token by token. `gateway_upstream` is "tokens" (the gateway renders with
-    `gateway_model`, the trained model's tokenizer unless given, and samples through verl's own client) or "http" (it
+    Units: `max_rollout_time`, `max_submit_time` seconds. `gateway_store` is a folder for captured turns; the published
+    "memory" keeps them in a temporary one. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` are accepted
+    and have no effect: the gateway always extends turns token by token. `gateway_upstream` is "tokens" (the gateway renders
+    with `gateway_model`, the trained model's tokenizer unless given, and samples through verl's own client) or "http" (it
     relays chats to verl's servers).
     """
 
@@ -63,6 +63,7 @@ class AgentCoreConfig:
     reqs_per_sec: int = 25
     max_pool_connections: int = 10
     max_rollout_time: float = 1800.0
+    max_submit_time: float = 120.0
     gateway_port: int = 9090
     gateway_store: str = "memory"
     gateway_cumulative_token_mode: bool = False
@@ -87,6 +88,7 @@ class AgentCoreConfig:
             exp_id=self.exp_id,
             model_id=self.model_id or model_path,
             rollout_timeout_s=self.max_rollout_time,
+            submit_timeout_s=self.max_submit_time,
             tps_limit=self.reqs_per_sec,
             max_concurrent=self.max_concurrent,
             max_pool_connections=self.max_pool_connections,
@@ -193,7 +195,8 @@ def plan(arguments: Sequence[str]) -> Plan:
     config, theirs = translate(arguments)
     check_run(agent_runtime_arn=config.agent_runtime_arn, s3_bucket=config.s3_bucket, exp_id=config.exp_id)
     counts = ("max_concurrent", "max_turns", "max_pool_connections")
-    check_numbers(config, positive=("reqs_per_sec", "max_rollout_time"), counts=counts, ports=("gateway_port",))
+    positive = ("reqs_per_sec", "max_rollout_time", "max_submit_time")
+    check_numbers(config, positive=positive, not_negative=("extra_rollouts",), counts=counts, ports=("gateway_port",))
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
     loss = given.get("actor_rollout_ref.actor.loss_agg_mode", "token-mean")
     forks = (
