@@ -135,6 +135,15 @@ def test_with_a_credential_the_signature_decides(start_server: Callable[..., Ser
         control.get_agent_runtime(agentRuntimeId="none-0123456789")
 
 
+def test_sessions_have_a_key_to_the_store_and_not_to_the_runtime(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    options = ("--credential", "AKLOCAL:secret", "--s3-dir", str(tmp_path / "s3"))
+    server = start_server(*options, agent=AGENTS / "stores.py")
+    assert ask(server, url=server.url) == {"note": "mine", "refused": "AccessDeniedException"}
+    assert (tmp_path / "s3" / "kept").is_dir()
+
+
 def test_counters_are_open(rebel: Server) -> None:
     answer = ask(rebel, do="request", method="GET", url=f"{rebel.url}/_local/status")
     assert answer["status"] == 200

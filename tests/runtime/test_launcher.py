@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
 
@@ -23,8 +24,7 @@ def template(server: Server) -> dict[str, object]:
 
 def test_sessions_are_forks_of_one_loaded_agent(server: Server) -> None:
     assert template(server)["start"] == "fork"
-    loaded_in = {server.invoke({}, new_session_id())["loaded_in"] for _ in range(3)}
-    assert loaded_in == {server.template_pid()}
+    assert len({server.invoke({}, new_session_id())["loaded"] for _ in range(3)}) == 1
 
 
 def test_agent_with_threads_is_started_by_exec_and_says_why(start_server: Callable[..., Server]) -> None:
@@ -119,3 +119,31 @@ print(safe_to_import(["quiet_module", "failing_module", "threading_module", "qui
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert done.stdout.strip() == "['quiet_module']"
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_a_server_that_cannot_be_reached_is_refused_at_once(
+    start_server: Callable[..., Server], tmp_path: Path, start: str
+) -> None:
+    (tmp_path / "other.py").write_text(
+        "import http.server\nif __name__ == '__main__':\n"
+        "    http.server.HTTPServer(('0.0.0.0', 8080), http.server.BaseHTTPRequestHandler).serve_forever()\n"
+    )
+    if start == "fork":
+        done = run_serve("--agent", f"other={tmp_path / 'other.py'}")
+        assert done.returncode == 2
+        said = done.stderr
+    else:
+        server = start_server("--start", "exec", agent=tmp_path / "other.py")
+        with pytest.raises(ClientError) as failed:
+            server.invoke({})
+        said = failed.value.response["Error"]["Message"]
+    assert "something else than uvicorn" in said
+    assert "container image" in said
+
+
+@pytest.mark.parametrize(("options", "agent"), [(("--start", "exec"), "probe"), ((), "threads")])
+def test_strict_snapshot_refuses_what_is_none(options: tuple[str, ...], agent: str) -> None:
+    done = run_serve("--agent", f"probe={AGENTS / f'{agent}.py'}", "--strict-snapshot", *options)
+    assert done.returncode == 2
+    assert "--strict-snapshot needs forked sessions" in done.stderr

@@ -34,6 +34,12 @@ class Agent:
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
     invocation_path: bytes = b"/invocations"
+    pinged: bool = True  # False: its protocol has no /ping (MCP), so any answer to one is healthy
+
+    @property
+    def folder(self) -> str:
+        """What the folders of this version's sessions and sockets are called. Short: sockets' paths are bounded."""
+        return hashlib.sha256(f"{self.runtime_id}:{self.version}".encode()).hexdigest()[:10]
 
 
 def make_runtime_id(name: str, salt: str) -> str:

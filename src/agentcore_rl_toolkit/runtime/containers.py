@@ -157,7 +157,7 @@ class ContainerNode:
         return process
 
     def _make_folder(self, order: SessionOrder) -> None:
-        order.directory.mkdir(mode=0o700)
+        order.directory.mkdir(mode=0o700, parents=True)
         if order.agent.image is None:
             self._host.fill(order)
 

@@ -37,7 +37,12 @@ class Runtime:
     """Everything behind the HTTP face. Use as: ``start``, then serve, then ``close``. Raises: ConfigError."""
 
     def __init__(
-        self, config: RuntimeConfig, *, s3_url: str | None = None, cluster: SessionCluster | None = None
+        self,
+        config: RuntimeConfig,
+        *,
+        s3_url: str | None = None,
+        s3_key: tuple[str, str] | None = None,
+        cluster: SessionCluster | None = None,
     ) -> None:
         self.config = config
         self._root_lock = roots.new_root()
@@ -62,6 +67,8 @@ class Runtime:
         )
         s3 = self._s3_url = config.s3_endpoint or s3_url
         extra_env = {"AWS_ENDPOINT_URL_S3": s3, "AWS_ALLOW_HTTP": "true"} if s3 is not None else {}
+        if s3_key is not None:
+            extra_env |= {"AWS_ACCESS_KEY_ID": s3_key[0], "AWS_SECRET_ACCESS_KEY": s3_key[1]}
         self.cluster = cluster
         self.node: LocalNode | SessionCluster = cluster or LocalNode(
             config,
@@ -183,6 +190,10 @@ class Runtime:
     async def remove(self, record: Record, versions: Sequence[Version]) -> None:
         """Stop the sessions of deleted versions, then their templates, in the background."""
         for version in versions:
+            loading = self._loading.get((record.id, version.number))
+            if loading is not None:
+                loading.cancel()
+                await asyncio.wait([loading])
             agent = self._agents.pop((record.id, version.number), None)
             if agent is not None:
                 self._keep(self._remove(agent))
@@ -302,4 +313,5 @@ def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
         idle_timeout_s=lifecycle.idle_s,
         max_lifetime_s=lifecycle.lifetime_s,
         invocation_path=path.encode() if path else _PATHS.get(protocol.get("serverProtocol", "HTTP"), b"/invocations"),
+        pinged=protocol.get("serverProtocol") != "MCP",
     )

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import AgentLoadError
 from .agents import Agent, runtime_arn
 from .config import RuntimeConfig
-from .isolation import choose_tier
+from .isolation import cgroups, choose_tier
 from .isolation.relay import Relay
+from .isolation.tiers import loader_unavailable
 from .launcher.handle import TemplateProcess, TemplateSpec
 from .roots import MARKER, marker
 
@@ -84,6 +85,8 @@ class LocalNode:
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._relay: Relay | None = None
         self._container_node: ContainerNode | None = None
+        self._tag = hashlib.sha256(str(root).encode()).hexdigest()[:8] + "-"
+        self._confines_loading = False
         self.tier = ""
 
     async def start(self) -> None:
@@ -91,6 +94,11 @@ class LocalNode:
         wanted = self._config.isolation
         tier = await asyncio.to_thread(choose_tier, wanted.tier, network=wanted.network)
         self.tier = tier.name
+        if tier.name in ("namespaces", "landlock"):
+            why = await asyncio.to_thread(loader_unavailable, tier.name)
+            self._confines_loading = why is None
+            if why is not None:
+                log.warning("agents are loaded without confinement, only their sessions are confined: %s", why)
         if tier.name in CONTAINER_TIERS:
             await self._containers().open()
         if tier.name == "process":
@@ -102,16 +110,21 @@ class LocalNode:
     async def prepare(self, agent: Agent) -> None:
         """Load the agent's template, or see to its image. Raises: AgentLoadError with its traceback."""
         if self._in_container(agent):
+            if self._config.strict_snapshot:
+                raise AgentLoadError(
+                    f"agent {agent.name}: --strict-snapshot needs forked sessions; containers start cold"
+                )
             await self._containers().prepare(agent)
         else:
             await self._template(agent)
 
     async def start_session(self, order: SessionOrder) -> Any:
         """Fork a session, or start a container. Raises: AgentLoadError, LocalRuntimeError."""
+        for path in (order.log_path, order.directory, Path(order.socket_path)):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._in_container(order.agent):
             return await self._containers().start_session(order)
         template = await self._template(order.agent)
-        order.log_path.parent.mkdir(parents=True, exist_ok=True)
         return template.spawn(
             order.session_id, order.socket_path, order.directory, order.log_path, {}, order.agent.script.parent
         )
@@ -125,7 +138,8 @@ class LocalNode:
                 "version": version,
                 "start": t.mode,
                 "reason": t.reason,
-                "pid": t.process.pid if t.process is not None else None,
+                "confined": t.confined and bool(t.spec.isolation.get("tier", "process") != "process"),
+                "pid": t.pid,
                 "sessions": len(t.sessions),
             }
             for (runtime_id, version), t in self._templates.items()
@@ -136,9 +150,11 @@ class LocalNode:
         if self._in_container(agent):
             await self._containers().forget(agent)
             return
-        template = self._templates.pop((agent.runtime_id, agent.version), None)
-        if template is not None:
-            await template.close()
+        key = (agent.runtime_id, agent.version)
+        async with self._locks.setdefault(key, asyncio.Lock()):  # one that is being loaded is waited for, not missed
+            template = self._templates.pop(key, None)
+            if template is not None:
+                await template.close()
 
     async def forget_if_unused(self, agent: Agent) -> None:
         """End the template of a version that has no sessions; should one be asked for again, it is loaded again."""
@@ -191,7 +207,18 @@ class LocalNode:
         log_path = self._state_dir / "logs" / f"{agent.name}.template.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         home = self._root / "home" / agent.name
-        home.mkdir(parents=True, exist_ok=True)
+        places = (
+            self._state_dir / "sessions" / agent.folder,
+            self._state_dir / "logs" / agent.name,
+            self._root / "s" / agent.folder,
+        )
+        for folder in (home, *places):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        loader = {
+            "home": str(home),
+            "writable": [str(p) for p in places],
+            "group": cgroups.owned(f"{self._tag}{agent.folder}"),
+        }
         template = TemplateProcess(
             TemplateSpec(
                 script=agent.script,
@@ -200,6 +227,7 @@ class LocalNode:
                 mode=self._config.start_mode,
                 strict_snapshot=self._config.strict_snapshot,
                 isolation=self._isolation(agent),
+                loader=loader if self._confines_loading else None,
                 disk_bytes=self._config.isolation.disk_bytes,
                 log_path=log_path,
             )
@@ -223,7 +251,7 @@ class LocalNode:
         package = Path(__file__).resolve().parents[1]
         return {
             "tier": self.tier,
-            "name_prefix": hashlib.sha256(str(self._root).encode()).hexdigest()[:8] + "-",
+            "name_prefix": self._tag,
             "read_only": [str(p) for p in (agent.script.parent, package, *c.read_only)],
             "writable": [str(p) for p in c.writable],
             "limits": limits,

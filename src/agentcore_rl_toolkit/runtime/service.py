@@ -9,6 +9,7 @@ import json
 import math
 import os
 import resource
+import secrets
 import signal
 import socket
 from collections.abc import Sequence
@@ -73,6 +74,7 @@ async def serve(
     listeners = [bind(host, port)]
     s3: Any = None
     s3_url: str | None = None
+    session_key: tuple[str, str] | None = None
     if config.s3_dir is not None:
         from .s3 import S3App, S3Config
 
@@ -81,8 +83,11 @@ async def serve(
             raise ConfigError("--s3-dir with --cluster needs a --host that the nodes can reach, not a wildcard")
         listeners.append(bind(s3_host, config.s3_port))
         s3_url = f"http://{s3_host if ':' not in s3_host else f'[{s3_host}]'}:{listeners[1].getsockname()[1]}"
-        s3 = S3App(S3Config(root=config.s3_dir, auto_create=True, credentials=config.credentials, region=config.region))
-    runtime = Runtime(config, s3_url=s3_url, cluster=cluster)
+        if config.credentials:  # sessions sign with a key of their own: it opens the store, and not the runtime
+            session_key = (f"SESSIONS{secrets.token_hex(6).upper()}", secrets.token_urlsafe(30))
+        keys = {**config.credentials, **dict([session_key] if session_key is not None else ())}
+        s3 = S3App(S3Config(root=config.s3_dir, auto_create=True, credentials=keys, region=config.region))
+    runtime = Runtime(config, s3_url=s3_url, s3_key=session_key, cluster=cluster)
     loop = asyncio.get_running_loop()
     loading = asyncio.ensure_future(runtime.start(list(agents)))
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import math
+import os
+import re
 import shutil
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,8 @@ from .clock import ActivityClock
 from .upstream import Connection, connect, connect_over
 
 KEPT_CONNECTIONS = 4
+SHOWN_CHARS = 600  # of a cause, in a message
+_PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 Key = tuple[str, str, str]  # runtime id, endpoint, session id
 
@@ -36,6 +43,7 @@ class Session:
     start_s: float | None = None
     invocations: int = 0
     error: str | None = None
+    ping_answer: str | None = None  # while it starts: what it answered when it was not healthy
     exit_status: int | None = None
     idle_connections: list[Connection] = field(default_factory=list)
     check_at_s: float = math.inf
@@ -129,6 +137,35 @@ def remove_files(session: Session) -> None:
 def log_tail(path: Path, size: int = 2_000) -> str:
     """The end of a log file; empty when there is none."""
     try:
-        return path.read_bytes()[-size:].decode(errors="replace").strip()
-    except FileNotFoundError:
+        with path.open("rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - size))
+            return f.read(size).decode(errors="replace").strip()
+    except OSError:
         return ""
+
+
+def log_name(session_id: str, *, endpoint: str) -> str:
+    """What a session's log is called: its id where that is a plain name, else a hash; ids are callers' and may hold anything."""
+    name = session_id
+    if not _PLAIN_ID.fullmatch(session_id):
+        name = f"id.{hashlib.sha256(session_id.encode(errors='surrogatepass')).hexdigest()[:40]}"
+    return name if endpoint == "DEFAULT" else f"{name}.{endpoint}"
+
+
+def ping_status(body: bytes) -> tuple[str | None, float | None]:
+    """Status and age of the last update out of a 200's body. Any body will do: then it is just healthy."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return "Healthy", None
+    if not isinstance(answer, dict):
+        return "Healthy", None
+    stamp: Any = answer.get("time_of_last_update")
+    known = isinstance(stamp, (int, float)) and not isinstance(stamp, bool)
+    return str(answer.get("status", "Healthy")), time.time() - float(stamp) if known else None
+
+
+def shortened(text: str) -> str:
+    """Beginning and end of what may be a long traceback, on one line."""
+    line = " | ".join(part.strip() for part in text.splitlines() if part.strip())
+    return line if len(line) <= SHOWN_CHARS else f"{line[: SHOWN_CHARS // 3]} ... {line[-SHOWN_CHARS // 2 :]}"

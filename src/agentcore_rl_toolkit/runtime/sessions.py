@@ -8,9 +8,10 @@ table at once, so the next call with the same id gets a fresh environment, while
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
-import json
+import logging
 import math
 import time
 from collections import deque
@@ -23,11 +24,14 @@ from .agents import Agent
 from .clock import ActivityClock
 from .config import RuntimeConfig
 from .node import Node, SessionOrder
-from .session import Key, Session, is_over, log_tail, remove_files
+from .session import Key, Session, is_over, log_name, log_tail, ping_status, remove_files, shortened
 from .upstream import UpstreamLostError
 from .wire import WireError
 
+log = logging.getLogger(__name__)
 PING_TIMEOUT_S = 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the questions of a start
+INIT_FAILED = "Runtime initialization failed."
 REMEMBERED_ENDINGS = 1_000
 
 
@@ -139,9 +143,9 @@ class SessionTable:
             agent=agent,
             number=number,
             clock=ActivityClock(now, idle, lifetime, semantics=self.config.ping_semantics),
-            directory=self._state_dir / "sessions" / f"{number}-{key[2][:32]}",
-            log_path=self._state_dir / "logs" / agent.name / f"{key[2]}.log",
-            socket_path=str(self._socket_dir / f"{number}.s"),
+            directory=self._state_dir / "sessions" / agent.folder / str(number),
+            log_path=self._state_dir / "logs" / agent.name / f"{log_name(key[2], endpoint=key[1])}.log",
+            socket_path=str(self._socket_dir / agent.folder / f"{number}.s"),
             created_unix_s=time.time(),
             ready=asyncio.get_running_loop().create_future(),
         )
@@ -168,7 +172,8 @@ class SessionTable:
             failure = (
                 f"Runtime initialization time exceeded. Please make sure that initialization completes in {limit}s."
             )
-            self._fail_start(session, failure, f"no healthy answer to /ping within {limit} s")
+            said = f", the last one was {session.ping_answer}" if session.ping_answer is not None else ""
+            self._fail_start(session, failure, f"no healthy answer to /ping within {limit} s{said}")
         except WireError as e:  # its cluster has no room for it
             self._fail_start(session, e.message, str(e.extra.get("localDetail", e.message)), code=e.code)
         except (LocalRuntimeError, UpstreamLostError, OSError) as e:
@@ -178,13 +183,17 @@ class SessionTable:
                         session.exit_status = await asyncio.shield(session.process.ended)
                 except TimeoutError:
                     session.exit_status = None
-            failure = "Runtime initialization failed."
-            self._fail_start(session, failure, str(e))
+            self._fail_start(session, INIT_FAILED, str(e))
+        except Exception as e:  # callers wait for this start, without a deadline of their own
+            log.exception("session %s could not be started", session.id)
+            self._fail_start(session, INIT_FAILED, f"{type(e).__name__}: {e}")
 
     def _fail_start(self, session: Session, message: str, why: str, *, code: str = "RuntimeClientError") -> None:
         cause = log_tail(session.log_path)
         session.error = f"{why}{': ' + cause if cause else ''}"
-        error = WireError(code, message, localDetail=session.error)
+        log.warning("session %s of agent %s did not start: %s", session.id, session.agent.name, session.error)
+        # Clients of AWS show the message and drop what its service model does not name.
+        error = WireError(code, f"{message} {shortened(session.error)}", localDetail=session.error)
         if not session.ready.done():
             session.ready.set_exception(error)
             session.ready.exception()
@@ -204,7 +213,7 @@ class SessionTable:
             session.process.stop(0.0)
             return
         await session.process.started
-        await self._ping(session, first=True)
+        await self._first_ping(session)
         if session.over:
             return
         now = time.monotonic()
@@ -240,7 +249,7 @@ class SessionTable:
             return
         verdict = session.clock.verdict(now)
         if verdict is None and session.clock.inflight == 0:
-            await self._ping(session, first=False)
+            await self._ping(session)
             verdict = session.clock.verdict(time.monotonic())
         if session.over:
             return
@@ -262,28 +271,49 @@ class SessionTable:
                 self._checks = [c for c in self._checks if not c[2].over and c[2].check_at_s == c[0]]
                 heapq.heapify(self._checks)
 
-    async def _ping(self, session: Session, *, first: bool) -> None:
+    async def _first_ping(self, session: Session) -> None:
+        """Ask until the session is healthy; its init timeout is the caller's. Raises: LocalRuntimeError when its process ends."""
+        pause_s = FIRST_PAUSE_S
+        while not is_over(session):
+            try:
+                code, body = await self._ask(session)
+            except (UpstreamLostError, OSError) as e:
+                session.ping_answer = str(e) or type(e).__name__
+            else:
+                if code == 200 or not session.agent.pinged:
+                    status, age_s = ping_status(body) if code == 200 else (None, None)
+                    session.clock.saw_ping(status, age_s, time.monotonic())
+                    session.clock.last_ping_s = None
+                    return
+                session.ping_answer = str(code)
+            await asyncio.wait([session.process.ended], timeout=pause_s)
+            if session.process.ended.done():
+                status = session.process.ended.result()
+                raise LocalRuntimeError(
+                    f"its process ended (status {status}) before it was healthy", session_id=session.id
+                )
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _ping(self, session: Session) -> None:
         status: str | None = None
         age_s: float | None = None
-        try:
-            async with asyncio.timeout(None if first else PING_TIMEOUT_S):
-                connection = await session.connection()
-                await connection.send(b"GET", b"/ping", [])
-                code, body = await connection.head(), await connection.read()
-            session.give_back(connection)
+        with contextlib.suppress(TimeoutError, UpstreamLostError, OSError):
+            async with asyncio.timeout(PING_TIMEOUT_S):
+                code, body = await self._ask(session)
             if code == 200:
-                answer = json.loads(body)
-                status = answer.get("status", "Healthy")
-                stamp = answer.get("time_of_last_update")
-                age_s = time.time() - stamp if isinstance(stamp, (int, float)) else None
-            elif first:
-                raise LocalRuntimeError(f"/ping answered {code}", session_id=session.id)
-        except (TimeoutError, UpstreamLostError, ValueError, AttributeError):
-            if first:
-                raise
+                status, age_s = ping_status(body)
         session.clock.saw_ping(status, age_s, time.monotonic())
-        if first:
-            session.clock.last_ping_s = None
+
+    async def _ask(self, session: Session) -> tuple[int, bytes]:
+        connection = await session.connection()
+        try:
+            await connection.send(b"GET", b"/ping", [])
+            code, body = await connection.head(), await connection.read()
+        except BaseException:
+            connection.close()
+            raise
+        session.give_back(connection)
+        return code, body
 
     # -- ending
     def _end(self, session: Session, reason: str, grace_s: float) -> None:

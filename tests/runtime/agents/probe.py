@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
 
 app = BedrockAgentCoreApp()
-LOADED_IN = os.getpid()
+LOADED = uuid.uuid4().hex  # differs with every run of this module
 calls = 0
 
 
@@ -30,7 +31,7 @@ async def main(payload, context):
         return {
             "echo": payload,
             "pid": os.getpid(),
-            "loaded_in": LOADED_IN,
+            "loaded": LOADED,
             "calls": calls,
             "session": context.session_id,
         }

@@ -30,11 +30,11 @@ def look_around():
         "secret": attempt(lambda: open("/etc/shadow").read()),
         "host file": attempt(lambda: open(f"{victim}/secret").read()),
         "host write": attempt(lambda: written(f"{victim}/planted")),
-        "system write": attempt(lambda: written(f"/usr/planted-{os.getpid()}")),
+        "system write": attempt(lambda: written("/usr/share/planted-by-a-test")),
         "kernel setting": attempt(lambda: written("/proc/sys/kernel/domainname")),
         "host processes": attempt(lambda: [p for p in os.listdir("/proc") if p == os.environ.get("VICTIM_PID")]),
         "kill": attempt(lambda: os.kill(int(os.environ.get("VICTIM_PID", "999999")), 0)),
-        "tmp": attempt(lambda: written("/tmp/planted-by-rebel")),
+        "tmp": attempt(lambda: written(f"/tmp/planted-{os.environ.get('VICTIM_PID')}")),
         "environment": attempt(lambda: open(f"/proc/{os.environ.get('VICTIM_PID')}/environ", "rb").read(10).decode()),
     }
 

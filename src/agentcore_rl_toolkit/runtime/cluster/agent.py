@@ -52,12 +52,13 @@ class NodeAgent:
         self._token = token
         self._locked = roots.new_root()
         self._root = self._locked.path
-        for name in ("s", "d", "logs", "state"):
+        for name in ("s", "state"):
             (self._root / name).mkdir()
         self._node: LocalNode | None = None
         self._silence_s = FIRST_CONTACT_S
         self._agents: dict[tuple[str, int], Agent] = {}
         self._processes: dict[str, Any] = {}
+        self._orders: dict[str, SessionOrder] = {}  # of those
         self._ordered: dict[str, float | None] = {}  # not yet running; a number: stop it with this grace
         self._tasks: set[asyncio.Task[None]] = set()
         self._controlled = False
@@ -67,7 +68,7 @@ class NodeAgent:
         return Front(self._token, self._handle, self._socket_of)
 
     def _socket_of(self, session_id: str) -> str | None:
-        return str(self._root / "s" / f"{session_id}.s") if session_id in self._processes else None
+        return self._orders[session_id].socket_path if session_id in self._processes else None
 
     async def _handle(self, purpose: dict[str, Any], reader: asyncio.StreamReader, front: Front) -> None:
         match purpose.get("kind"):
@@ -104,7 +105,8 @@ class NodeAgent:
                 case "stop":
                     self._stop(message["id"], message["grace_s"])
                 case "log":
-                    data = _tail(self._root / "logs" / f"{message['id']}.log", message["offset"])
+                    order = self._orders.get(message["id"])
+                    data = _tail(order.log_path, message["offset"]) if order is not None else b""
                     front.send(re=message["n"], data=base64.b64encode(data).decode())
                 case "usage":
                     process = self._processes.get(message["id"])
@@ -170,7 +172,7 @@ class NodeAgent:
     # -- sessions
     async def _spawn(self, message: dict[str, Any], front: Front) -> None:
         identity: str = message["id"]
-        log_path, directory = self._root / "logs" / f"{identity}.log", self._root / "d" / identity
+        order: SessionOrder | None = None
         error: str | None = None
         status, process = None, None
         try:
@@ -180,10 +182,11 @@ class NodeAgent:
             order = SessionOrder(
                 agent=agent,
                 session_id=identity,
-                directory=directory,
-                log_path=log_path,
-                socket_path=str(self._root / "s" / f"{identity}.s"),
+                directory=self._root / "state" / "sessions" / agent.folder / identity,
+                log_path=self._root / "state" / "logs" / agent.name / f"{identity}.log",
+                socket_path=str(self._root / "s" / agent.folder / f"{identity}.s"),
             )
+            self._orders[identity] = order
             process = self._processes[identity] = await self._ready_node().start_session(order)
             grace_s = self._ordered.pop(identity, None)
             if grace_s is not None:
@@ -202,11 +205,13 @@ class NodeAgent:
             error=error,
             cpu_s=process.cpu_s if process is not None else None,
             rss=process.max_rss_bytes if process is not None else None,
-            log=_tail(log_path, -LOG_BYTES).decode(errors="replace"),
+            log=_tail(order.log_path, -LOG_BYTES).decode(errors="replace") if order is not None else "",
         )
-        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-        log_path.unlink(missing_ok=True)
-        (self._root / "s" / f"{identity}.s").unlink(missing_ok=True)
+        self._orders.pop(identity, None)
+        if order is not None:
+            await asyncio.to_thread(shutil.rmtree, order.directory, ignore_errors=True)
+            for path in (order.log_path, Path(order.socket_path)):
+                await asyncio.to_thread(path.unlink, missing_ok=True)
 
     def _stop(self, identity: str, grace_s: float) -> None:
         process = self._processes.get(identity)
@@ -253,10 +258,10 @@ class NodeAgent:
 
         text = (await reader.readline()).decode()
         identity = f"c{purpose['id']}"
-        path = self._root / "s" / identity
-        server = await asyncio.start_unix_server(pump, str(path))
+        path = f"{self._orders[purpose['session']].socket_path}{identity}"
+        server = await asyncio.start_unix_server(pump, path)
         try:
-            command = process.command(identity, json.loads(text), str(path))
+            command = process.command(identity, json.loads(text), path)
             orders = asyncio.create_task(reader.readline())  # the router says one word more, or hangs up: kill
             await asyncio.wait((orders, command.ended), return_when=asyncio.FIRST_COMPLETED)
             if not command.ended.done():
@@ -272,7 +277,8 @@ class NodeAgent:
             await front.drain()
         finally:
             server.close()
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     def _run(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -57,6 +57,14 @@ class Tier(ABC):
         """Like ``os.fork()``, with whatever has to happen before the child exists. The child is not confined yet."""
         return os.fork()
 
+    def confine_loader(self, spec: IsolationSpec) -> bool:
+        """Confine this process, which is to run an agent's module code and then to fork its sessions. Returns: whether it did.
+
+        ``spec`` is as a session's; its ``writable`` has to hold what sessions are made from. The process may go on in a child.
+        Raises: LocalRuntimeError.
+        """
+        return False
+
     def fork_into(self, pid: int, spec: IsolationSpec) -> int:
         """Like ``os.fork()``, the child being confined beside the running session ``pid`` (a command run in a session)."""
         child = self.fork(spec)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _PERIOD_US = 100_000
 _JOINING_S = 60.0
 _PARENT = "agentcore-rl"
 _WANTED = ("memory", "pids", "cpu")
+_OWNED = re.compile(r"of([0-9]+)-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +40,33 @@ class Hierarchy:
         return [parent / name for parent in dict.fromkeys(self.parents.values())]
 
 
-@functools.cache
+_narrowed: Hierarchy | None = None
+
+
+def narrow(group: str) -> list[Path]:
+    """Keep to one group below the usual ones from now on, for a process that soon sees no other.
+
+    Returns: its directories, which have to stay in sight. Empty where there is no usable hierarchy.
+    """
+    global _narrowed
+    where = detect()
+    if where is None:
+        return []
+    for parent in dict.fromkeys(where.parents.values()):
+        (parent / group).mkdir(exist_ok=True)
+        if where.version == 2:
+            _write(parent / group / "cgroup.subtree_control", " ".join(f"+{c}" for c in sorted(where.parents)))
+    _narrowed = Hierarchy(version=where.version, parents={c: p / group for c, p in where.parents.items()})
+    return list(dict.fromkeys(_narrowed.parents.values()))
+
+
 def detect() -> Hierarchy | None:
     """The usable hierarchy of this process, or None. Creates the parent directory, once per process."""
+    return _narrowed if _narrowed is not None else _detect()
+
+
+@functools.cache
+def _detect() -> Hierarchy | None:
     if sys.platform != "linux":
         return None
     try:
@@ -205,6 +231,23 @@ def remove(name: str, hierarchy: Hierarchy | None = None) -> bool:
     return gone
 
 
+def owned(group: str) -> str:
+    """The name of a group that is not to be swept as long as this process lives."""
+    return f"of{os.getpid()}-{group}"
+
+
+def remove_below(group: Path) -> bool:
+    """Remove a group and those in it. Returns: False while a process still lives in one."""
+    try:
+        for inner in group.iterdir():
+            if inner.is_dir():
+                inner.rmdir()
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
 def sweep(hierarchy: Hierarchy | None = None) -> int:
     """Remove groups that a killed launcher left: without processes, and older than any session takes to join its own.
 
@@ -215,7 +258,11 @@ def sweep(hierarchy: Hierarchy | None = None) -> int:
     for parent in dict.fromkeys(where.parents.values()) if where else []:
         for group in parent.iterdir():
             try:
-                if group.is_dir() and time.time() - group.stat().st_mtime > _JOINING_S:
+                owner = _OWNED.match(group.name)
+                if owner is not None and group.is_dir():  # of one template, with its sessions' in it
+                    if not Path(f"/proc/{owner[1]}").exists():
+                        count += remove_below(group)
+                elif group.is_dir() and time.time() - group.stat().st_mtime > _JOINING_S:
                     group.rmdir()
                     count += 1
             except OSError:

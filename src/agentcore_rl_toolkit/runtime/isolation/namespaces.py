@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import select
 import signal
@@ -37,18 +38,39 @@ _JOINED = {
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _PR_SET_CHILD_SUBREAPER = 36
+_NS_GET_USERNS = 0xB701
+_ORPHAN_GRACE_S = 30  # for a loader to end its sessions when the runtime is gone
 
 
 def fork(spec: IsolationSpec) -> int:
     """Fork a child that is pid 1 of a new pid namespace. Returns: 0 in the child, its pid (a direct child) in the caller."""
     parent = os.pidfd_open(os.getpid())
     try:
-        pid = _fork_privileged() if _linux.has_sys_admin() else _fork_through_middle()
+        if not _linux.has_sys_admin():
+            pid = _fork_through_middle()
+        elif _owns_pid_namespace():
+            pid = _fork_privileged()
+        else:  # a confined loader: it may make namespaces, but not come back to its own
+            pid = _fork_through_middle(functools.partial(_linux.unshare, _linux.CLONE_NEWPID))
         if pid == 0 and spec.die_with_parent:
             _die_with(parent)
         return pid
     finally:
         os.close(parent)
+
+
+@functools.cache
+def _owns_pid_namespace() -> bool:
+    """Whether our pid namespace belongs to our user namespace, so that we may enter it again."""
+    with open("/proc/self/ns/pid") as namespace:
+        try:
+            owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
+        except OSError:  # it belongs to one above ours, out of our sight
+            return False
+    try:
+        return os.fstat(owner).st_ino == os.stat("/proc/self/ns/user").st_ino
+    finally:
+        os.close(owner)
 
 
 def _fork_privileged() -> int:
@@ -105,13 +127,62 @@ def _new_user_and_pid() -> None:
     _linux.unshare(_linux.CLONE_NEWPID)
 
 
-def new_user_namespace() -> None:
-    """Become privileged over namespaces of our own, under our own user and group id. Raises: OSError where not allowed."""
+def new_user_namespace(proc: int | None = None) -> None:
+    """Become privileged over namespaces of our own, under our own user and group id. Raises: OSError where not allowed.
+
+    ``proc``: a descriptor of a proc file system, where the one at /proc cannot be written.
+    """
     uid, gid = os.geteuid(), os.getegid()
     _linux.unshare(_linux.CLONE_NEWUSER)
     for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        with open(f"/proc/self/{file}", "w") as f:
-            f.write(text)
+        fd = os.open(f"/proc/self/{file}" if proc is None else f"self/{file}", os.O_WRONLY, dir_fd=proc)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+
+def enter_as_loader(spec: IsolationSpec) -> None:
+    """Put this process into namespaces of its own whose owner it is, so that it may make more, and nothing outside them.
+
+    The caller goes on in a child, process 1 of a new pid namespace; its former self stays behind, waits, and ends as the
+    child does. When the process above that is gone, the child has half a minute to end by itself.
+    """
+    new_user_namespace()
+    _linux.unshare(_linux.CLONE_NEWPID)
+    above = os.getppid()
+    parent = os.pidfd_open(os.getpid())
+    child = os.fork()
+    if child:
+        _watch_above(above, child)
+        _stand_in_for(child)
+    _die_with(parent)
+    os.close(parent)
+    network = _linux.CLONE_NEWNET if spec.network != "host" else 0
+    _linux.unshare(_PER_SESSION | network)
+    _linux.sethostname(spec.hostname)
+    if spec.network == "loopback":
+        bring_up_loopback()
+
+
+def lock_mounts(proc: int) -> None:
+    """Step into a further user namespace, in which nothing about the mounts that are there now can be taken back.
+
+    ``proc``: a descriptor of a proc file system that can be written.
+    """
+    new_user_namespace(proc)
+    _linux.unshare(_linux.CLONE_NEWNS)
+
+
+def _watch_above(above: int, child: int) -> None:
+    def is_gone(number: int, frame: Any) -> None:
+        signal.alarm(_ORPHAN_GRACE_S)
+
+    signal.signal(signal.SIGHUP, is_gone)
+    signal.signal(signal.SIGALRM, lambda number, frame: os.kill(child, signal.SIGKILL))
+    _linux.prctl(_linux.PR_SET_PDEATHSIG, signal.SIGHUP, what="parent death signal")
+    if os.getppid() != above:
+        signal.alarm(_ORPHAN_GRACE_S)
 
 
 def _die_with(parent: int) -> None:
@@ -152,7 +223,8 @@ def _stand_in_for(child: int) -> None:
         os.kill(child, number)
 
     for number in _PASSED_ON:
-        signal.signal(number, pass_on)
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(number, pass_on)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     while True:
         try:

@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import _linux
+from . import _linux, namespaces
 from .spec import IsolationSpec
 
 _STAGING = (
@@ -52,8 +52,12 @@ def prepare(spec: IsolationSpec) -> None:
     _plan(spec.readable_paths, spec.writable_paths[1:], spec.hidden_paths)
 
 
-def build(spec: IsolationSpec) -> None:
-    """Give this process (alone in its mount namespace) the view that ``spec`` describes. Raises: OSError."""
+def build(spec: IsolationSpec, *, loader: bool = False) -> None:
+    """Give this process (alone in its mount namespace) the view that ``spec`` describes. Raises: OSError.
+
+    ``loader``: the view is one from which further ones can be made. The kernel mounts a new /proc only where an old one shows
+    all of itself, so it has no covers; being read-only instead, it makes every later one read-only too.
+    """
     plan = _plan(spec.readable_paths, spec.writable_paths[1:], spec.hidden_paths)
     mounts = {**plan.mounts, os.path.realpath(spec.session_dir): True}
     _linux.mount("none", "/", None, _linux.MS_REC | _linux.MS_PRIVATE)
@@ -74,7 +78,9 @@ def build(spec: IsolationSpec) -> None:
         "devpts", "dev/pts", "devpts", _linux.MS_NOSUID | _linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
     )
     os.mkdir("proc")
-    _linux.mount("proc", "proc", "proc", _TMPFS | _linux.MS_NOEXEC)
+    read_only_proc = loader or bool(os.statvfs("/proc").f_flag & os.ST_RDONLY)
+    flags = _TMPFS | _linux.MS_NOEXEC | (_linux.MS_RDONLY if read_only_proc and not loader else 0)
+    _linux.mount("proc", "proc", "proc", flags)
     covers: list[str] = []
     for path in sorted({*clones, *plan.hidden}, key=lambda p: p.count("/")):
         inside = path.lstrip("/")
@@ -86,9 +92,9 @@ def build(spec: IsolationSpec) -> None:
                 os.close(clones[path])
         else:
             _place(clones[path], inside, directory=stat.S_ISDIR(os.fstat(clones[path]).st_mode))
-    for path in plan.read_only:
+    for path in plan.read_only if not read_only_proc else ():
         _over(path, path.lstrip("/"), _linux.ATTR_RDONLY)
-    for path in plan.masked:
+    for path in plan.masked if not loader else ():
         _over(path, "dev/null", _linux.ATTR_RDONLY)
     for path in ("var", "run", "root"):
         os.makedirs(path, exist_ok=True)
@@ -102,6 +108,21 @@ def build(spec: IsolationSpec) -> None:
     finally:
         os.close(root)
     _linux.enter_root(".")
+    if loader:
+        _lock()
+
+
+def _lock() -> None:
+    writable = _linux.clone_mount("/proc")
+    try:
+        shown = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+        try:
+            _linux.set_mount_flags(shown, _linux.ATTR_RDONLY)
+        finally:
+            os.close(shown)
+        namespaces.lock_mounts(writable)
+    finally:
+        os.close(writable)
 
 
 @functools.lru_cache(maxsize=32)

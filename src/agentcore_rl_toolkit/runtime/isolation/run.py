@@ -37,8 +37,16 @@ def main() -> None:
         del sys.path[0]
     tiers = _module("tiers")
     spec_module = _module("spec")
-    if sys.argv[1] == "probe":
-        spec = spec_module.IsolationSpec(session_dir=sys.argv[2], network="none", name="agentcore-rl-probe")
+    if sys.argv[1] in ("probe", "probe-loader"):
+        folder = sys.argv[2]
+        if sys.argv[1] == "probe-loader":
+            sessions, home = os.path.join(folder, "sessions"), os.path.join(folder, "home", "own")
+            for path in (os.path.join(sessions, "one"), home):
+                os.makedirs(path)
+            loader = spec_module.IsolationSpec(session_dir=home, writable=(sessions,), network="none", name="loader")
+            tiers.TIERS["namespaces"].confine_loader(loader)
+            folder = os.path.join(sessions, "one")
+        spec = spec_module.IsolationSpec(session_dir=folder, network="none", name="agentcore-rl-probe")
         pid = tiers.TIERS["namespaces"].fork(spec)
         if pid == 0:
             tiers.TIERS["namespaces"].confine_child(spec)

@@ -37,7 +37,7 @@ from dataclasses import replace
 
 from ...errors import ConfigError, LocalRuntimeError
 from . import bubblewrap, cgroups, landlock, namespaces, rootfs
-from ._linux import drop_capabilities
+from ._linux import PR_SET_NO_NEW_PRIVS, drop_capabilities, prctl
 from .base import SCRIPT, Tier, TierName, TierReport, helper_argv, limits_report, set_limits, settle, wants_groups
 from .engines import engine_unavailable, gvisor_unavailable
 from .spec import NETWORKS, IsolationSpec, Limits, Network
@@ -110,6 +110,23 @@ class NamespaceTier(Tier):
         except OSError as e:
             raise LocalRuntimeError(f"could not confine the session in namespaces: {e}") from e
 
+    def confine_loader(self, spec: IsolationSpec) -> bool:
+        try:
+            here = os.getcwd()
+            namespaces.enter_as_loader(spec)
+            if spec.network == "loopback" and spec.endpoints:
+                from .relay import hand_over
+
+                hand_over(spec)
+            rootfs.build(spec, loader=True)
+            prctl(PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+            if spec.network == "host":
+                landlock.restrict_abstract_sockets()
+            os.chdir(here)
+        except OSError as e:
+            raise LocalRuntimeError(f"could not confine the agent's template in namespaces: {e}") from e
+        return True
+
     def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
         """Bubblewrap where it is installed and enough; our own helper where endpoints are to be reached or it is absent."""
         bwrap = shutil.which("bwrap")
@@ -160,6 +177,14 @@ class LandlockTier(Tier):
             cgroups.detect()
         landlock.prepare(spec)
         return os.fork()
+
+    def confine_loader(self, spec: IsolationSpec) -> bool:
+        try:
+            landlock.restrict(spec)
+            drop_capabilities()
+        except OSError as e:
+            raise LocalRuntimeError(f"could not confine the agent's template with Landlock: {e}") from e
+        return True
 
     def confine_child(self, spec: IsolationSpec) -> None:
         self.refuse(spec.network)
@@ -285,16 +310,33 @@ def _namespaces_unavailable() -> str | None:
     """Why the tier cannot be used, found out by using it once in a throw-away process."""
     if sys.platform != "linux":
         return "namespaces exist on Linux only"
+    if loader_unavailable("namespaces") is None:  # which takes them twice
+        return None
     with tempfile.TemporaryDirectory(prefix="agentcore-rl-probe-") as directory:
-        command = [sys.executable, "-I", SCRIPT, "probe", directory]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        except (OSError, subprocess.TimeoutExpired) as e:
-            return f"the probe did not run: {e}"
+        return _probe("probe", directory)
+
+
+def _probe(what: str, directory: str) -> str | None:
+    command = [sys.executable, "-I", SCRIPT, what, directory]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return f"the probe did not run: {e}"
     if done.returncode == 0:
         return None
     lines = done.stderr.strip().splitlines()
     return lines[-1] if lines else f"the probe ended with status {done.returncode}"
+
+
+@functools.cache
+def loader_unavailable(name: str) -> str | None:
+    """Why a template cannot be confined under this tier here, found out by trying; None when it can."""
+    if sys.platform != "linux":
+        return "on Linux only"
+    if name != "namespaces":
+        return None if name == "landlock" else f"isolation {name!r} confines nothing"
+    with tempfile.TemporaryDirectory(prefix="agentcore-rl-probe-") as directory:
+        return _probe("probe-loader", directory)
 
 
 def available_tiers() -> list[TierReport]:

@@ -17,6 +17,7 @@ class Confinement:
         self._tier: Any = None
         self._spec_type: Any = None
         self._common: dict[str, Any] = {}
+        self.groups: list[Path] = []  # of a confined loader: where its sessions' control groups are
         name = settings.get("tier")
         if name is None:
             return
@@ -34,6 +35,26 @@ class Confinement:
             "endpoints": tuple(settings.get("endpoints", ())),
             "relay": Path(settings["relay"]) if settings.get("relay") else None,
         }
+
+    def confine_loader(self, settings: dict[str, Any]) -> bool:
+        """Confine this process, before it runs the agent's module code. Returns: whether it is confined.
+
+        ``settings``: ``home`` and, beside what sessions see, the ``writable`` folders that sessions are made in and the
+        ``group`` that their control groups are made in.
+        """
+        if self._tier is None:
+            return False
+        from ..isolation import cgroups
+        from ..isolation.base import wants_groups
+        from ..isolation.spec import Limits
+
+        writable = [*self._common["writable"], *(Path(p) for p in settings["writable"])]
+        if self._common["relay"] is not None:
+            writable.append(self._common["relay"])
+        if wants_groups(self._spec(settings["home"])):
+            self.groups = cgroups.narrow(settings["group"])
+        common = {**self._common, "writable": (*writable, *self.groups), "limits": Limits()}
+        return bool(self._tier.confine_loader(self._spec_type(session_dir=Path(settings["home"]), **common)))
 
     @property
     def own_parent_check(self) -> bool:

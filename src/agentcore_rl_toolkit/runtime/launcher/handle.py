@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, LocalRuntimeError
+from ..isolation import cgroups
+from . import linux
 from .disk import hold_to
+from .pids import Children
 
 BOOT = Path(__file__).with_name("boot.py")
 LOAD_TIMEOUT_S = 120.0
@@ -34,6 +37,9 @@ class TemplateSpec:
     mode: str = "auto"
     strict_snapshot: bool = False
     isolation: Mapping[str, Any] = field(default_factory=dict)
+    loader: Mapping[str, Any] | None = (
+        None  # see `Confinement.confine_loader`; None: the template itself is not confined
+    )
     disk_bytes: int | None = None
     log_path: Path
     load_timeout_s: float = LOAD_TIMEOUT_S
@@ -48,7 +54,7 @@ class SessionProcess:
         self.socket_path = socket_path
         self.directory = directory
         self.pid: int | None = None
-        self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.started: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.cpu_s: float | None = None
         self.max_rss_bytes: int | None = None
@@ -98,6 +104,10 @@ class TemplateProcess:
         self._reading: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
         self.closed = False
+        self.confined = False  # the agent's module code
+        self.pid: int | None = None
+        self._children: Children | None = None
+        self._groups: list[Path] = []
 
     @property
     def alive(self) -> bool:
@@ -105,12 +115,24 @@ class TemplateProcess:
 
     async def start(self) -> None:
         """Run the agent's script up to its server. Raises: AgentLoadError with the traceback, or on the deadline."""
-        event = await self._launch(self.spec.mode)
-        if event["ev"] == "unforkable":
+        try:
+            event = await self._launch(self.spec.mode)
+            if event["ev"] == "unforkable":
+                await self.close()
+                self.closed = False
+                event = await self._launch("exec", event["reason"])
+            if event["mode"] == "exec" and self.spec.strict_snapshot:
+                why = event.get("reason") or "they were asked to start by exec"
+                raise AgentLoadError(
+                    f"--strict-snapshot needs forked sessions, and those of {self.spec.script} are not: {why}"
+                )
+        except BaseException:  # cancelled, for instance: the script may never look up from what it does
+            if self.process is not None and self.process.returncode is None:
+                self.process.kill()
             await self.close()
-            self.closed = False
-            event = await self._launch("exec", event["reason"])
+            raise
         self.mode, self.reason = event["mode"], event.get("reason")
+        self.confined = event["mode"] == "exec" or event["confined"]
 
     async def _launch(self, mode: str, reason: str | None = None) -> dict[str, Any]:
         ours, theirs = socket.socketpair()
@@ -141,6 +163,7 @@ class TemplateProcess:
             reason=reason,
             strict_snapshot=self.spec.strict_snapshot,
             isolation=dict(self.spec.isolation),
+            loader=self.spec.loader,
         )
         try:
             async with asyncio.timeout(self.spec.load_timeout_s):
@@ -155,10 +178,20 @@ class TemplateProcess:
         if event["ev"] in ("error", "died"):
             await self.close()
             raise AgentLoadError(self._explain(event))
+        self._know_pids(event)
         self._reading = asyncio.create_task(self._read(reader), name=f"template {self.spec.script.name}")
         if self.spec.disk_bytes is not None and self._measuring is None:
             self._measuring = asyncio.create_task(hold_to(self.spec.disk_bytes, self.sessions))
         return event
+
+    def _know_pids(self, event: dict[str, Any]) -> None:
+        self.pid = self.process.pid if self.process is not None else None
+        self._groups = [Path(p) for p in event.get("groups", ())]
+        if (
+            self.pid is not None and event.get("pid", self.pid) != self.pid
+        ):  # it is in a pid namespace, below what we started
+            self.pid = next(iter(linux.children(self.pid)), None)
+            self._children = Children(self.pid) if self.pid is not None else None
 
     def _explain(self, event: dict[str, Any]) -> str:
         if event["ev"] == "error":
@@ -196,6 +229,13 @@ class TemplateProcess:
                 self._on_event(json.loads(line))
         except ConnectionError:
             pass  # same as end of file: handled below
+        if (
+            not self.closed
+            and self._children is not None
+            and self.process is not None
+            and self.process.returncode is None
+        ):
+            self.process.kill()  # and with it all that is in the namespace
         self.closed = True
         for process in list(self.sessions.values()):
             self._kill_group(process)
@@ -216,11 +256,13 @@ class TemplateProcess:
         if process is None:
             return
         if event["ev"] == "spawned":
-            process.pid = event["pid"]
+            process.pid = event["pid"] if self._children is None else self._children.outer(event["pid"])
             if not process.started.done():
-                process.started.set_result(event["pid"])
+                process.started.set_result(process.pid)
         elif event["ev"] == "exit":
             del self.sessions[process.id]
+            if self._children is not None:
+                self._children.forget(process.pid)
             process.cpu_s, process.max_rss_bytes = event["cpu_s"], event["max_rss"]
             if event["out_of_memory_kills"] and event["status"] != 0:
                 limit = self.spec.isolation["limits"]["memory_bytes"]
@@ -255,6 +297,8 @@ class TemplateProcess:
         if self._reading is not None:
             await self._reading
             self._reading = None
+        for group in self._groups:
+            cgroups.remove_below(group)
 
 
 def _end(process: SessionProcess, status: int | None, why: str) -> None:

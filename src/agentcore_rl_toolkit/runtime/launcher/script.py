@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
+AGENT_PORTS = (8080, 8000, 9000)  # of the HTTP, MCP and A2A contracts
 TakeOver = Callable[[Any, dict[str, Any]], None]
 
 
@@ -33,13 +35,16 @@ def run_script(
             f"the agent's environment ({sys.prefix}) has no server; add bedrock-agentcore to its dependencies"
         ) from e
 
+    watch = _OtherServers(path)
+
     def run(app: Any, **options: Any) -> None:
+        watch.end()
         take_over(app, options)
 
     uvicorn.run = run  # looked up at call time by BedrockAgentCoreApp.run and by most scripts
     if "uvicorn.main" in sys.modules:
         sys.modules["uvicorn.main"].run = run  # type: ignore[attr-defined]
-    _take_over_servers(uvicorn.Server, take_over, serve_here)
+    _take_over_servers(uvicorn.Server, take_over, serve_here, watch)
     main = types.ModuleType("__main__")
     main.__file__ = path
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
@@ -47,7 +52,10 @@ def run_script(
     sys.argv = [path, *argv]
     with open(path, "rb") as f:
         code = compile(f.read(), path, "exec")
-    exec(code, main.__dict__)
+    try:
+        exec(code, main.__dict__)
+    finally:
+        watch.end()
     if serve_here is not None and getattr(uvicorn.Server, "_served_here", False):
         return
     raise ScriptEndedError(
@@ -56,12 +64,37 @@ def run_script(
     )
 
 
+class _OtherServers:
+    """Refuses servers other than uvicorn's where they would take the agent's port: nobody would ever reach them there."""
+
+    def __init__(self, path: str) -> None:
+        self._bind = bind = socket.socket.bind
+
+        def refuse(self: Any, address: Any) -> None:
+            if self.family in (socket.AF_INET, socket.AF_INET6) and address[1] in AGENT_PORTS:
+                raise ScriptEndedError(
+                    f"{path} serves port {address[1]} with something else than uvicorn, which cannot be given a session's "
+                    "socket; run it as a container image (agentcore-rl runtime deploy --image), where any server will do"
+                )
+            bind(self, address)
+
+        socket.socket.bind = refuse  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        """What the agent binds beside its server is its own business."""
+        socket.socket.bind = self._bind  # type: ignore[method-assign]
+
+
 def _take_over_servers(
-    server_type: Any, take_over: TakeOver, serve_here: Callable[[Any], tuple[Any, int | None]] | None
+    server_type: Any,
+    take_over: TakeOver,
+    serve_here: Callable[[Any], tuple[Any, int | None]] | None,
+    watch: _OtherServers,
 ) -> None:
     startup = server_type.startup
 
     async def start(self: Any, sockets: Any = None) -> None:
+        watch.end()
         if sockets is not None:  # ours already
             await startup(self, sockets)
         elif serve_here is None:

@@ -4,6 +4,7 @@ Theory of operation. The runtime starts one template per agent and version and t
 line. In fork mode the script is executed here; at the point where it would start its server, the loop below runs instead and
 every session is a fork that carries on from that point: imports, module state and open configuration are shared
 copy-on-write.
+The agent's module code is no more trusted than its sessions: the process is confined as they are before it runs any of it.
 In exec mode (a script with threads or a running event loop cannot be forked safely) nothing is imported here, and each
 session
 runs the whole script from its start in a fresh fork.
@@ -35,6 +36,7 @@ from typing import Any
 
 from . import linux, warm
 from .child import Session
+from .confine import Confinement
 from .keeper import Keeper
 from .script import run_script
 from .serve import make_config
@@ -74,7 +76,8 @@ class Template:
     def loop(self, options: dict[str, Any], serve: Serve, *, learn: bool) -> None:
         """Serve orders until the runtime goes away. Forked sessions run ``serve`` and never come back."""
         linux.adopt_orphans()
-        linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to clean up
+        if os.getpid() != 1:  # what stays behind of a process that entered namespaces sees to that itself
+            linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to clean up
         previous = signal.signal(signal.SIGCHLD, _ignore)
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
@@ -125,9 +128,17 @@ def main(control_fd: int) -> None:
     """Run the template over this inherited socket until the runtime goes away."""
     linux.die_with_parent(signal.SIGKILL)
     os.set_inheritable(control_fd, False)
+    os.closerange(3, control_fd)  # what the runtime's loop leaves open besides: further descriptors of our log
+    os.closerange(control_fd + 1, os.sysconf("SC_OPEN_MAX"))
     template = Template(socket.socket(fileno=control_fd))
     options = template.read_options()
     script, argv = options["script"], options.get("argv", [])
+    if options["mode"] != "exec":  # there, sessions run all of the agent's code, and they are confined
+        try:
+            options["confined"] = _confine(options)
+        except Exception:
+            template.report(ev="error", traceback=traceback.format_exc())
+            os._exit(1)
     warm.defer_certificates()
     if options["mode"] == "exec":
         template.report(ev="ready", mode="exec", reason=options.get("reason"))
@@ -143,7 +154,14 @@ def main(control_fd: int) -> None:
             Session.keep_random_state()
         gc.collect()
         gc.freeze()
-        template.report(ev="ready", mode="fork", reason=reason and f"forced, although {reason}")
+        template.report(
+            ev="ready",
+            mode="fork",
+            reason=reason and f"forced, although {reason}",
+            confined=options["confined"],
+            pid=os.getpid(),
+            groups=options.get("groups", ()),
+        )
         template.loop(options, lambda session: session.serve(config), learn=reason is None)
 
     try:
@@ -155,6 +173,15 @@ def main(control_fd: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _confine(options: dict[str, Any]) -> bool:
+    if options.get("loader") is None:
+        return False
+    confinement = Confinement(options.get("isolation", {}))
+    confined = confinement.confine_loader(options["loader"])
+    options["groups"] = [str(path) for path in confinement.groups]
+    return confined
 
 
 def _agents_traceback() -> str:
