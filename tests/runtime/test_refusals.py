@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,3 +172,21 @@ def test_a_reply_and_a_stream_have_limits_of_their_own(start_server: Callable[..
     assert stream(1.1).count(b"data:") == 10  # longer than a reply may take to begin
     with pytest.raises(Exception, match=r"(?i)(incomplete|connection broken|read)"):
         stream(6.0)
+
+
+def test_a_server_with_a_damaged_file_of_agents_does_not_start_and_leaves_nothing(tmp_path: Path) -> None:
+    state, temporary = tmp_path / "state", tmp_path / "tmp"
+    state.mkdir()
+    temporary.mkdir()
+    (state / "agents.json").write_text("{")
+    done = subprocess.run(
+        [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--state-dir", str(state)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {state / 'agents.json'} is not readable")
+    assert "Traceback" not in done.stderr
+    assert [path for path in temporary.rglob("*") if path.is_file()] == []

@@ -50,6 +50,11 @@ class Runtime:
         self.state_dir = config.state_dir or self.root / "state"
         try:
             self._state_lock = roots.own_state(self.state_dir)
+            self.registry = Registry(
+                region=config.region,
+                account_id=config.account_id,
+                path=self.state_dir / "agents.json" if config.state_dir is not None else None,
+            )
         except ConfigError:
             self._root_lock.discard()
             raise
@@ -60,11 +65,6 @@ class Runtime:
         self.quotas = Quotas(config.quotas)
         self.faults = config.faults
         self.metrics = Metrics()
-        self.registry = Registry(
-            region=config.region,
-            account_id=config.account_id,
-            path=self.state_dir / "agents.json" if config.state_dir is not None else None,
-        )
         s3 = self._s3_url = config.s3_endpoint or s3_url
         extra_env = {"AWS_ENDPOINT_URL_S3": s3, "AWS_ALLOW_HTTP": "true"} if s3 is not None else {}
         if s3_key is not None:
