@@ -16,6 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.runtime import callers
 
 from .conftest import AGENTS, Server
 
@@ -155,3 +156,23 @@ def rebel(tmp_path_factory: pytest.TempPathFactory) -> Any:
     server = Server(tmp_path_factory.mktemp("rebel"), agent=REBEL)
     yield server
     assert server.stop() == 0, server.output.read_text()
+
+
+@pytest.mark.parametrize(
+    ("listening", "calling"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")], ids=str
+)
+def test_asking_the_kernel_for_one_socket_and_reading_all_of_them_agree(listening: str, calling: str) -> None:
+    family = socket.AF_INET6 if ":" in listening else socket.AF_INET
+    with (
+        socket.create_server((listening, 0), family=family, dualstack_ipv6=listening == "::") as listener,
+        socket.create_connection((calling, listener.getsockname()[1])) as ours,
+    ):
+        theirs, _ = listener.accept()
+        with theirs:
+            client, server = theirs.getpeername()[:2], theirs.getsockname()[:2]
+            expected = (os.getuid(), os.fstat(ours.fileno()).st_ino)
+            assert callers._ask_for(client, server) == callers._look_for(client, server) == expected
+            ours.close()
+            assert callers._ask_for(client, server) is callers._look_for(client, server) is None
+        nobody = ("::1" if ":" in calling else calling, listener.getsockname()[1])
+        assert callers._ask_for(nobody, (nobody[0], 1)) is None  # not what listens there
