@@ -142,7 +142,9 @@ class RuntimeApp:
 
     async def _refuse_sessions(self, scope: Scope) -> None:
         if not self.runtime.config.credentials:  # else it was signed
-            await asyncio.to_thread(callers.refuse_sessions, scope["client"], scope["server"])
+            on_this_machine = self.runtime.table.sessions.values() if self.runtime.cluster is None else ()
+            sessions = {getattr(s.process, "pid", None) for s in on_this_machine}
+            await asyncio.to_thread(callers.refuse_sessions, scope["client"], scope["server"], sessions)
 
     async def _control(
         self,
