@@ -49,7 +49,7 @@ quickstart: $(VENV)/.local ## Train a tool-using agent on this machine and watch
 test: $(VENV)/.dev ## Run the tests (installs the system packages they use where it may)
 	@sh scripts/system_packages.sh
 	$(BIN)/python -m pytest -q $(TOGETHER) -m "not serial" $(RERUNS)
-	$(BIN)/python -m pytest -q -m serial $(RERUNS)
+	$(BIN)/python -m pytest -q -m serial $(RERUNS) $$(grep -rl --include='test_*.py' 'mark\.serial' tests)
 
 check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .
