@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import uuid
 from collections.abc import Callable, Iterator
@@ -368,7 +369,9 @@ def test_versions_and_endpoints_are_paged_and_a_bad_token_is_400(control: Any, m
         agentRuntimeId=identity, PaginationConfig={"PageSize": 1}
     )
     assert [e["name"] for page in pages for e in page["runtimeEndpoints"]] == ["DEFAULT", "one", "two"]
-    assert refused(lambda: control.list_agent_runtimes(nextToken="not a token"))[:2] == (400, "ValidationException")
+    for token in ("not a token", base64.urlsafe_b64encode(b"-1").decode()):
+        found = refused(lambda: control.list_agent_runtimes(nextToken=token))  # noqa: B023
+        assert found[:2] == (400, "ValidationException")
 
 
 def test_control_plane_has_its_own_quota(start_server: Callable[..., Server], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from .wire import Headers, invalid
+from .wire import Headers, WireError, invalid
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -47,6 +47,11 @@ class Direct(Protocol):
 
     def begin(self, protocol: RuntimeProtocol, request: Request) -> bool:
         """Take the request, or leave it without having done anything."""
+
+
+def late_body(pause_s: float) -> WireError:
+    """What the caller is told whose body does not come."""
+    return invalid(f"the rest of the payload did not come within {pause_s:g} s", field="payload")
 
 
 class HoldingTransport:
@@ -253,7 +258,7 @@ class RuntimeProtocol(HttpToolsProtocol):
         if left_s > 0:
             self._body_check = self.loop.call_later(left_s, self._check_body)
             return
-        error = invalid(f"the rest of the payload did not come within {self._body_timeout_s:g} s", field="payload")
+        error = late_body(self._body_timeout_s)
         body = error.body()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nx-amzn-errortype: %s\r\n"
         end = b"connection: close\r\n\r\n"

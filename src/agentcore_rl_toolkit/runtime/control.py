@@ -315,6 +315,8 @@ def paginate(items: list[Any], query: Mapping[str, str]) -> tuple[list[Any], str
         start = int(base64.urlsafe_b64decode(query["nextToken"])) if query.get("nextToken") else 0
     except ValueError:
         raise invalid("maxResults or nextToken is not valid", field="nextToken") from None
+    if start < 0:
+        raise invalid("nextToken is not valid", field="nextToken")
     if not 1 <= size <= 100:
         raise invalid("maxResults must be 1 to 100", field="maxResults")
     end = start + size

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from .connection import break_off
+from .connection import break_off, late_body
 from .invoke import AWS_REQUEST_ID, new_request_id
 from .upstream import UpstreamLostError
 from .wire import MAX_PAYLOAD_BYTES, WireError, invalid
@@ -18,8 +18,9 @@ BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or 
 log = logging.getLogger(__name__)
 
 
-class UnreadBodyError(WireError):
-    """A body that was not read to its end: its connection is of no more use."""
+class LateBodyError(WireError):
+    """A body that does not come: its connection is of no more use. (One that is too large is read to its end, unkept, so that
+    its sender sees the reply.)"""
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, pause_s: float) -> list[bytes]:
@@ -29,7 +30,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, pause_s: f
     """
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > MAX_PAYLOAD_BYTES:
-        raise _unread(f"payload exceeds {MAX_PAYLOAD_BYTES} bytes")
+        raise _too_large()
     pieces: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()
@@ -44,22 +45,17 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, pause_s: f
                     pieces.append(piece)
                     size += len(piece)
                     if size > MAX_PAYLOAD_BYTES:
-                        raise _unread(f"payload exceeds {MAX_PAYLOAD_BYTES} bytes")
+                        raise _too_large()
                 if not message.get("more_body"):
                     return pieces
                 limit.reschedule(loop.time() + pause_s)
     except TimeoutError:
-        raise late_body(pause_s) from None
+        error = late_body(pause_s)
+        raise LateBodyError(error.code, error.message, **error.extra) from None
 
 
-def late_body(pause_s: float) -> WireError:
-    """What the caller is told whose body does not come."""
-    return _unread(f"the rest of the payload did not come within {pause_s:g} s")
-
-
-def _unread(message: str) -> WireError:
-    error = invalid(message, field="payload")
-    return UnreadBodyError(error.code, message, **error.extra)
+def _too_large() -> WireError:
+    return invalid(f"payload exceeds {MAX_PAYLOAD_BYTES} bytes", field="payload")
 
 
 async def reply(
@@ -83,7 +79,7 @@ async def failed(error: BaseException, scope: Mapping[str, Any], send: Send) -> 
         return BROKEN_OFF
     known = as_wire_error(error)
     headers = [(b"x-amzn-errortype", known.code.encode())]
-    if isinstance(known, UnreadBodyError):
+    if isinstance(known, LateBodyError):
         headers.append((b"connection", b"close"))
     try:
         await reply(send, known.status, known.body(), headers)
