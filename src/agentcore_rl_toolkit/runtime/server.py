@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
@@ -333,7 +334,10 @@ def _cut(scope: Scope, send: Send, after_bytes: int) -> Send:
 async def _refuse(scope: Scope, send: Send, error: WireError) -> None:
     if "websocket.http.response" in scope.get("extensions", {}):
         headers = [(b"content-type", b"application/json"), (b"x-amzn-errortype", error.code.encode())]
-        await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": error.body()})
+        with contextlib.suppress(
+            RuntimeError
+        ):  # uvicorn's: the handshake was answered, and the socket is closed by now
+            await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": error.body()})
     else:
         await send({"type": "websocket.close", "code": 1008})
