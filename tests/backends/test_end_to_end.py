@@ -86,6 +86,12 @@ def serving(name: str, arguments: list[str], folder: Path) -> Iterator[dict[str,
             process.wait()
 
 
+def test_the_agents_tools_are_the_examples() -> None:
+    here = Path(__file__)
+    example = here.parents[2] / "examples" / "strands_math_agent" / "math_tools.py"
+    assert here.with_name("math_tools.py").read_bytes() == example.read_bytes()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("e2e")
