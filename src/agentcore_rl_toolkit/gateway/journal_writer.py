@@ -41,7 +41,7 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        return bool(self._queue) or self._writing or time.monotonic() < self._lent_until
+        return bool(self._queue) or self._writing or self._unreported > 0 or time.monotonic() < self._lent_until
 
     @property
     def depth(self) -> int:

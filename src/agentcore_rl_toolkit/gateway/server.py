@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ContractError
 from .acceptor import Acceptor, listen
 from .admin import Admin
 from .calls import Call
@@ -49,6 +49,9 @@ _CALLS = {
     b"responses": "responses",
     b"messages": "anthropic",
 }
+
+
+_ROUTED = ("sglang", "sglang-experts")
 
 
 class Gateway:
@@ -87,15 +90,12 @@ class Gateway:
         try:
             self.journal = Journal(path, fsync=config.fsync)
             self.secret = secret or store_secret(path)
-        except OSError as e:
-            raise ConfigError(f"the store {directory} cannot be used: {e.strerror or e}") from e
-        self.sessions = Sessions(
-            self.journal, secret=self.secret, limit=self.limits.sessions, defaults=dict(config.sampling_params)
-        )
-        try:
+            self.sessions = Sessions(
+                self.journal, secret=self.secret, limit=self.limits.sessions, defaults=dict(config.sampling_params)
+            )
             self.recovered = self.sessions.restore()
         except OSError as e:
-            raise ConfigError(f"the store {directory} cannot be read: {e}") from e
+            raise ConfigError(f"the store {directory} cannot be used: {e.strerror or e}") from e
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
         self.router = Router(config.upstreams, connect_s=self.limits.connect_s, pacer=Pacer())
@@ -258,7 +258,7 @@ class Gateway:
         if rest not in _CALLS:
             rest = rest.rstrip(b"/")
         dialect = _CALLS.get(rest, "anthropic" if rest.startswith((b"messages", b"v1/messages")) else "chat")
-        session = self.sessions.find(name)
+        session = self.sessions.by_id.get(name)
         try:
             if session is None:
                 session = self._unknown_session(name, request)
@@ -290,9 +290,10 @@ class Gateway:
             call.broke(e)
 
     def _unknown_session(self, name: bytes, request: Request) -> Session:
+        session = self.sessions.find(name)
+        if session is not None:
+            return session
         if self.config.implicit_sessions and not self.sessions.deleted_before(unquote_to_bytes(name)):
-            from ..errors import ContractError
-
             try:
                 return self.sessions.create(unquote_to_bytes(name).decode(), SessionSettings())
             except (ContractError, UnicodeDecodeError) as e:
@@ -323,8 +324,11 @@ class Gateway:
         given = request.headers.get(b"x-admin-key") or request.key()
         return hmac.compare_digest(given, self._admin_key)
 
-    def head(self, worker: Worker, path: bytes, size: int) -> bytes:
-        """Head of a request to a server, all but the length kept ready."""
+    def head(self, worker: Worker, path: bytes, size: int, session: bytes) -> bytes:
+        """Head of a request to a server, all but the length and the session kept ready.
+
+        SGLang's router keeps calls of one routing key on one server, where the session's prefix is in the cache.
+        """
         known = worker.heads.get(path)
         if known is None:
             config = worker.config
@@ -337,6 +341,8 @@ class Gateway:
             if config.api_key is not None:
                 lines.append(b"authorization: Bearer " + config.api_key.encode())
             known = worker.heads[path] = b"\r\n".join(lines) + b"\r\ncontent-length: "
+        if worker.config.engine in _ROUTED:
+            return b"%b%d\r\nx-smg-routing-key: %b\r\n\r\n" % (known, size, session)
         return b"%b%d\r\n\r\n" % (known, size)
 
     # -- pausing
