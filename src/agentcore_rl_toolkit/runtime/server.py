@@ -334,9 +334,7 @@ def _cut(scope: Scope, send: Send, after_bytes: int) -> Send:
 async def _refuse(scope: Scope, send: Send, error: WireError) -> None:
     if "websocket.http.response" in scope.get("extensions", {}):
         headers = [(b"content-type", b"application/json"), (b"x-amzn-errortype", error.code.encode())]
-        with contextlib.suppress(
-            RuntimeError
-        ):  # uvicorn's: the handshake was answered, and the socket is closed by now
+        with contextlib.suppress(RuntimeError):  # uvicorn's, where the handshake was answered already
             await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
             await send({"type": "websocket.http.response.body", "body": error.body()})
     else:
