@@ -57,7 +57,7 @@ class Server:
         command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"probe={agent}"]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, "--ready-file", str(self.ready_file), *options],
+                [*command, "--ready-file", str(self.ready_file), "--parent-pid", str(os.getpid()), *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "SECRET_OF_THE_HOST": "s3cr3t"},
