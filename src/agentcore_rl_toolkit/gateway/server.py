@@ -28,6 +28,7 @@ from .exchange import Exchange
 from .journal import Journal
 from .listener import AgentConnection
 from .pacing import Pacer
+from .retention import retain
 from .routing import Router, Worker
 from .session_settings import SessionSettings, check_sampling
 from .sessions import Session, Sessions, store_secret
@@ -196,25 +197,7 @@ class Gateway:
                     conn.transport.close()
             self.router.sweep(now)
             self.journal.tend()
-            self._retain()
-
-    def _retain(self) -> None:
-        """Drop whole segments, oldest first, while the store is over its bounds."""
-        config = self.config
-        while (oldest := self.journal.oldest()) is not None:
-            number, born = oldest
-            too_big = config.retention_bytes is not None and self.journal.total_bytes > config.retention_bytes
-            too_old = config.retention_s is not None and time.time() - born > config.retention_s
-            if not (too_big or too_old):
-                return
-            victims = self.sessions.in_segment(number)
-            if any(s.inflight for s in victims):
-                return
-            self.counters["sessions_expired"] += len(victims)
-            self.sessions.delete([s.id_bytes for s in victims])
-            self.journal.settle()  # what `in_segment` noted again must be stored before its first note is gone
-            if number in self.journal.segments:
-                self.journal.drop(number)
+            retain(self)
 
     # -- requests
 

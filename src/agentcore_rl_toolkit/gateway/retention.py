@@ -1,0 +1,28 @@
+"""Dropping whole segments of the journal, oldest first, while the store is over its bounds."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .server import Gateway
+
+
+def retain(gateway: Gateway) -> None:
+    """Forget the sessions with calls in segments that are too many or too old; those that still call keep theirs."""
+    config, journal, sessions = gateway.config, gateway.journal, gateway.sessions
+    while (oldest := journal.oldest()) is not None:
+        number, born = oldest
+        too_big = config.retention_bytes is not None and journal.total_bytes > config.retention_bytes
+        too_old = config.retention_s is not None and time.time() - born > config.retention_s
+        if not (too_big or too_old):
+            return
+        victims = sessions.in_segment(number)
+        if any(s.inflight for s in victims):
+            return
+        gateway.counters["sessions_expired"] += len(victims)
+        sessions.delete([s.id_bytes for s in victims])
+        journal.settle()  # what `in_segment` noted again must be stored before its first note is gone
+        if number in journal.segments:
+            journal.drop(number)
