@@ -7,6 +7,7 @@ on other machines' nodes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -168,6 +169,7 @@ class LocalNode:
     async def close(self) -> None:
         """End every template and container."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))
+        await asyncio.to_thread(_remove_empty, self._state_dir / "sessions")
         if self._container_node is not None:
             await self._container_node.close()
         if self._relay is not None:
@@ -277,3 +279,10 @@ class LocalNode:
         if sys.platform == "darwin":
             env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # else a forked child that uses Foundation is killed
         return {**env, **self._extra_env, **self._config.session_env, **agent.env}
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove the folders of agent versions, in which no session has left anything."""
+    for inner in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            inner.rmdir()
