@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from agentcore_rl_toolkit.runtime.isolation import cgroups
 
 from .conftest import AGENTS, Server, alive, wait_for
 
@@ -136,3 +139,30 @@ def test_sessions_hold_no_file_of_the_template(start_server: Callable[..., Serve
     (session,) = server.view.sessions()
     held = {os.readlink(path) for path in Path(f"/proc/{session['pid']}/fd").iterdir()}
     assert [name for name in held if name.endswith("template.log")] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="control groups of version 1 are root's")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_control_groups_of_a_template_go_with_its_runtime_or_the_next(
+    start_server: Callable[..., Server], number: int
+) -> None:
+    if cgroups.detect() is None:
+        pytest.skip("no control group is usable here")
+    server = start_server("--isolation", "namespaces", "--memory-mb", "400")
+    server.invoke({})
+    assert groups_of(server.process.pid) != []
+    server.stop(number)
+    if number == signal.SIGKILL:
+        wait_for(lambda: not any(alive(pid) for pid in below(groups_of(server.process.pid))))
+        start_server("--isolation", "namespaces")
+    assert groups_of(server.process.pid) == []
+
+
+def groups_of(pid: int) -> list[Path]:
+    where = cgroups.detect()
+    parents = set(where.parents.values()) if where is not None else set()
+    return [group for parent in parents for group in parent.glob(f"of{pid}-*")]
+
+
+def below(groups: list[Path]) -> list[int]:
+    return [int(pid) for group in groups for file in group.rglob("cgroup.procs") for pid in file.read_text().split()]
