@@ -74,8 +74,8 @@ def recorded(rng: random.Random, turns: int, tokens: int, between: int) -> list[
             choices=[
                 ChoiceRecord(
                     index=0,
-                    ids=pack_ids(rng.randrange(150_000) for _ in range(tokens)),
-                    logprobs=pack_logprobs(-rng.random() for _ in range(tokens)),
+                    ids=pack_ids([rng.randrange(150_000) for _ in range(tokens)]),
+                    logprobs=pack_logprobs([-rng.random() for _ in range(tokens)]),
                     finish_reason="stop",
                     parse_status="none",
                     message=b'{"role":"assistant","content":"x"}',
