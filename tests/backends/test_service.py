@@ -121,6 +121,7 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(runtime: Scri
         await asyncio.sleep(1)
         first = service.process
         assert first is not None
+        assert os.getsid(first.pid) != os.getsid(0)  # Ctrl-C must not reach it
         os.kill(first.pid, signal.SIGKILL)
         assert (await service.roll(script())).capture is not None  # a session that is made meanwhile
         assert (await running).capture is not None  # and one that the killed gateway had made

@@ -113,6 +113,7 @@ class GatewayProcess:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self._environment},
+                start_new_session=True,  # Ctrl-C is for the trainer, which still needs it to delete its sessions
             )
         give_up_s = time.monotonic() + START_S
         while not ready.exists():
