@@ -28,6 +28,11 @@ ENV_S3_BUCKET = "AGENTCORE_S3_BUCKET"
 _ARN = re.compile(r"arn:[^:\s]+:bedrock-agentcore:[^:\s]+:[^:\s]*:runtime/\S+")
 
 
+def _shown(name: str, value: str) -> str:
+    """A variable as a plan shows it; keys stay out of terminals and logs."""
+    return "(set)" if name.endswith(("_KEY", "_TOKEN", "_SECRET")) else shlex.quote(value)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a training run would do: shown by ``--dry-run``, executed otherwise.
@@ -48,7 +53,7 @@ class Plan:
         width = max((len(name) for name, _ in self.facts), default=0)
         lines = [f"backend: {self.backend}", *(f"  {name:<{width}}  {value}" for name, value in self.facts)]
         if self.environment:
-            lines += ["environment:", *(f"  {k}={shlex.quote(v)}" for k, v in sorted(self.environment.items()))]
+            lines += ["environment:", *(f"  {k}={_shown(k, v)}" for k, v in sorted(self.environment.items()))]
         if self.command is not None:
             lines += ["command:", "  " + _wrapped(self.command)]
         if self.needs:

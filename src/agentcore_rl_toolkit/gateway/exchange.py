@@ -186,10 +186,10 @@ class Exchange(ABC):
         if self.textual is not None and worker.config.engine == "openai":
             body = self.textual
         elif self.pieces is not None:
-            head = self.gateway.head(worker, self.path, sum(map(len, self.pieces)))
+            head = self.gateway.head(worker, self.path, sum(map(len, self.pieces)), self.session.id_bytes)
             connection.send(self, head, *self.pieces)
             return
-        connection.send(self, self.gateway.head(worker, self.path, len(body)), body)
+        connection.send(self, self.gateway.head(worker, self.path, len(body), self.session.id_bytes), body)
 
     def _leave(self) -> Worker | None:
         """Let go of the server; returns it."""

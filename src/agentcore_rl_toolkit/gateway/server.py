@@ -52,6 +52,9 @@ _CALLS = {
 }
 
 
+_ROUTED = ("sglang", "sglang-experts")
+
+
 class Gateway:
     """A running gateway. Make it, then `await start()`; `url` is where it listens.
 
@@ -304,8 +307,11 @@ class Gateway:
         given = request.headers.get(b"x-admin-key") or request.key()
         return hmac.compare_digest(given, self._admin_key)
 
-    def head(self, worker: Worker, path: bytes, size: int) -> bytes:
-        """Head of a request to a server, all but the length kept ready."""
+    def head(self, worker: Worker, path: bytes, size: int, session: bytes) -> bytes:
+        """Head of a request to a server, all but the length and the session kept ready.
+
+        SGLang's router keeps calls of one routing key on one server, where the session's prefix is in the cache.
+        """
         known = worker.heads.get(path)
         if known is None:
             config = worker.config
@@ -318,6 +324,8 @@ class Gateway:
             if config.api_key is not None:
                 lines.append(b"authorization: Bearer " + config.api_key.encode())
             known = worker.heads[path] = b"\r\n".join(lines) + b"\r\ncontent-length: "
+        if worker.config.engine in _ROUTED:
+            return b"%b%d\r\nx-smg-routing-key: %b\r\n\r\n" % (known, size, session)
         return b"%b%d\r\n\r\n" % (known, size)
 
     # -- pausing

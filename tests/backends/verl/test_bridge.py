@@ -20,7 +20,7 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
-from agentcore_rl_toolkit.backends.verl.bridge import Bridge, Conversations
+from agentcore_rl_toolkit.backends.verl.bridge import Bridge
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.policy.engine import Engine
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
@@ -71,10 +71,12 @@ class PolicyClient:
 class Place:
     def __init__(self, client: PolicyClient, service: RolloutService, bridge: Bridge) -> None:
         self.client, self.service, self.bridge = client, service, bridge
+        self.agents: list[openai.OpenAI] = []
 
     def session(self) -> tuple[str, openai.OpenAI]:
         (handle,) = self.service.gateway.create_sessions([new_session_id()])  # type: ignore[attr-defined]
-        return handle.session_id, openai.OpenAI(base_url=handle.base_url, api_key=handle.api_key, max_retries=0)
+        self.agents.append(openai.OpenAI(base_url=handle.base_url, api_key=handle.api_key, max_retries=0))
+        return handle.session_id, self.agents[-1]
 
     def turns(self, session_id: str) -> list[Any]:
         return list(self.service.gateway.fetch([session_id])[session_id].turns)  # type: ignore[attr-defined]
@@ -103,9 +105,12 @@ def place() -> Iterator[Place]:
 
 
 @pytest.fixture(autouse=True)
-def calm(place: Place) -> None:
+def calm(place: Place) -> Iterator[None]:
     place.client.version, place.client.interrupt, place.client.fail = 3, False, False
     place.client.seen.clear()
+    yield
+    while place.agents:
+        place.agents.pop().close()
 
 
 def say(client: openai.OpenAI, messages: list[dict[str, str]], *, stream: bool = False, limit: int = 12) -> str:
@@ -192,15 +197,3 @@ def test_other_paths_are_not_served(place: Place) -> None:
         assert json.load(reply)["object"] == "list"
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"{place.bridge.url}/v1/chat/completions", timeout=10)
-
-
-def test_a_prompt_goes_on_with_the_longest_conversation_it_starts_with() -> None:
-    known = Conversations(remembered=3)
-    known.grew("short", [1, 2])
-    known.grew("long", [1, 2, 3, 4])
-    assert known.of([1, 2, 3, 4, 5]) == "long"
-    assert known.of([1, 2, 9]) == "short"
-    assert known.of([7]) not in ("short", "long")
-    known.grew("a", [8])
-    known.grew("b", [9])  # the oldest is forgotten
-    assert known.of([1, 2, 9]) != "short"

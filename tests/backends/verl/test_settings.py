@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.backends.hydra import hydra_value, unquoted
 from agentcore_rl_toolkit.backends.verl.settings import PACKAGE, VerlConfig, plan, translate
 from agentcore_rl_toolkit.errors import ConfigError
 
@@ -116,3 +118,49 @@ def test_batches_are_cut_by_tokens_unless_their_rows_are_given() -> None:
     dynamic = "actor_rollout_ref.actor.use_dynamic_bsz=true"
     assert dynamic in translate(NEEDED, environ={})[1]
     assert dynamic not in translate([*NEEDED, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"], environ={})[1]
+
+
+# Texts whose quoting hydra's grammar decides. What they become was read back with hydra 1.3's own parser.
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("plain-name_1.x/y", "plain-name_1.x/y"),
+        ("2026", "'2026'"),
+        ("1e5", "'1e5'"),
+        ("true", "'true'"),
+        ("Null", "'Null'"),
+        ("it's", "'it\\'s'"),
+        ("ends in \\", "'ends in \\\\'"),
+        ("back\\slash", "'back\\slash'"),
+        ("run-ö", "'run-ö'"),
+        ("a#b;c&d!e~f", "'a#b;c&d!e~f'"),
+        ("", "''"),
+        (7, "7"),
+        (0.5, "0.5"),
+        (True, "true"),
+        (None, "null"),
+        ({"a": 1, "b c": "2"}, "{a:1,b\\ c:'2'}"),
+        (["x", None, "3"], "[x,null,'3']"),
+    ],
+)
+def test_values_keep_their_kind_in_hydras_words(value: Any, written: str) -> None:
+    assert hydra_value(value) == written
+    if isinstance(value, str):
+        assert unquoted(written) == value
+
+
+def test_text_that_looks_like_a_number_stays_text() -> None:
+    config, theirs = translate([*NEEDED, "agentcore.exp_id=2026", "agentcore.model_id='17'"], environ={})
+    assert (config.exp_id, config.model_id) == ("2026", "17")
+    assert "+agentcore.exp_id='2026'" in theirs
+
+
+def test_the_admin_key_reaches_the_run_and_no_screen() -> None:
+    made = plan([*NEEDED, "agentcore.gateway_admin_key=hush", "agentcore.gateway_url=http://gateway:9090"])
+    assert made.environment == {"AGENTCORE_RL_GATEWAY_ADMIN_KEY": "hush"}
+    assert "hush" not in made.render()
+
+
+def test_failed_prompts_are_replaced_in_the_synchronous_trainer_too() -> None:
+    _, theirs = translate(NEEDED, environ={})
+    assert "trainer.v1.sampler.sync_refill_failed_groups=true" in theirs

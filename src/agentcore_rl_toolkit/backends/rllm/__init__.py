@@ -1,6 +1,6 @@
 """rLLM: configuration and launch of its AgentCore runtime, and conversion to its episode shape."""
 
-from .convert import to_rllm
+from .convert import groups_to_rllm, to_rllm
 from .settings import RllmConfig
 
-__all__ = ["RllmConfig", "to_rllm"]
+__all__ = ["RllmConfig", "groups_to_rllm", "to_rllm"]

@@ -10,27 +10,55 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from ..advantages import STD_EPSILON, Estimator, advantages
 from ..experts import routed_experts
-from ..groups import CollectedRollout
+from ..groups import CollectedRollout, Group
 from ..samples import Sample, rollout_samples
 
 TRAJECTORY_NAME = "default"
 
 
+def groups_to_rllm(
+    groups: Sequence[Group],
+    *,
+    estimator: Estimator = "grpo",
+    epsilon: float = STD_EPSILON,
+    expert_shape: tuple[int, int] | None = None,
+) -> list[dict[str, Any]]:
+    """All rollouts as keyword arguments of `rllm.types.Episode`, with the advantages that every other backend trains with.
+
+    Set ``rllm.algorithm.use_precomputed_advantage=true``: rLLM then takes them as they are. Its own GRPO divides by the
+    population's spread (ours, slime's and verl's: the sample's), and would count each branch of a forked rollout as a rollout.
+    The task is the request's metadata. Raises: as `to_rllm`; ConfigError on an unknown estimator.
+    """
+    episodes = []
+    for group in groups:
+        advantages_G = advantages(group.rewards, estimator=estimator, epsilon=epsilon)
+        for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
+            episodes.append(to_rllm(rollout, group.request.metadata, advantage=advantage, expert_shape=expert_shape))
+    return episodes
+
+
 def to_rllm(
-    rollout: CollectedRollout, task: Any = None, *, expert_shape: tuple[int, int] | None = None
+    rollout: CollectedRollout,
+    task: Any = None,
+    *,
+    advantage: float | None = None,
+    expert_shape: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of `rllm.types.Episode`, with nested ones of `Trajectory` and `Step`.
 
+    Without `advantage` (see `groups_to_rllm`) rLLM computes its own from the rewards.
     Raises: CaptureError when expert routing does not fit `expert_shape` (layers, top k).
     """
-    samples = rollout_samples(rollout, 0.0)  # rLLM computes the advantages
+    samples = rollout_samples(rollout, advantage or 0.0)
     return {
         "id": f"{rollout.input_id}:{rollout.index}",
         "task": task,
-        "trajectories": [_trajectory(s, task, expert_shape) for s in samples],
+        "trajectories": [_trajectory(s, task, expert_shape, advantage) for s in samples],
         "metrics": dict(samples[0].metrics) if samples else {},
         "metadata": {
             "session_id": rollout.session_id,
@@ -40,7 +68,9 @@ def to_rllm(
     }
 
 
-def _trajectory(sample: Sample, task: Any, expert_shape: tuple[int, int] | None) -> dict[str, Any]:
+def _trajectory(
+    sample: Sample, task: Any, expert_shape: tuple[int, int] | None, advantage: float | None
+) -> dict[str, Any]:
     tokens, start = sample.token_ids, len(sample.prompt_ids)
     steps = []
     for begin, end in trained_spans(sample.response_mask):
@@ -51,6 +81,7 @@ def _trajectory(sample: Sample, task: Any, expert_shape: tuple[int, int] | None)
                 "logprobs": sample.response_logprobs[begin:end],  # trained tokens have one each
                 "weight_version": sample.weight_versions[begin],
             }
+            | ({} if advantage is None else {"advantage": [advantage] * (end - begin)})
         )
     if expert_shape is not None and sample.routed_experts:
         # Routing covers the whole row, so it belongs to the last step; rLLM reads it there.

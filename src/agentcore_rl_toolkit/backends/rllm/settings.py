@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ..hydra import hydra_value
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 
 # Keys that rLLM's AgentCoreRuntimeConfig takes; anything else under remote_runtime.agentcore is a TypeError there (git 9beb6e0).
@@ -90,7 +91,7 @@ class RllmConfig:
             **(self._verl() if self.backend == "verl" else self._tinker()),
             **self.overrides,
         }
-        return [f"{key}={_hydra(value)}" for key, value in values.items()]
+        return [f"{key}={hydra_value(value)}" for key, value in values.items()]
 
     def plan(self) -> Plan:
         """What the run would do. Raises: ConfigError on names and numbers that cannot work."""
@@ -149,11 +150,3 @@ class RllmConfig:
             "training.learning_rate": self.learning_rate,
             "training.max_length": self.max_prompt_length + self.max_response_length,
         }
-
-
-def _hydra(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    text = str(value)
-    special = isinstance(value, str) and set(text) & set(":,{}[]()= '")
-    return "'" + text.replace("'", "\\'") + "'" if special else text

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import json
 import logging
 import uuid
-from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ...errors import MissingExtraError
@@ -24,7 +21,6 @@ from .._portal import start
 
 log = logging.getLogger(__name__)
 
-REMEMBERED = 8192  # conversations whose server is remembered; beyond that the oldest may change theirs
 START_S = 30.0
 
 # The gateway's (SGLang's) names of sampling parameters -> those of verl's servers.
@@ -36,45 +32,12 @@ _TO_VLLM = {
 }
 
 
-class Conversations:
-    """Which conversation a prompt goes on with, by its tokens: a later turn starts with all tokens of the one before."""
-
-    def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._remembered = remembered
-        self._known: OrderedDict[tuple[int, bytes], str] = OrderedDict()
-        self._lengths: Counter[int] = Counter()
-
-    def of(self, prompt_ids: Sequence[int]) -> str:
-        """Its id, a new one for a new conversation."""
-        found = None
-        hasher, done = hashlib.sha1(usedforsecurity=False), 0
-        for length in sorted(n for n in self._lengths if n <= len(prompt_ids)):
-            hasher.update(array("q", prompt_ids[done:length]).tobytes())
-            done = length
-            found = self._known.get((length, hasher.digest()), found)
-        return found or uuid.uuid4().hex
-
-    def grew(self, conversation: str, token_ids: Sequence[int]) -> None:
-        """Remember that a conversation now consists of these tokens."""
-        key = (len(token_ids), hashlib.sha1(array("q", token_ids).tobytes(), usedforsecurity=False).digest())
-        if key not in self._known:
-            self._lengths[key[0]] += 1
-        self._known[key] = conversation
-        self._known.move_to_end(key)
-        while len(self._known) > self._remembered:
-            (length, _), _ = self._known.popitem(last=False)
-            self._lengths[length] -= 1
-            if not self._lengths[length]:
-                del self._lengths[length]
-
-
 class Bridge:
     """An HTTP server on loopback in front of verl's `LLMServerClient`. `url` is set once it listens."""
 
     def __init__(self, llm_client: Any, *, engine: str = "vllm") -> None:
         self.llm_client, self.engine = llm_client, engine
         self.url = ""
-        self.conversations = Conversations()
         self.expert_shape: tuple[int, int] | None = None  # (layers, top k), known from the first reply with routing
         self._server: Any = None
         self._serving: Any = None
@@ -132,7 +95,8 @@ class Bridge:
                 return
             body, more = body + message.get("body", b""), message.get("more_body", False)
         asked = json.loads(body)
-        work = asyncio.ensure_future(self.generate(asked["input_ids"], asked["sampling_params"]))
+        session = dict(scope["headers"]).get(b"x-smg-routing-key", b"").decode() or uuid.uuid4().hex
+        work = asyncio.ensure_future(self.generate(asked["input_ids"], asked["sampling_params"], session=session))
         gone = asyncio.ensure_future(receive())
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -156,18 +120,18 @@ class Bridge:
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
-    async def generate(self, prompt_ids: list[int], sampling: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Mapping[str, Any], *, session: str
+    ) -> list[dict[str, Any]]:
         """One generation as SGLang's events: the last holds all tokens; one before it tells the version of the first
-        token where that differs.
+        token where that differs. verl's client keeps the calls of one ``session`` on one server.
         """
         limit = sampling.get("max_new_tokens")
-        conversation = self.conversations.of(prompt_ids)
         params = {_TO_VLLM[k] if self.engine == "vllm" else k: v for k, v in sampling.items() if k in _TO_VLLM}
         output = await self.llm_client.generate(
-            request_id=conversation, prompt_ids=prompt_ids, sampling_params={**params, "logprobs": True}
+            request_id=session, prompt_ids=prompt_ids, sampling_params={**params, "logprobs": True}
         )
         ids = [int(i) for i in output.token_ids]
-        self.conversations.grew(conversation, [*prompt_ids, *ids])
         extra = output.extra_fields
         oldest, newest = extra.get("min_global_steps"), extra.get("max_global_steps")
         meta: dict[str, Any] = {"finish_reason": {"type": _finish(output.stop_reason, len(ids), limit)}}

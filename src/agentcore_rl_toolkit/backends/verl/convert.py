@@ -8,6 +8,7 @@ group's mean sees it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import ConfigError
@@ -26,28 +27,35 @@ def to_verl(
     """Keyword arguments of `AgentLoopOutput`, one dict per training sequence; empty for a masked rollout.
 
     The sequence with the most trained tokens comes last, because V1 takes metrics of a session from its last row.
-    A sequence longer than `prompt_length` or `response_length` allows is left out, never cut: cutting would train the
-    reward on a part of what earned it. `left_out` of the others says how many. `expert_shape` is (layers, top k) of
-    the model, needed for expert routing.
+    A rollout with a sequence longer than `prompt_length` or `response_length` allows gives nothing (`too_long` tells):
+    cutting it, or training its other branches alone, would give the reward to a part of what earned it. `expert_shape`
+    is (layers, top k) of the model, needed for expert routing.
     Raises: ConfigError on limits below 1; CaptureError when expert routing does not fit.
     """
     for name, limit in (("prompt_length", prompt_length), ("response_length", response_length)):
         if limit is not None and limit < 1:
             raise ConfigError(f"{name} must be at least 1, got {limit}")
     samples = rollout_samples(rollout, 0.0)  # verl computes the advantages
-    fitting = [
-        s
-        for s in samples
-        if (prompt_length is None or len(s.prompt_ids) <= prompt_length)
+    if not _fit(samples, prompt_length, response_length):
+        return []
+    samples.sort(key=lambda s: s.trained_tokens)  # stable: equal ones keep their branch order
+    return [_output(rollout, s, expert_shape) for s in samples]
+
+
+def too_long(rollout: CollectedRollout, *, prompt_length: int | None, response_length: int | None) -> bool:
+    """Whether a usable rollout gives nothing because a sequence of it is longer than allowed."""
+    return not _fit(rollout_samples(rollout, 0.0), prompt_length, response_length)
+
+
+def _fit(samples: Sequence[Sample], prompt_length: int | None, response_length: int | None) -> bool:
+    return all(
+        (prompt_length is None or len(s.prompt_ids) <= prompt_length)
         and (response_length is None or len(s.response_ids) <= response_length)
-    ]
-    fitting.sort(key=lambda s: s.trained_tokens)  # stable: equal ones keep their branch order
-    return [_output(rollout, s, len(samples) - len(fitting), expert_shape) for s in fitting]
+        for s in samples
+    )
 
 
-def _output(
-    rollout: CollectedRollout, sample: Sample, left_out: int, expert_shape: tuple[int, int] | None
-) -> dict[str, Any]:
+def _output(rollout: CollectedRollout, sample: Sample, expert_shape: tuple[int, int] | None) -> dict[str, Any]:
     versions = sample.version_range
     experts = None
     if expert_shape is not None and sample.routed_experts:
@@ -67,7 +75,6 @@ def _output(
             "agentcore_session": rollout.session_id,
             "agentcore_branch": sample.sequence_index,
             "agentcore_branches": sample.sequences,
-            "agentcore_left_out": left_out,
             "agentcore_truncated": sample.truncated,
         },
     }

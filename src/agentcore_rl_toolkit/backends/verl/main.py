@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("error: cannot start verl:\n  " + "\n  ".join(made.needs), file=sys.stderr)
         sys.exit(2)
     assert made.command is not None
-    os.execv(sys.executable, [sys.executable, *made.command[1:]])
+    os.execve(sys.executable, [sys.executable, *made.command[1:]], {**os.environ, **made.environment})
 
 
 if __name__ == "__main__":

@@ -14,14 +14,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import CaptureError, MissingExtraError
+from ...errors import CaptureError, MissingExtraError, RolloutError
 from .._portal import start
 from ..collect import CollectedRollout, Group, GroupRequest, summarize
 from ..data import payload_id
 from ..service import RolloutService
 from .adapter import open_service, openai_params, with_steps
 from .bridge import Bridge
-from .convert import to_verl
+from .convert import to_verl, too_long
 from .dataset import PAYLOAD_KEY
 from .settings import AgentCoreConfig
 
@@ -35,6 +35,10 @@ except ModuleNotFoundError as e:
     raise MissingExtraError(f'the verl backend needs {e.name!r}:\n    pip install "agentcore-rl-toolkit[verl]"') from e
 
 log = logging.getLogger(__name__)
+
+# verl's estimators that compare the rollouts of a prompt with each other.
+_COMPARING = frozenset({"grpo", "grpo_passk", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg"})
+_COMPARING |= {"reinforce_plus_plus_baseline"}
 
 
 class AgentCoreManager:
@@ -55,6 +59,8 @@ class AgentCoreManager:
         self._bridge: Bridge | None = None
         self._lock = threading.Lock()
         self._running: set[Any] = set()
+        self._empty = 0  # prompts in a row that gave no sample
+        self._too_long = 0
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> AgentCoreManager:
@@ -71,7 +77,16 @@ class AgentCoreManager:
             return self._service
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Start all prompts of the batch and return."""
+        """Start all prompts of the batch and return.
+
+        Raises: RolloutError after `max_empty_prompts` prompts in a row without a sample: verl would ask for others for ever.
+        """
+        limit = AgentCoreConfig.of(self.config).max_empty_prompts
+        if self._empty >= limit:
+            raise RolloutError(
+                f"the last {self._empty} prompts gave no sample; the log names the reasons "
+                f"(agentcore.max_empty_prompts={limit})"
+            )
         service = self.service()
         loop = start()
         for row in rows_of(prompts):
@@ -90,6 +105,8 @@ class AgentCoreManager:
             status = "finished" if written else "failure"
             if not written:
                 log.warning("prompt %s gave no sample: %s", uid, dict(summarize([group]).outcomes))
+            if not validate:
+                self._empty = 0 if written else self._empty + 1
         except Exception:  # the trainer waits for a final tag of every prompt, whatever went wrong here
             log.exception("prompt %s failed", uid)
         finally:
@@ -110,9 +127,13 @@ class AgentCoreManager:
 
     def _write(self, group: Group, row: Mapping[str, Any], uid: str, partition: str) -> int:
         keys, fields, tags = [], [], []
+        made_of = {rollout.index: self._outputs(rollout) for rollout in group.rollouts}
+        compared = partition == "train" and self.config.algorithm.adv_estimator in _COMPARING
+        if compared and len(group.rollouts) > 1 and sum(map(bool, made_of.values())) < 2:
+            # With nothing to compare it to verl would take the reward itself for the advantage.
+            return 0
         for rollout in group.rollouts:
-            outputs = self._outputs(rollout)
-            for index, output in enumerate(outputs):
+            for index, output in enumerate(made_of[rollout.index]):
                 made = AgentLoopOutput(**with_steps(output, row.get("global_steps")))
                 keys.append(f"{uid}_{rollout.index}_{index}")
                 fields.append(_fields(made, row, rollout.index))
@@ -125,11 +146,14 @@ class AgentCoreManager:
     def _outputs(self, rollout: CollectedRollout) -> list[dict[str, Any]]:
         """What the rollout gives to train on; with routing replay, nothing when its expert routing is missing or off."""
         replays = bool(self.rollout_config.get("enable_rollout_routing_replay"))
+        limits = {
+            "prompt_length": self.rollout_config.prompt_length,
+            "response_length": self.rollout_config.response_length,
+        }
         try:
             outputs = to_verl(
                 rollout,
-                prompt_length=self.rollout_config.prompt_length,
-                response_length=self.rollout_config.response_length,
+                **limits,
                 expert_shape=self._bridge.expert_shape if replays and self._bridge is not None else None,
             )
             if replays and any("routed_experts" not in output for output in outputs):
@@ -137,6 +161,15 @@ class AgentCoreManager:
         except CaptureError as e:
             log.warning("rollout %s cannot be replayed: %s", rollout.session_id, e)
             return []
+        if not outputs and too_long(rollout, **limits):
+            self._too_long += 1
+            log.warning(
+                "rollout %s is masked: it is longer than actor_rollout_ref.rollout.prompt_length=%s or response_length=%s "
+                "allow (%d so far)",
+                rollout.session_id,
+                *limits.values(),
+                self._too_long,
+            )
         return outputs
 
 

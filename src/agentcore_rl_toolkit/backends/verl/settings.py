@@ -12,14 +12,15 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ..data import read_rows
+from ..hydra import hydra_value, unquoted
 from ..service import ServiceSettings
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 
 PACKAGE = "agentcore_rl_toolkit.backends.verl"
 PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
 OUR_PREFIX = "agentcore."
-MAX_RESPONSE_KEY = "actor_rollout_ref.rollout.response_length"
 
+ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 _DATA = ("data.train_files", "data.val_files")
 TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 
@@ -35,6 +36,8 @@ OURS: tuple[tuple[str, str], ...] = (
     ("data.custom_cls.name", "PayloadDataset"),
 )
 DEFAULTS: tuple[tuple[str, str], ...] = (
+    # Without it a prompt that failed takes a place in the batch, and a step of nothing else ends the run.
+    ("trainer.v1.sampler.sync_refill_failed_groups", "true"),
     ("algorithm.adv_estimator", "grpo"),
     ("actor_rollout_ref.rollout.name", "vllm"),
     ("actor_rollout_ref.rollout.n", "8"),
@@ -54,7 +57,7 @@ class AgentCoreConfig:
     "memory" keeps them in a temporary one. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` are accepted
     and have no effect: the gateway always extends turns token by token. `gateway_upstream` is "tokens" (the gateway renders
     with `gateway_model`, the trained model's tokenizer unless given, and samples through verl's own client) or "http" (it
-    relays chats to verl's servers).
+    relays chats to verl's servers). After `max_empty_prompts` prompts in a row without a sample the run ends.
     """
 
     agent_runtime_arn: str
@@ -79,6 +82,7 @@ class AgentCoreConfig:
     max_concurrent: int = 256
     max_turns: int | None = None
     extra_rollouts: int = 0
+    max_empty_prompts: int = 64
 
     def service(self, model_path: str) -> ServiceSettings:
         """The same under shared names. verl serves a model under its path unless told otherwise."""
@@ -131,8 +135,12 @@ class VerlConfig:
 
     def arguments(self) -> list[str]:
         """The same as command-line arguments of `main`."""
-        ours = [f"{PUBLISHED_PREFIX}{k}={_hydra(v)}" for k, v in self.agentcore.items()]
-        return [f"--config-name={self.config_name}", *ours, *(f"{k}={_hydra(v)}" for k, v in self.overrides.items())]
+        ours = [f"{PUBLISHED_PREFIX}{k}={hydra_value(v)}" for k, v in self.agentcore.items()]
+        return [
+            f"--config-name={self.config_name}",
+            *ours,
+            *(f"{k}={hydra_value(v)}" for k, v in self.overrides.items()),
+        ]
 
     def plan(self) -> Plan:
         return plan(self.arguments())
@@ -155,7 +163,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
         if name is None:
             theirs.append(argument)
         else:
-            ours[name] = _value(value)
+            ours[name] = _value(name, value)
     config = from_mapping(AgentCoreConfig, with_environment(ours, environ), where="agentcore")
     given = {a.lstrip("+~").partition("=")[0]: a.partition("=")[2] for a in theirs}
     for key, value, why in REQUIRED:
@@ -183,7 +191,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
             "the calls of running agents"
         )
     theirs += [
-        f"+agentcore.{f.name}={_hydra(getattr(config, f.name))}"
+        f"+agentcore.{f.name}={hydra_value(getattr(config, f.name))}"
         for f in fields(config)
         if getattr(config, f.name) is not None and f.name != "gateway_admin_key"
     ]
@@ -194,7 +202,7 @@ def plan(arguments: Sequence[str]) -> Plan:
     """What `main` would run with these arguments."""
     config, theirs = translate(arguments)
     check_run(agent_runtime_arn=config.agent_runtime_arn, s3_bucket=config.s3_bucket, exp_id=config.exp_id)
-    counts = ("max_concurrent", "max_turns", "max_pool_connections")
+    counts = ("max_concurrent", "max_turns", "max_pool_connections", "max_empty_prompts")
     positive = ("reqs_per_sec", "max_rollout_time", "max_submit_time")
     check_numbers(config, positive=positive, not_negative=("extra_rollouts",), counts=counts, ports=("gateway_port",))
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
@@ -229,7 +237,9 @@ def plan(arguments: Sequence[str]) -> Plan:
         f"the data at {key}={path}" for key in _DATA for path in _files(given.get(key, "")) if not _is_there(path)
     ]
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *theirs]
-    return Plan(backend="verl", facts=facts, command=command, needs=needs)
+    # Never on the command line, where everybody on the machine can read it.
+    environment = {ADMIN_KEY: config.gateway_admin_key} if config.gateway_admin_key else {}
+    return Plan(backend="verl", facts=facts, command=command, environment=environment, needs=needs)
 
 
 def _files(value: str) -> list[str]:
@@ -247,26 +257,19 @@ def _is_there(path: str) -> bool:
     return True
 
 
-def _value(text: str) -> Any:
-    """A hydra value as Python: numbers, booleans and null are themselves, everything else is text."""
+def _value(name: str, text: str) -> Any:
+    """A hydra value of a field of ours as Python. What the field wants as text is text, however much it looks like a number."""
+    kind = str(AgentCoreConfig.__annotations__.get(name, ""))
     lowered = text.lower()
-    if lowered in ("true", "false"):
-        return lowered == "true"
     if lowered in ("null", "none", ""):
         return None
-    for kind in (int, float):
+    if text[0] in "'\"" or kind.startswith("str"):
+        return unquoted(text)
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    for number in (int, float):
         try:
-            return kind(text)
+            return number(text)
         except ValueError:
             continue
-    return text.strip("'\"")
-
-
-def _hydra(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
-    text = str(value)
-    # Hydra's grammar gives meaning to these characters; a quoted value is text.
-    return "'" + text.replace("'", "\\'") + "'" if isinstance(value, str) and set(text) & set(":,{}[]()= '") else text
+    return text
