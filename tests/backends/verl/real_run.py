@@ -181,12 +181,14 @@ def manager(folder: Path) -> dict[str, Any]:
 
 
 def start_ray() -> None:
-    """A local Ray. It gives its own helpers 15 s to start, which a busy machine does not always manage: then once more."""
+    """A Ray of our own, whatever clusters run here. It gives its helpers 30 s to start, which a busy machine does not always
+    manage: then once more.
+    """
     import ray
 
     for left in (3, 2, 1, 0):
         try:
-            ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+            ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
             return
         except Exception as e:
             ray.shutdown()

@@ -125,6 +125,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "RAY_AUTH_MODE": "disabled",
+        # A machine with more to do than it can: Ray gives its own processes half a minute to appear, and gives up with them.
+        "RAY_agent_register_timeout_ms": "180000",
+        "RAY_worker_register_timeout_seconds": "180",
         "AWS_ACCESS_KEY_ID": "local",
         "AWS_SECRET_ACCESS_KEY": "local",
     }
