@@ -25,13 +25,14 @@ def written(path):
 
 
 def look_around():
+    # Opened and not written: where nothing stops it, no harm shall be done.
     victim = os.environ.get("VICTIM_DIR", "/nowhere")
     return {
         "secret": attempt(lambda: open("/etc/shadow").read()),
         "host file": attempt(lambda: open(f"{victim}/secret").read()),
         "host write": attempt(lambda: written(f"{victim}/planted")),
-        "system write": attempt(lambda: written("/usr/share/planted-by-a-test")),
-        "kernel setting": attempt(lambda: written("/proc/sys/kernel/domainname")),
+        "system write": attempt(lambda: os.close(os.open("/usr/lib/os-release", os.O_WRONLY))),
+        "kernel setting": attempt(lambda: os.close(os.open("/proc/sys/kernel/domainname", os.O_WRONLY))),
         "host processes": attempt(lambda: [p for p in os.listdir("/proc") if p == os.environ.get("VICTIM_PID")]),
         "kill": attempt(lambda: os.kill(int(os.environ.get("VICTIM_PID", "999999")), 0)),
         "tmp": attempt(lambda: written(f"/tmp/planted-{os.environ.get('VICTIM_PID')}")),

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from agentcore_rl_toolkit.runtime.isolation import Limits, tiers
 from agentcore_rl_toolkit.runtime.isolation.bubblewrap import bubblewrap_argv
 
-from .conftest import Launcher, Session, linux_only
+from .conftest import NOBODY, ROOT, SYSTEM_PYTHON, Launcher, Session, linux_only
 
 pytestmark = linux_only
 
@@ -177,3 +178,24 @@ def test_exec_passes_the_status_on(folder: Path) -> None:
 def test_bubblewrap_hides_environment_from_the_command_line(folder: Path) -> None:
     spec = Launcher("namespaces", "root" if os.geteuid() == 0 else "ordinary", folder).spec(0, env={"KEY": "s3cret"})
     assert "s3cret" not in " ".join(bubblewrap_argv(["true"], spec)) + spec.to_json() + repr(spec)
+
+
+@pytest.mark.parametrize("user", ["self", "ordinary"])
+def test_a_template_can_be_confined_wherever_it_is_started_from(tmp_path: Path, user: str) -> None:
+    """The folder a runtime is started in is none that sessions see."""
+    if user == "ordinary" and os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    folder = Path(tempfile.mkdtemp(prefix="probe-", dir="/tmp"))
+    code, place = folder / "code", folder / "place"
+    shutil.copytree(ROOT, code)
+    place.mkdir()
+    folder.chmod(0o755)
+    place.chmod(0o777)
+    identity: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if user == "ordinary" else {}
+    script = code / "runtime" / "isolation" / "run.py"
+    try:
+        command = [SYSTEM_PYTHON, "-I", str(script), "probe-loader", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, **identity)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert done.returncode == 0, done.stderr

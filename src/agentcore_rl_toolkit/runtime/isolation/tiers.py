@@ -112,7 +112,6 @@ class NamespaceTier(Tier):
 
     def confine_loader(self, spec: IsolationSpec) -> bool:
         try:
-            here = os.getcwd()
             namespaces.enter_as_loader(spec)
             if spec.network == "loopback" and spec.endpoints:
                 from .relay import hand_over
@@ -122,7 +121,7 @@ class NamespaceTier(Tier):
             prctl(PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
             if spec.network == "host":
                 landlock.restrict_abstract_sockets()
-            os.chdir(here)
+            os.chdir(spec.cwd or spec.session_dir)
         except OSError as e:
             raise LocalRuntimeError(f"could not confine the agent's template in namespaces: {e}") from e
         return True

@@ -54,7 +54,8 @@ class Confinement:
         if wants_groups(self._spec(settings["home"])):
             self.groups = cgroups.narrow(settings["group"])
         common = {**self._common, "writable": (*writable, *self.groups), "limits": Limits()}
-        return bool(self._tier.confine_loader(self._spec_type(session_dir=Path(settings["home"]), **common)))
+        spec = self._spec_type(session_dir=Path(settings["home"]), cwd=Path.cwd(), **common)
+        return bool(self._tier.confine_loader(spec))
 
     @property
     def own_parent_check(self) -> bool:
