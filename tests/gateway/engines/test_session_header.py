@@ -1,0 +1,36 @@
+"""A router in front of several engines is told the session, so that it can keep a session's calls on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["sglang", "sglang-experts", "vllm"])
+async def test_sglangs_router_is_told_the_session_of_every_call(
+    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]], kind: str, stream: bool
+) -> None:
+    gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL))
+    sessions = await GatewayClient(gateway.url).create_sessions_async([new_session_id() for _ in range(2)])
+    for _ in range(2):
+        for session in sessions:
+            async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as llm:
+                reply = await llm.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=4, stream=stream
+                )
+                if stream:
+                    assert [part async for part in reply]  # type: ignore[union-attr]
+    told = [call.headers.get("x-smg-routing-key") for call in engine.calls]
+    names = [session.session_id for session in sessions]
+    assert told == ([*names, *names] if kind.startswith("sglang") else [None] * 4)
