@@ -160,7 +160,7 @@ class Agents:
         return sum(map(len, self.seen.values()))
 
 
-KILLS = int(os.environ.get("AGENTCORE_RL_TEST_KILLS", "12"))
+KILLS = int(os.environ.get("AGENTCORE_RL_TEST_KILLS", "20"))
 
 
 @pytest.mark.slow
