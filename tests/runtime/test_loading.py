@@ -168,3 +168,28 @@ def groups_of(pid: int) -> list[Path]:
 
 def below(groups: list[Path]) -> list[int]:
     return [int(pid) for group in groups for file in group.rglob("cgroup.procs") for pid in file.read_text().split()]
+
+
+@pytest.mark.parametrize("tier", ["namespaces", "landlock"])
+def test_an_agent_beside_the_runtimes_own_folders_does_not_see_into_them(
+    start_server: Callable[..., Server], tmp_path: Path, tier: str
+) -> None:
+    state, agent = tmp_path / "state", tmp_path / "agent.py"
+    other = state / "sessions" / "another" / "1"
+    reads = (
+        "import os\ndef seen():\n    try:\n        return open(os.environ['OTHER']).read()\n"
+        "    except OSError:\n        return ''\n"
+    )
+    agent.write_text(
+        f"{reads}AT_LOAD = seen()\nfrom bedrock_agentcore.runtime import BedrockAgentCoreApp\napp = BedrockAgentCoreApp()\n"
+        "@app.entrypoint\ndef main(payload):\n    return {'loading': AT_LOAD, 'session': seen()}\n"
+        "if __name__ == '__main__':\n    app.run()\n"
+    )
+    options = ("--isolation", tier, "--state-dir", str(state), "--session-env", f"OTHER={other / 'secret'}")
+    server = start_server(*options, agent=agent)
+    other.mkdir(parents=True)
+    (other / "secret").write_text("s3cret")
+    assert server.invoke({}) == {"loading": "", "session": ""}
+    os.kill(server.template_pid(), 9)  # loaded anew, it finds the file there
+    wait_for(lambda: server.view.sessions() == [])
+    assert server.invoke({}) == {"loading": "", "session": ""}

@@ -256,6 +256,8 @@ class LocalNode:
             "name_prefix": self._tag,
             "read_only": [str(p) for p in (agent.script.parent, package, *c.read_only)],
             "writable": [str(p) for p in c.writable],
+            # An agent's folder may lie around them: everything of this and of other runtimes, but what is named on its own.
+            "hidden": [str(self._root.parent), str(self._state_dir)],
             "limits": limits,
             "network": c.network,
             "endpoints": list(self._endpoints) if c.network == "loopback" else [],

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from . import linux
@@ -23,6 +24,7 @@ class Session:
     """One session process as its template and the process itself see it."""
 
     random_state: Any = None
+    names_before: Sequence[str] = ()  # in the agent's folder, before the template was confined
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.id: str = order["id"]
@@ -132,7 +134,11 @@ def _link_agent_files(session: Session) -> None:
     """Show the agent's files in the working folder, as in a container's /app; what the agent writes stays with the session."""
     if session.links is None:
         return
-    for name in sorted(os.listdir(session.links))[:MAX_LINKS]:
+    try:
+        names = os.listdir(session.links)
+    except PermissionError:  # Landlock, and something in it is hidden: its files can be opened, itself cannot
+        names = list(session.names_before)
+    for name in sorted(names)[:MAX_LINKS]:
         if not name.startswith(".") and name not in ("__pycache__", "tmp"):
             os.symlink(os.path.join(session.links, name), name)
 

@@ -179,6 +179,7 @@ def _confine(options: dict[str, Any]) -> bool:
     if options.get("loader") is None:
         return False
     confinement = Confinement(options.get("isolation", {}))
+    Session.names_before = os.listdir(os.path.dirname(options["script"]))
     confined = confinement.confine_loader(options["loader"])
     options["groups"] = [str(path) for path in confinement.groups]
     return confined
