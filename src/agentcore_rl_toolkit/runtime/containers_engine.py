@@ -91,6 +91,7 @@ class Engine:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self._env},
+                cwd=self._folder,  # its monitors leave notes where it stands
                 start_new_session=True,
             )
         deadline = asyncio.get_running_loop().time() + SERVICE_START_S
