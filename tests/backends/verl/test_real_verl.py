@@ -128,6 +128,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         # A machine with more to do than it can: Ray gives its own processes half a minute to appear, and gives up with them.
         "RAY_agent_register_timeout_ms": "180000",
         "RAY_worker_register_timeout_seconds": "180",
+        "RAY_worker_niceness": "0",  # its actors would have next to nothing beside other tests
         "AWS_ACCESS_KEY_ID": "local",
         "AWS_SECRET_ACCESS_KEY": "local",
     }
