@@ -75,7 +75,7 @@ verl: $(VENV)/.dev ## Run the tests that need verl itself, in .venvs/verl (2 GB,
 
 slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGATRON_DIR name checkouts (docs/backends/slime.md)
 	@test -d "$(SLIME_DIR)" && test -d "$(MEGATRON_DIR)" || { echo "SLIME_DIR and MEGATRON_DIR must name checkouts: docs/backends/slime.md"; exit 1; }
-	@PYTHON=$(PYTHON) sh tests/backends/environment.sh slime
+	@BASE=$(BIN)/python sh tests/backends/environment.sh slime
 	$(BIN)/python -m pytest -q tests/backends/slime
 
 clean: ## Remove the environment, caches and runs

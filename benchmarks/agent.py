@@ -40,7 +40,9 @@ TARGETS = (
     ("ms until an invocation is answered above the plain entrypoint's", "best_answered", 15.0),
 )
 HEARTBEAT_MS, IMPORT_MS = 1.5, 40.0
-QUICK_KIND_S = 3.0  # sessions of a kind are begun for this long; on two cores with eleven busy processes all takes 37 s then
+QUICK_KIND_S = (
+    3.0  # sessions of a kind are begun for this long; on two cores with eleven busy processes all takes 37 s then
+)
 QUICK_IMPORTS_S = 4.0
 LEAST_SESSIONS = 3  # the checks take the smallest value, which one disturbed session must not be
 

@@ -152,6 +152,10 @@ def serve(**options: Any) -> None:
     )
     cluster = _cluster(config, options)
     agents = [parse_agent_option(text) for text in options["agents"]]
+    names = [name for name, _ in agents]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"--agent {twice[0]}=... is given more than once; every agent needs a name of its own")
     run(
         config,
         [*agents, *((name, Path("warm-pool") / pool) for name, pool in _pools(options).items())],

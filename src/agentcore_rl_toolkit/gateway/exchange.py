@@ -169,7 +169,10 @@ class Exchange(ABC):
     def _connected(self, connection: UpstreamConnection | None, error: OSError | None) -> None:
         self.call_off = None
         if connection is not None:
-            self._send(connection)
+            try:
+                self._send(connection)
+            except Exception as e:
+                self.broke(e)
             return
         worker = self._leave()
         if worker is not None:
