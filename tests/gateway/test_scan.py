@@ -74,7 +74,13 @@ def replies(draw: st.DrawFn) -> dict[str, Any]:
             choice["routed_experts"] = "AAEC"
         keys = draw(st.permutations(list(choice)))
         choices.append({key: choice[key] for key in keys})
-    reply: dict[str, Any] = {"id": "r", "model": "m", "choices": choices, "prompt_token_ids": draw(ids)}
+    reply: dict[str, Any] = {"id": "r", "model": "m", "choices": choices}
+    where = draw(st.sampled_from(["top", "top", "choice", "null"]))
+    prompt = draw(ids | st.just([1000 + i for i in range(3000)]))
+    if where == "choice" and choices:
+        choices[0]["prompt_token_ids"] = prompt
+    else:
+        reply["prompt_token_ids"] = None if where == "null" else prompt
     if draw(st.booleans()):
         reply["usage"] = {"completion_tokens": draw(st.integers(0, 6))}
     return {key: reply[key] for key in draw(st.permutations(list(reply)))}
@@ -291,9 +297,11 @@ def test_what_is_no_token_id_is_declined(number: str) -> None:
 def test_the_rest_of_a_reply_is_what_it_was_without_its_numbers() -> None:
     lifted = scan.lift(sample_reply())
     assert lifted is not None
-    rest, numbers = lifted
+    rest, numbers, prompt = lifted
     told = json.loads(sample_reply())
     told["choices"][0]["logprobs"] = told["choices"][0]["token_ids"] = None
+    told["prompt_token_ids"] = None
+    assert prompt == b"1,2"
     assert json.loads(rest) == told
     assert numbers == [(struct.pack("<2i", 11, 12), struct.pack("<2f", -0.5, -1e-7))]
 

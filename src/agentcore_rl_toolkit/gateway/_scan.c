@@ -488,6 +488,8 @@ read_logprobs(const char *p, Buffer *logprobs, int *have)
 typedef struct {
     char *out;        /* the reply without the numbers */
     const char *kept; /* up to where the original has been copied there or left out */
+    const char *end;  /* of the original */
+    const char *prompt, *prompt_end;
 } Rest;
 
 static void
@@ -498,6 +500,29 @@ leave_out(Rest *rest, const char *from, const char *to)
     memcpy(rest->out + size, "null", 4);
     rest->out += size + 4;
     rest->kept = to;
+}
+
+#define SHORT_PROMPT 8192
+
+/* The prompt's ids, which grow with a session and mostly repeat: found and left out, and not looked at when they are long
+   (whoever reads the new ones does). */
+static const char *
+lift_prompt(const char *p, Rest *rest)
+{
+    const char *stop;
+    if (*p != '[' || rest->prompt != NULL) {
+        return skip_value(p, DEEPEST);
+    }
+    stop = memchr(p, ']', (size_t)(rest->end - p));
+    if (stop == NULL || (stop - p < SHORT_PROMPT && skip_value(p, 1) != stop + 1)) {
+        return NULL;
+    }
+    rest->prompt = p + 1;
+    rest->prompt_end = stop;
+    if (stop + 1 - p >= 4) {
+        leave_out(rest, p, stop + 1);
+    }
+    return stop + 1;
 }
 
 /* One of `choices`: its numbers are left out of `rest` and appended to `found` as (ids, logprobs). */
@@ -541,7 +566,8 @@ lift_choice(const char *p, Rest *rest, PyObject *found)
                 continue;
             }
         }
-        if ((p = skip_value(p, DEEPEST)) == NULL) {
+        p = IS(key, "prompt_token_ids") ? lift_prompt(p, rest) : skip_value(p, DEEPEST);
+        if (p == NULL) {
             goto end;
         }
     }
@@ -573,7 +599,8 @@ lift_reply(const char *p, Rest *rest, PyObject *found)
     }
     for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
         if (!IS(key, "choices")) {
-            if ((p = skip_value(p, DEEPEST)) == NULL) {
+            p = IS(key, "prompt_token_ids") ? lift_prompt(p, rest) : skip_value(p, DEEPEST);
+            if (p == NULL) {
                 return NULL;
             }
             continue;
@@ -594,9 +621,11 @@ lift_reply(const char *p, Rest *rest, PyObject *found)
     return p == NULL || !seen ? NULL : ws(p);
 }
 
-PyDoc_STRVAR(lift_doc, "lift(reply: bytes) -> tuple[bytes, list[tuple[bytes | None, bytes | None]]] | None\n\n"
-"The reply without its numbers (`null` in their place), and the token ids (int32) and logprobs (float32) of each choice,\n"
-"packed, the lowest byte first. None when it is not a reply that this function understands to the last byte.");
+PyDoc_STRVAR(lift_doc,
+"lift(reply: bytes) -> tuple[bytes, list[tuple[bytes | None, bytes | None]], bytes | None] | None\n\n"
+"The reply without its numbers (`null` in their place); the token ids (int32) and logprobs (float32) of each choice,\n"
+"packed, the lowest byte first; the JSON of the prompt's ids without brackets, as it came. None when it is not a reply\n"
+"that this function understands to the last byte.");
 
 static PyObject *
 lift(PyObject *Py_UNUSED(module), PyObject *reply)
@@ -610,12 +639,17 @@ lift(PyObject *Py_UNUSED(module), PyObject *reply)
     char *out = PyMem_Malloc((size_t)(end - text) + 1);
     PyObject *result = NULL;
     if (found != NULL && out != NULL) {
-        Rest rest = {out, text};
+        Rest rest = {out, text, end, NULL, NULL};
         const char *p = lift_reply(text, &rest, found);
         if (p == end) {
             size_t size = (size_t)(end - rest.kept);
             memcpy(rest.out, rest.kept, size);
-            result = Py_BuildValue("(y#O)", out, (Py_ssize_t)((rest.out - out) + (Py_ssize_t)size), found);
+            PyObject *prompt = rest.prompt == NULL
+                                   ? Py_NewRef(Py_None)
+                                   : PyBytes_FromStringAndSize(rest.prompt, rest.prompt_end - rest.prompt);
+            if (prompt != NULL) {
+                result = Py_BuildValue("(y#ON)", out, (Py_ssize_t)(rest.out - out) + (Py_ssize_t)size, found, prompt);
+            }
         } else if (!PyErr_Occurred()) {
             result = Py_NewRef(Py_None);
         }

@@ -120,10 +120,13 @@ def parse_ids(text: bytes) -> bytes:
 
 def read_reply(body: bytes) -> Captured:
     """Decode a whole (not streamed) reply. Raises: CaptureError when it is no such reply."""
-    prompt, rest = take_prompt(body)
-    lifted = scan.lift(rest)
+    lifted = scan.lift(body)
+    if lifted is None:
+        prompt, rest = take_prompt(body)
+    else:
+        rest, numbers, prompt = lifted
     try:
-        reply = _reply.decode(rest if lifted is None else lifted[0])
+        reply = _reply.decode(rest)
     except NOT_JSON as e:
         raise CaptureError(f"the engine's reply cannot be read: {e}") from e
     version = version_number(reply.weight_version)
@@ -146,7 +149,7 @@ def read_reply(body: bytes) -> Captured:
         if message is None:
             message = _encode({"role": "assistant", "content": choice.text or ""})
         if lifted is not None:
-            ids, logprobs = lifted[1][place]
+            ids, logprobs = numbers[place]
         else:
             ids = None if choice.token_ids is None else pack_ids(choice.token_ids)
             logprobs = None if ids is None else packed_logprobs(captured, logprob_values(choice.logprobs))
@@ -307,10 +310,10 @@ def version_number(value: int | str | None) -> int | None:
     return value
 
 
+_BRACKETED = b"[TOOL_CALLS]"
 _MARKS = (
     b"<tool_call>",
     b"<function=",
-    b"[TOOL_CALLS]",
     b"<|python_tag|>",
     b"<|tool_call",
     b"<\xef\xbd\x9ctool\xe2\x96\x81call",
@@ -330,6 +333,6 @@ def text_status(parts: list[str]) -> str:
 
 
 def _marked(text: bytes) -> str:
-    if b"<" not in text and b"[" not in text:  # what all marks begin with
-        return "none"
-    return "unparsed" if any(mark in text for mark in _MARKS) else "none"
+    if _BRACKETED in text:
+        return "unparsed"
+    return "unparsed" if b"<" in text and any(mark in text for mark in _MARKS) else "none"
