@@ -162,7 +162,7 @@ def test_an_agent_that_fails_to_import_is_answered_with_its_traceback(tmp_path: 
     output = finish(process, 60)
     assert process.returncode == 1
     assert "a_module_that_is_not_there" in output
-    assert "broken_app.py" in output
+    assert "broken_app.py" in "".join(output.split())  # lines are broken at the terminal's width
     assert time.monotonic() - started < 40
     assert_nothing_left(tmp_path / "run")
 

@@ -25,7 +25,9 @@ from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDataset
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, translate
+from agentcore_rl_toolkit.errors import RolloutError
 
+PROMPTS = 5
 WAIT_S = 330  # a little more than a rollout may take
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math"
 SECTION = {"agent_runtime_arn": ARN, "s3_bucket": "memory://records", "exp_id": "verl"}
@@ -135,25 +137,26 @@ def manager(folder: Path) -> dict[str, Any]:
         config=config, llm_client=None, teacher_client=None, reward_loop_worker_handles=None
     )
     good = recorded_episodes(24)
-    bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:8]
-    # Prompts run side by side, so each gets its episodes by name: row i has id i and uid u{i}.
-    episodes = [replace(e, input_id=f"{i // 8}-u{i // 8}") for i, e in enumerate([*good, *bad])]
+    bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:15]
+    # Prompts run side by side, so each gets its episodes by name: row i has id i and uid u{i}. The last has one good rollout.
+    told = [*good, *bad[:8], good[0], *bad[8:]]
+    episodes = [replace(e, input_id=f"{i // 8}-u{i // 8}") for i, e in enumerate(told)]
     replay = Replay(episodes)
     made._service = service(replay)
     rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"idx": i, "prompt": f"task {i}"}) + "\n" for i in range(4)))
+    rows.write_text("".join(json.dumps({"idx": i, "prompt": f"task {i}"}) + "\n" for i in range(PROMPTS)))
     dataset = PayloadDataset(str(rows))
     batch = tu.get_tensordict(
         {
-            "raw_prompt": _objects([dataset[i]["raw_prompt"] for i in range(4)]),
-            PAYLOAD_KEY: _objects([dataset[i][PAYLOAD_KEY] for i in range(4)]),
-            "index": np.arange(4),
-            "uid": _objects([f"u{i}" for i in range(4)]),
+            "raw_prompt": _objects([dataset[i]["raw_prompt"] for i in range(PROMPTS)]),
+            PAYLOAD_KEY: _objects([dataset[i][PAYLOAD_KEY] for i in range(PROMPTS)]),
+            "index": np.arange(PROMPTS),
+            "uid": _objects([f"u{i}" for i in range(PROMPTS)]),
         }
     )
     tu.assign_non_tensor_data(batch, "global_steps", 1)
     uids = list(batch["uid"])
-    tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * 4
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * PROMPTS
     tq.kv_batch_put(keys=uids, partition_id="train", tags=tags)
     began_s = time.monotonic()
     made.generate_sequences(batch)
@@ -168,7 +171,14 @@ def manager(folder: Path) -> dict[str, Any]:
     mask = with_advantages.batch["response_mask"]
     first = mask.argmax(dim=1)
     advantages = with_advantages.batch["advantages"][torch.arange(len(keys)), first]
+    made._empty = AgentCoreConfig(**SECTION).max_empty_prompts
+    try:
+        made.generate_sequences(batch)
+        ended = ""
+    except RolloutError as e:
+        ended = str(e)
     return {
+        "ended": ended,
         "returned_s": returned_s,
         "status": {str(uids.index(u)): listed[u]["status"] for u in uids},
         "rows": {k.replace(k.rsplit("_", 2)[0], str(uids.index(k.rsplit("_", 2)[0]))): i for i, k in enumerate(keys)},

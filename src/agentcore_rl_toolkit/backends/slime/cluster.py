@@ -8,6 +8,7 @@ started it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -23,11 +24,15 @@ from typing import Any
 
 from ...errors import AgentCoreRLError
 
+log = logging.getLogger(__name__)
+
 STATUS_S = 120.0
 HEAD_START_S = 120.0
 HEAD_STOP_S = 60.0
 JOB_STOP_S = 60.0
 CLIENT_STOP_S = 10.0
+ACCEPT_S = 120.0
+ACCEPT_PAUSE_S = 3.0
 DASHBOARD_PORT = 8265  # Ray's own; another free one where it is taken
 
 
@@ -68,6 +73,9 @@ class Head:
             *("ray", "start", "--head", "--block", "--disable-usage-stats", "--num-gpus", str(gpus)),
             *("--port", str(_free_port()), "--dashboard-host", "127.0.0.1", "--dashboard-port", str(port)),
             *("--temp-dir", self.folder),
+            # The defaults may be another cluster's of this machine, and jobs are started through the first of these.
+            *("--dashboard-agent-listen-port", str(_free_port()), "--dashboard-agent-grpc-port", str(_free_port())),
+            *("--metrics-export-port", str(_free_port()), "--ray-client-server-port", str(_free_port())),
         ]
         # In a session of its own: Ctrl-C must reach the job before the cluster under it.
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -97,8 +105,30 @@ class Head:
 def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: str, address: str) -> int:
     """Submit a job, show its log and wait for its end. Returns the exit code.
 
+    A head that has just started, on a machine with much to do, may refuse jobs for a while: then it is asked again.
     Whatever interrupts the wait stops the job too, on whichever cluster it runs.
     """
+    give_up_s = time.monotonic() + ACCEPT_S
+    while True:
+        code = _run_once(command, environment, job_id, address)
+        if code == 0 or _was_accepted(address, job_id) or time.monotonic() > give_up_s:
+            return code
+        log.warning("the Ray head at %s did not take the job; asking again", address)
+        time.sleep(ACCEPT_PAUSE_S)
+
+
+def _was_accepted(address: str, job_id: str) -> bool:
+    """False only when the cluster answers that it knows no such job."""
+    try:
+        with urllib.request.urlopen(f"{address}/api/jobs/{job_id}", timeout=30):
+            return True
+    except urllib.error.HTTPError as e:
+        return e.code != 404
+    except (urllib.error.URLError, OSError):
+        return True
+
+
+def _run_once(command: Sequence[str], environment: Mapping[str, str], job_id: str, address: str) -> int:
     client = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
     try:
         return client.wait()
