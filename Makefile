@@ -7,8 +7,8 @@ UV := $(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode -c cons
 # Compiled at installation where there is a compiler.
 SCAN := src/agentcore_rl_toolkit/gateway/_scan.c
 
-# Shared machines stall: on CI a failed test is tried once more, and the summary says so.
-RERUNS := $(if $(CI),--reruns 1)
+# Shared machines stall: on CI a failed test is tried up to twice more, and the summary says so.
+RERUNS := $(if $(CI),--reruns 2 -rR)
 
 # Whole files to three workers, two of which keep two cores busy while one waits; those with slow tests are handed out first.
 TOGETHER := -n 3 --dist loadfile --no-loadscope-reorder
