@@ -128,6 +128,18 @@ def test_an_archive_that_leads_outside_is_refused(tmp_path: Path, name: str) -> 
         unpack(tmp_path / "code.zip", tmp_path / "files")
 
 
+def test_a_damaged_archive_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "code.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.writestr("agent.py", "x = 1\n" * 1000)
+    data = bytearray((tmp_path / "code.zip").read_bytes())
+    begin = 30 + len("agent.py")  # where the compressed bytes are
+    data[begin : begin + 8] = b"\xff" * 8
+    (tmp_path / "code.zip").write_bytes(data)
+    with pytest.raises(ConfigError, match="not a zip archive that can be read"):
+        unpack(tmp_path / "code.zip", tmp_path / "files")
+    assert not (tmp_path / "files").exists()
+
+
 def test_links_and_things_that_are_no_archive_are_refused(tmp_path: Path) -> None:
     entry = zipfile.ZipInfo("link")
     entry.external_attr = (stat.S_IFLNK | 0o777) << 16

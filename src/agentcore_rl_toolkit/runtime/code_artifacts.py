@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,8 @@ def unpack(archive: Path, folder: Path) -> None:
             for entry in entries:
                 if entry.external_attr >> 16 & stat.S_IXUSR and not entry.is_dir():
                     (folder / entry.filename).chmod(0o755)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as e:
+    # Besides what zipfile raises itself: unknown compression, encryption, and data that is damaged or cut off.
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError) as e:
         shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(f"the code is not a zip archive that can be read: {e}") from e
 

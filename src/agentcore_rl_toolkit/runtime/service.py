@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import math
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -19,6 +17,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from .._open_files import raise_file_limit
 from ..errors import ConfigError
 from . import roots
 from .cluster.machines import SessionCluster
@@ -29,7 +28,6 @@ from .server import RuntimeApp
 
 PARENT_CHECK_S = 1.0
 AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
-MAX_OPEN_FILES = 65_536
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -55,7 +53,7 @@ def write_ready_file(path: Path, content: dict[str, Any]) -> None:
 
 def run(config: RuntimeConfig, agents: Sequence[tuple[str, Path]], **options: Any) -> None:
     """Blocking form of `serve` on uvloop; the options are its keywords."""
-    _raise_file_limit()
+    raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, agents, **options))
 
@@ -160,16 +158,6 @@ class _Server(uvicorn.Server):
         sessions = asyncio.create_task(self._runtime.end_sessions())
         await super().shutdown(sockets)
         await sessions
-
-
-def _raise_file_limit() -> None:
-    """Every session holds a socket or more here; the usual soft limit of 1,024 would end at a few hundred."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    with contextlib.suppress(OSError, ValueError):  # macOS may refuse what it reports as its own hard limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _forget(ready_file: Path | None) -> None:
