@@ -34,7 +34,7 @@ class CompiledReader(BuildHookInterface):
         from setuptools.command.build_ext import build_ext
 
         source = Path(self.root) / SOURCE
-        extension = Extension("agentcore_rl_toolkit.gateway._scan", [str(source)], extra_compile_args=["-O2"])
+        extension = Extension("agentcore_rl_toolkit.gateway._scan", [str(source)], extra_compile_args=["-O3"])
         with tempfile.TemporaryDirectory() as folder:
             command = build_ext(Distribution({"ext_modules": [extension]}))
             command.build_lib = command.build_temp = folder

@@ -61,6 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the tests said that passed at another try: without it nobody could find out why."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"first try of {report.nodeid}", sep="-")
+        terminalreporter.write_line(str(report.longrepr)[-3000:])
+
+
 @pytest.fixture(scope="session")
 def make_environment() -> MakeEnvironment:
     return _make

@@ -50,15 +50,16 @@ def _cpu(rows: Sequence[Row], kind: Kind, name: str, target: float, reference_ms
     """CPU per call, or part of one, as measured.
 
     The note says what the peer took for the same call in this run, beside the `reference_ms` it took where the target
-    comes from; how fast the machine is moves both.
+    comes from, and what a proxy without any of a gateway's duties takes; how fast the machine is moves all of them.
     """
-    ours, theirs = find(rows, "ours", kind, 32), find(rows, "rllm", kind, 32)
+    ours = find(rows, "ours", kind, 32)
     value = None if ours is None or ours.cpu_ms is None else ours.cpu_ms * per
-    if theirs is None or not theirs.cpu_ms:
-        return Check(name, value, target, False)
-    return Check(
-        name, value, target, False, f"rllm: {theirs.cpu_ms:.3g} ms a call, {reference_ms:g} where the target comes from"
-    )
+    notes = []
+    for peer, where in (("rllm", f", {reference_ms:g} where the target comes from"), ("bare", "")):
+        theirs = find(rows, peer, kind, 32)
+        if theirs is not None and theirs.cpu_ms:
+            notes.append(f"{peer}: {theirs.cpu_ms:.3g} ms a call{where}")
+    return Check(name, value, target, False, "; ".join(notes))
 
 
 def table_checks(rows: Sequence[Row]) -> list[Check]:
@@ -111,6 +112,14 @@ def _realistic(scenarios: Scenarios) -> list[Check]:
     return found
 
 
+_TWO = {"two processes": "1,024 tokens", "two processes, rendered here": "1,024 tokens, rendered here"}
+
+
+def _two(told: Mapping[str, float], what: str) -> Check:
+    room = f"this machine has room for {told['most']:.2f}" if told else ""
+    return Check(f"requests/s, two processes / one, {what}", told.get("ratio"), 1.7, True, room)
+
+
 def all_checks(
     rows: Sequence[Row], connections: Mapping[str, Mapping[str, float]], scenarios: Scenarios, left_out: str
 ) -> list[Check]:
@@ -132,7 +141,7 @@ def all_checks(
         ),
         *_connections(connections),
         *_realistic(scenarios),
-        Check("requests/s, two processes / one, 1,024 tokens", value("two processes", "ratio"), 1.7, True),
+        *(_two(scenarios.get(name, {}), what) for name, what in _TWO.items()),
         Check("CPU of turn 200 (100k tokens) / turn 2", value("history", "ratio"), 3, False),
         Check("RSS MB after 2,500 sessions x 40 turns x 2k tokens", remembered.get("rss_mb"), 400, False),
         Check("turns of those missing or changed when fetched", missing, 0, False),

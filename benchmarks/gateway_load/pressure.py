@@ -3,6 +3,7 @@ processes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -122,27 +123,32 @@ def realistic(agents: int, shape: str, seconds: float) -> dict[str, float]:
     }
 
 
-def two_processes(server: Server, kind: Kind, rounds: int, seconds: float) -> dict[str, float]:
+def two_processes(server: Server, kind: Kind, rounds: int, seconds: float, name: str = "ours") -> dict[str, float]:
     """Requests/s of one process and of two in turns, nothing pinned: load, server and gateway share all cores.
 
-    1,024 tokens are the load in which the gateway's share is largest; with 64 the load itself takes what the second
-    process would need.
+    `most` is the ratio that the machine has room for: with two cores a second process has what load and server leave of
+    the second one, and for answers that are relayed those need a third of it.
     """
     with ExitStack() as stack:
-        targets = {n: stack.enter_context(gateway("ours", server, workers=n, core=None)) for n in (1, 2)}
+        targets = {n: stack.enter_context(gateway(name, server, workers=n, core=None)) for n in (1, 2)}
         rps: dict[int, list[float]] = {1: [], 2: []}
         cpu: dict[int, list[float]] = {1: [], 2: []}
+        rest: list[float] = []
         for turn in range(rounds + 1):
             for count, target in targets.items():
-                before = cpu_s(target.pid or 0)
+                before, served = cpu_s(target.pid or 0), cpu_s(server.pid)
                 told = _load(target, kind, 64, seconds if turn else 1, core=None, own_sessions=True, calls=200)
                 if turn:
                     rps[count].append(told.rps)
                     cpu[count].append((cpu_s(target.pid or 0) - before) * 1000 / told.requests)
+                    rest.append((cpu_s(server.pid) - served + told.cpu_s) * 1000 / told.requests)
+    cores, each_ms = os.cpu_count() or 1, median(cpu[2]) + median(rest)
     return {
         "one_rps": median(rps[1]),
         "two_rps": median(rps[2]),
         "one_cpu_ms": median(cpu[1]),
         "two_cpu_ms": median(cpu[2]),
+        "load_cpu_ms": median(rest),
+        "most": min(2.0, cores * 1000 / each_ms / median(rps[1])),
         "ratio": median([b / a for a, b in zip(rps[1], rps[2], strict=True)]),
     }

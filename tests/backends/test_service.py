@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -110,7 +111,12 @@ async def test_no_payload_ends_a_step(payload: dict[str, Any], tmp_path: Path) -
         assert "plain JSON" in str(rollout.error)
 
 
-async def test_a_gateway_that_its_trainer_started_is_started_again(runtime: ScriptedRuntime, tmp_path: Path) -> None:
+async def test_a_gateway_that_its_trainer_started_is_started_again(
+    runtime: ScriptedRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     made = settings(runtime, tmp_path, gateway_patience_s=60)
     service = await asyncio.to_thread(RolloutService.open, made, lambda: ["http://127.0.0.1:9"], "sglang")
     try:
@@ -134,6 +140,7 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(runtime: Scri
         service.close()
     assert service.process is not None
     assert service.process.poll() is not None
+    assert list(temporary.iterdir()) == []
 
 
 async def test_a_collection_outlives_a_restart_of_its_gateway(runtime: ScriptedRuntime, tmp_path: Path) -> None:

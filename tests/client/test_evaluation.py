@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, RolloutClient, metrics
@@ -73,12 +73,18 @@ def test_wilson_interval_of_a_known_case() -> None:
     assert high == pytest.approx(0.9433, abs=1e-3)
 
 
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=30))
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=30) | st.lists(st.sampled_from([0.0, 1.0]), min_size=2))
+@example([1.0, 1.0])
+@example([0.0, 0.0])
 def test_interval_holds_the_mean_and_is_reproducible(values: list[float]) -> None:
     low, high = interval(values)
     assert low is not None
     assert high is not None
-    assert min(values) - 1e-9 <= low <= high <= max(max(values), 1.0) + 1e-9
+    # Of rewards that are 0 or 1 it is about the chance of a 1, which a few equal ones do not settle.
+    least, most = (0.0, 1.0) if set(values) <= {0.0, 1.0} else (min(values), max(values))
+    assert least - 1e-9 <= low <= high <= most + 1e-9
+    if set(values) <= {0.0, 1.0}:
+        assert low - 1e-9 <= sum(values) / len(values) <= high + 1e-9
     assert interval(values) == (low, high)
 
 

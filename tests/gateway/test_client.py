@@ -7,13 +7,24 @@ import gc
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
+import msgspec
+import openai
 import pytest
 
-from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import ConfigError, GatewayError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
+from agentcore_rl_toolkit.gateway.http_client import request
+from agentcore_rl_toolkit.gateway.journal import CALL
+from agentcore_rl_toolkit.gateway.records import NO_BASE, decode, encode
+from agentcore_rl_toolkit.gateway.restoring import UNREADABLE, readable
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 Serve = Callable[[bytes], Awaitable[str]]
+Start = Callable[..., Awaitable[Gateway]]
 
 
 @pytest.fixture
@@ -63,6 +74,65 @@ async def test_a_gateway_that_does_not_answer_in_time_leaves_no_connection_behin
     gc.collect()  # an unclosed connection would be a warning here, and warnings are errors
 
 
+async def ask(session: SessionHandle, text: str, **asked: Any) -> str:
+    """The answer, read by OpenAI's client."""
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as agent:
+        said: Any = [{"role": "user", "content": text}]
+        return str((await agent.chat.completions.create(model="m", messages=said, **asked)).choices[0].message.content)
+
+
+@pytest.mark.parametrize("name", ["create_sessions", "fetch", "close_sessions", "delete"])
+async def test_one_id_where_several_are_due_is_said_and_not_taken_letter_by_letter(
+    client: GatewayClient, name: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"give \['abc'\]"):
+        await getattr(client, name + "_async")("abc")
+    assert (await client.stats_async())["sessions"] == 0
+
+
+async def test_what_is_deleted_during_a_bulk_fetch_is_absent_and_the_rest_is_there(
+    engine: ScriptedEngine, gateway: Gateway
+) -> None:
+    gateway.journal.segment_bytes = 500_000  # so that segments go while they are to be read
+    client = GatewayClient(gateway.url)
+    names = [new_session_id() for _ in range(250)]  # more than the sockets hold
+    for name in names:
+        [session] = await client.create_sessions_async([name], metadata={"task": "x" * 100_000})
+        url, body = session.base_url + "/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}
+        assert (await request("POST", url, body=body, key=session.api_key))[0] == 200
+    before = len(gateway.journal.segments)
+    reader = client._fetch(names, False)
+    found = {(await anext(reader)).session_id}
+    kept = [*names[:20], names[-1]]
+    await client.delete_async(name for name in names if name not in kept)
+    assert len(gateway.journal.segments) < before / 2
+    async for capture in reader:
+        assert len(capture.turns) == 1
+        found.add(capture.session_id)
+    assert found >= set(kept)
+    assert len(found) < len(names)
+
+
+async def test_a_call_that_is_damaged_on_disk_does_not_hide_the_others(
+    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]], tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    client = GatewayClient(gateway.url)
+    sessions = await client.create_sessions_async([new_session_id() for _ in range(3)])
+    for session in sessions:
+        for text in ("one", "two", "two"):
+            await ask(session, text)
+    names = [s.session_id for s in sessions]
+    segment = tmp_path / "calls-00000001.log"
+    place = gateway.sessions.by_id[names[1].encode()].positions[1] & (1 << 40) - 1
+    data = bytearray(segment.read_bytes())
+    data[place + 80] ^= 0xFF
+    segment.write_bytes(data)
+    found = await client.fetch_async(names)
+    assert [len(found[name].turns) for name in names] == [3, 1, 3]  # the third goes on from the second's prompt
+    assert [error["type"] for error in found[names[1]].errors] == ["store"] * 2
+
+
 async def test_finished_sessions_come_in_a_plain_loop(client: GatewayClient) -> None:
     names = [f"session-{i}" for i in range(4)]
     await client.create_sessions_async(names)
@@ -80,3 +150,39 @@ def test_both_faces_of_the_client_take_the_same(name: str) -> None:
     plain, waits = (inspect.signature(getattr(GatewayClient, n)).parameters for n in (name, f"{name}_async"))
     named = [p for p in plain.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     assert named == list(waits.values())[: None if len(named) == len(plain) else len(named)]
+
+
+async def test_sessions_are_opened_all_or_none(start_gateway: Start, engine: ScriptedEngine) -> None:
+    gateway = await start_gateway(engine, limits=Limits(sessions=3))
+    client = GatewayClient(gateway.url)
+    with pytest.raises(GatewayError, match="a//b"):
+        await client.create_sessions_async(["first", "a//b"])
+    with pytest.raises(GatewayError, match="0 sessions already and may be 3"):
+        await client.create_sessions_async(["a", "b", "c", "d"])
+    assert gateway.sessions.by_id == {}
+    assert len(await client.create_sessions_async(["a", "b", "b", "c"])) == 4
+    assert len(await client.create_sessions_async(["a", "c"])) == 2
+    with pytest.raises(GatewayError, match="3 sessions already"):
+        await client.create_sessions_async(["d"])
+
+
+async def test_a_call_that_is_only_not_written_yet_is_not_taken_for_damaged(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    [handle] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    for text in ("one", "two"):
+        await ask(handle, text)
+        gateway.journal.segment_bytes = 1  # the next one is in a segment of its own
+    session = gateway.sessions.by_id[handle.session_id.encode()]
+    whole = gateway.sessions.payloads(session)
+    segment = tmp_path / "calls-00000001.log"
+    data = bytearray(segment.read_bytes())
+    data[(session.positions[0] & (1 << 40) - 1) + 80] ^= 0xFF
+    segment.write_bytes(data)
+    # As a call that ends in this turn of the loop leaves it.
+    apart = msgspec.structs.replace(decode(whole[1]), prompt_base=NO_BASE, messages_base=NO_BASE)
+    position, length = gateway.journal.append(CALL, session.id_bytes, encode(apart))
+    session.positions.append(position)
+    session.lengths.append(length)
+    assert [payload == UNREADABLE for payload in readable(gateway.sessions, session)] == [True, False, False]

@@ -102,7 +102,8 @@ async def test_agents_use_tools_and_each_session_is_one_sequence(
     sessions = await client.create_sessions_async([new_session_id() for _ in cases])
     for _ in cases:
         calls = [call("call_1", 2, 3), call("call_2", 4, 5)]
-        engine.replies.extend([{"content": None, "tool_calls": calls}, {"content": "w5 w9"}])
+        first = {"content": None, "tool_calls": calls, "reasoning_content": "two sums"}
+        engine.replies.extend([first, {"content": "w5 w9"}])
     asked = [(s.base_url, s.api_key, *case) for s, case in zip(sessions, cases, strict=True)]
     proxy, wanted = elsewhere
     proxies = {f"{name}_PROXY": proxy for name in ("HTTP", "HTTPS", "ALL")} | {"NO_PROXY": "127.0.0.1"}
@@ -132,6 +133,8 @@ async def test_agents_use_tools_and_each_session_is_one_sequence(
         sampled = [seen.completion_ids[0] for seen in engine.calls[2 * i : 2 * i + 2]]
         assert [turn.completion_ids for turn in capture.turns] == sampled
         assert [turn.parse_status for turn in capture.turns] == ["parsed", "none"]
+        if cases[i][0] == "responses":
+            assert engine.calls[2 * i + 1].body["messages"][2]["reasoning_content"] == "two sums", cases[i]
         roles = [message["role"] for message in capture.dialogue]
         assert roles[-5:] == ["user", "assistant", "tool", "tool", "assistant"]
         trajectory = build_trajectory(session.session_id, capture.turns)

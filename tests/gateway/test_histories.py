@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,6 +240,41 @@ async def test_a_damaged_record_costs_the_prefix_and_not_the_call(
     await ask(session, [*messages, said, user("two")])
     assert histories_of(gateway).lost == 1
     assert engine.calls[-1].prompt_ids[:4] == engine.calls[0].prompt_ids[:4]
+
+
+def other_vocabulary(folder: Path) -> Path:
+    """The model's folder with a tokenizer in which the same ids are other texts."""
+    shutil.copytree(MODEL, folder)
+    told = json.loads((folder / "tokenizer.json").read_text())
+    added = {token["content"] for token in told["added_tokens"]}
+    names = [name for name in told["model"]["vocab"] if name not in added]
+    ids = [told["model"]["vocab"][name] for name in names]
+    told["model"]["vocab"] |= dict(zip(names, reversed(ids), strict=True))
+    (folder / "tokenizer.json").write_text(json.dumps(told))
+    return folder
+
+
+async def test_another_models_ids_are_not_put_before_a_prompt(
+    engine: ScriptedEngine, small: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store goes on with another --model: to its tokenizer the recorded ids are other words."""
+    name = new_session_id()
+    messages: list[Any] = [SYSTEM, user("one")]
+    other = other_vocabulary(tmp_path / "other")
+    prompts: list[str] = []
+    for model in (MODEL, other, other, MODEL):
+        gateway = await small(model_dir=str(model))
+        [session] = await GatewayClient(gateway.url).create_sessions_async([name])
+        for _ in range(2):
+            messages += [await ask(session, messages), user("and now?")]
+            prompts.append(Renderer.from_path(model).decode(engine.calls[-1].prompt_ids))
+        turns = (await GatewayClient(gateway.url).fetch_async([name], close=False))[name].turns
+        await gateway.stop(grace_s=0.2)
+    assert all(SYSTEM["content"] in prompt and "one<|im_end|>" in prompt for prompt in prompts)
+    assert_one_sequence(turns[:2])
+    assert_one_sequence(turns[2:6])
+    assert_one_sequence(turns[6:])
+    assert caplog.text.count("another tokenizer") == 2
 
 
 @pytest.mark.serial

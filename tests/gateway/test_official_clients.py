@@ -167,7 +167,7 @@ async def test_messages_tools_thinking_and_stop_reasons(
         assert (body["tool_choice"], body["parallel_tool_calls"], body["stop"]) == ("required", False, ["zz"])
         assert (body["top_k"], body["temperature"], body["max_tokens"]) == (4, 0.5, 50)
         engine.replies.append({"content": "w1", "reasoning_content": "hmm"})
-        thought = await ask(thinking={"type": "enabled", "budget_tokens": 1024})
+        thought = await ask(max_tokens=2000, thinking={"type": "enabled", "budget_tokens": 1024})
         assert [b.type for b in thought.content] == ["thinking", "text"]
         assert engine.calls[1].body["chat_template_kwargs"] == {"enable_thinking": True}
 

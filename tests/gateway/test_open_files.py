@@ -5,17 +5,53 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
+from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.http_client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+
+async def test_without_a_descriptor_the_call_fails_and_not_the_server(
+    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(connect_s=0.3))
+    (session,) = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    url = urlsplit(session.base_url)
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]})
+    call = (
+        f"POST {url.path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.api_key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+    )
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        free = os.dup(0)  # the kernel gives out the lowest
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        writer.write(call.encode())
+        told = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert told.startswith(b"HTTP/1.1 503")
+        assert b"retry-after" in told
+        length = int(told.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        assert b"ulimit -n" in await reader.readexactly(length)
+        assert [(w.total_failures, w.inflight) for w in gateway.router.workers.values()] == [(0, 0)]
+        writer.write(call.encode())
+        assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 200")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        writer.close()
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,11 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import GatewayClient, GatewayConfig, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.http_client import request
-from agentcore_rl_toolkit.gateway.sharding import _add_metrics, shard_of, wanted
+from agentcore_rl_toolkit.gateway.merging import added_metrics
+from agentcore_rl_toolkit.gateway.processes import share_of
+from agentcore_rl_toolkit.gateway.sharding import shard_of, wanted
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 
@@ -78,6 +80,13 @@ async def test_one_connection_may_serve_sessions_of_every_process(
     status, metrics = await request("GET", url + "/metrics")
     assert status == 200
     assert b"agentcore_rl_gateway_turns_total 96\n" in metrics
+    assert b'agentcore_rl_gateway_upstream_healthy{worker="w0"} 1\n' in metrics
+    servers = [stats["workers"], await client.workers_async()]
+    servers.append(json.loads((await request("GET", url + "/health/workers"))[1])["workers"])
+    assert [[(s["worker_id"], s["calls"], s["active"], s["healthy"]) for s in told] for told in servers] == [
+        [("w0", 96, 0, True)]
+    ] * 3
+    assert json.loads((await request("GET", url + "/health/workers"))[1])["healthy"] == 1
     await client.pause_async()
     await client.resume_async()
     await client.set_weight_version_async(4)
@@ -88,6 +97,13 @@ async def test_one_connection_may_serve_sessions_of_every_process(
         assert (await reader.readline()).split()[1] == code
         writer.close()
     names = [s.session_id for s in sessions]
+    for limit in (None, 20):
+        asked = {"session_ids": names, "limit": limit}
+        status, told = await request("POST", url + "/traces/query", body=asked)
+        assert [trace["session_id"] for trace in json.loads(told)] == [n for n in names for _ in range(8)][:limit]
+    status, told = await request("GET", url + "/sessions?limit=5")
+    born = [each["created_at"] for each in json.loads(told)]
+    assert (len(born), born) == (5, sorted(born))
     found = await client.fetch_async(names)
     assert Counter(len(c.turns) for c in found.values()) == {8: 12}
     finished, place = await client.finished_async(wait_s=5)
@@ -97,6 +113,34 @@ async def test_one_connection_may_serve_sessions_of_every_process(
     assert json.loads(told)["session_id"] == "task-1"
     status, told = await request("DELETE", url + "/sessions/task-1")
     assert (status, json.loads(told)) == (200, {"deleted": 0})
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.serial
+async def test_the_health_is_that_of_all_processes(served: tuple[str, int]) -> None:
+    url, pid = served
+    client = GatewayClient(url)
+    await client.create_sessions_async([new_session_id() for _ in range(10)])
+    told = await client._call("GET", "/healthz")
+    assert (told["status"], told["sessions"], told["paused"]) == ("ok", 10, False)
+    serving = {}
+    for child in children_of(pid):
+        os.kill(child, signal.SIGSTOP)
+        try:
+            _, body = await request("GET", url + "/healthz", timeout_s=3.0)
+            serving[child] = json.loads(body)["status"]
+        except GatewayError:  # the connection went to the one that is stopped
+            serving[child] = "stopped"
+        finally:
+            os.kill(child, signal.SIGCONT)
+    assert "ok" not in serving.values()
+    assert any("does not answer" in said for said in serving.values())
+    async with asyncio.timeout(20):
+        while (await client._call("GET", "/healthz"))["status"] != "ok":  # noqa: ASYNC110  (another process)
+            await asyncio.sleep(0.1)
 
 
 async def raw(url: str, head: bytes, body: bytes) -> bytes:
@@ -144,7 +188,17 @@ async def test_a_session_is_found_however_its_request_names_it(served: tuple[str
 
 def test_counters_are_added_with_every_digit() -> None:
     texts = [b"# TYPE a counter\na 40015356\nlag_seconds 0.25\n", b"# TYPE a counter\na 1\nlag_seconds 0.125\n"]
-    assert _add_metrics(texts) == b"# TYPE a counter\na 40015357\nlag_seconds 0.25\n"
+    assert added_metrics(texts) == b"# TYPE a counter\na 40015357\nlag_seconds 0.25\n"
+    texts = [b'x_healthy{worker="a"} %d\nx_healthy{worker="b"} 1\n' % healthy for healthy in (1, 0, 1)]
+    assert added_metrics(texts) == b'x_healthy{worker="a"} 0\nx_healthy{worker="b"} 1\n'
+
+
+def test_bounds_of_the_whole_gateway_are_shared_by_its_processes() -> None:
+    config = GatewayConfig(retention_bytes=10, history_bytes=8, limits=Limits(body_bytes=100, receiving_bytes=1000))
+    share = share_of(config, 4)
+    assert (share.retention_bytes, share.history_bytes, share.limits.receiving_bytes) == (3, 2, 250)
+    assert share_of(config, 20).limits.receiving_bytes == 100  # one request body fits in any case
+    assert share_of(GatewayConfig(), 4).retention_bytes is None
 
 
 async def turns(client: GatewayClient, sessions: list[SessionHandle]) -> list[int]:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import numpy as np
 import openai
 import pytest
@@ -21,6 +22,8 @@ from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.capture import read_reply
 from agentcore_rl_toolkit.gateway.http_client import request
+from agentcore_rl_toolkit.gateway.records import decode
+from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory.experts import int32_of, shape_of
 
@@ -97,6 +100,42 @@ async def test_every_one_of_many_calls_can_be_repeated(
     again = [await ask(session, temperature=n / 20, retry=1) for n in range(20)]
     assert [text(t) for t in first] == [text(t) for t in again]
     assert await turns(session, gateway) == 20
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repeated_reply_has_the_logprobs_that_were_asked_for(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, stream: bool, n: int
+) -> None:
+    """Texts of tokens and alternatives too, though the record has numbers only."""
+
+    async def told(retry: str) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {}
+        asked: dict[str, Any] = {"n": n, "logprobs": True, "extra_headers": {"x-stainless-retry-count": retry}}
+        if not stream:
+            whole = await llm.chat.completions.create(model="m", messages=USER, **asked)
+            return {c.index: [e.to_dict() for e in (c.logprobs and c.logprobs.content) or ()] for c in whole.choices}
+        async for chunk in await llm.chat.completions.create(model="m", messages=USER, stream=True, **asked):
+            for choice in chunk.choices:
+                found.setdefault(choice.index, [])
+                found[choice.index] += [e.to_dict() for e in (choice.logprobs and choice.logprobs.content) or ()]
+        return found
+
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        first = await told("0")
+        assert first.keys() == set(range(n))
+        assert all(entry["token"] and entry["logprob"] < 0 for entries in first.values() for entry in entries)
+        assert all(first.values())
+        assert await told("1") == first
+    assert gateway.counters["turns_joined"] == 1
+
+
+async def test_logprobs_nobody_asked_for_are_kept_as_numbers_only(gateway: Gateway, session: SessionHandle) -> None:
+    await ask(session)
+    stored = gateway.sessions.by_id[session.session_id.encode()]
+    record = decode(gateway.sessions.payloads(stored)[0])
+    assert record.choices[0].logprobs
+    assert record.choices[0].told_logprobs is None
 
 
 async def test_the_last_turn_that_is_allowed_can_be_repeated(engine: ScriptedEngine, start_gateway: Start) -> None:
@@ -352,3 +391,95 @@ async def test_a_call_can_be_repeated_after_a_restart(
     assert text(await ask(session, retry=1, key="k2", temperature=0.5)) == text(other)
     assert text(await ask(session, retry=1, temperature=0.7)) not in (text(first), text(other))
     assert await turns(session, gateway) == 3
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+async def test_a_reply_rendered_here_is_repeated_with_its_logprobs(
+    engine: ScriptedEngine, start_gateway: Start, dialect: str
+) -> None:
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
+    session = await opened(gateway)
+    told: list[Any] = []
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        for retry in ("0", "1"):
+            headers = {"x-stainless-retry-count": retry}
+            if dialect == "chat":
+                whole = await llm.chat.completions.create(
+                    model="m", messages=USER, logprobs=True, max_tokens=8, extra_headers=headers
+                )
+                assert whole.choices[0].logprobs is not None
+                told.append([e.to_dict() for e in whole.choices[0].logprobs.content or ()])
+            else:
+                said = await llm.responses.create(
+                    model="m", input="hello there", include=["message.output_text.logprobs"], extra_headers=headers
+                )
+                told.append([e.to_dict() for e in said.output[0].content[0].logprobs])  # type: ignore[union-attr,index]
+    assert told[0]
+    assert told[1] == told[0]
+    assert gateway.counters["turns_joined"] == 1
+
+
+async def test_a_call_can_be_repeated_after_a_restart_though_another_cannot_be_read(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, store_dir=tmp_path)
+    session = await opened(gateway)
+    first = await ask(session)
+    await ask(session, temperature=0.5)
+    place = gateway.sessions.by_id[session.session_id.encode()].positions[1] & (1 << 40) - 1
+    await ask(session, temperature=0.7)
+    await gateway.stop(grace_s=0.2)
+    segment = tmp_path / "calls-00000001.log"
+    data = bytearray(segment.read_bytes())
+    data[place + 100] ^= 0xFF
+    segment.write_bytes(data)
+    gateway = await start_gateway(engine, store_dir=tmp_path)
+    session = dataclasses.replace(session, base_url=f"{gateway.url}/{session.base_url.split('/', 3)[3]}")
+    assert text(await ask(session, retry=1)) == text(first)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("rendered", [False, True])
+async def test_a_repeated_answer_names_the_stop_sequence_it_ended_at(
+    engine: ScriptedEngine, start_gateway: Start, rendered: bool, stream: bool
+) -> None:
+    gateway = await start_gateway(engine, **({"model_dir": str(MODEL)} if rendered else {}))
+    session = await opened(gateway)
+
+    def stopped(reply: dict[str, Any]) -> dict[str, Any]:
+        for choice in reply["choices"]:
+            choice["stop_reason"] = "zz"
+        return reply
+
+    if rendered:  # found in the text by the gateway
+        renderer = Renderer.from_path(str(MODEL))
+        engine.replies.append({"token_ids": renderer.encode("so it is zz and more", add_special_tokens=False)})
+    else:
+        engine.faults.append(Fault(edit=stopped))
+    told: list[Any] = []
+    url = session.base_url.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0) as llm:
+        for retry in ("0", "1"):
+            asked: Any = {"model": "m", "max_tokens": 50, "messages": USER, "stop_sequences": ["zz"]}
+            asked["extra_headers"] = {"x-stainless-retry-count": retry}
+            if stream:
+                async with llm.messages.stream(**asked) as events:
+                    reply = await events.get_final_message()
+            else:
+                reply = await llm.messages.create(**asked)
+            told.append((reply.stop_reason, reply.stop_sequence))
+    assert told == [("stop_sequence", "zz")] * 2
+    assert gateway.counters["turns_joined"] == 1
+
+
+async def test_anthropics_other_credential_does_not_stand_in_the_way(
+    session: SessionHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client sends a token of its environment beside the key it is given."""
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "somebody-elses")
+    url = session.base_url.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0) as llm:
+        assert (await llm.messages.create(model="m", max_tokens=8, messages=USER)).content  # type: ignore[arg-type]
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="wrong", max_retries=0) as llm:
+        with pytest.raises(anthropic.AuthenticationError):
+            await llm.messages.create(model="m", max_tokens=8, messages=USER)  # type: ignore[arg-type]

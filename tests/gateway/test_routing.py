@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import openai
 import pytest
@@ -289,9 +290,10 @@ async def test_a_call_refused_during_a_pause_is_told_when_to_come_back(
         assert (await retried).choices
 
 
+@pytest.mark.parametrize("says", [None, 2])  # an engine that names a version names the one it ended with
 @pytest.mark.parametrize(("arriving", "in_flight", "status"), [("reject", "abort", 503), ("reject", "continue", 200)])
 async def test_running_calls_are_aborted_or_go_on_as_asked(
-    engines: list[ScriptedEngine], start_gateway: Start, arriving: str, in_flight: str, status: int
+    engines: list[ScriptedEngine], start_gateway: Start, arriving: str, in_flight: str, status: int, says: int | None
 ) -> None:
     gateway = await start_gateway(engines[0], weight_version=1)
     client, sessions = await opened(gateway, 2)
@@ -301,6 +303,7 @@ async def test_running_calls_are_aborted_or_go_on_as_asked(
     await client.pause_async(arriving=arriving, in_flight=in_flight)
     assert await ask(sessions[1]) == 429
     await client.set_weight_version_async(2)
+    engines[0].weight_version = says
     assert await running == status
     await client.resume_async()
     assert await ask(sessions[1]) == 200
@@ -400,3 +403,42 @@ async def test_a_plain_endpoint_among_others_is_not_asked_for_tokens(engines: li
     assert all("return_token_ids" in call.body and "logprobs" in call.body for call in engines[0].calls)
     assert engines[1].calls
     assert not any("return_token_ids" in call.body or "logprobs" in call.body for call in engines[1].calls)
+
+
+async def test_sessions_that_begin_while_nothing_runs_are_spread(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(*engines)
+    for session in await GatewayClient(gateway.url).create_sessions_async([new_session_id() for _ in range(12)]):
+        url, body = session.base_url + "/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}
+        assert (await request("POST", url, body=body, key=session.api_key))[0] == 200
+    assert {len(engine.calls) for engine in engines} == {12 // len(engines)}
+
+
+async def test_a_call_that_is_stored_when_calls_are_aborted_is_no_error_as_well(
+    engines: list[ScriptedEngine], start_gateway: Start, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(*engines, store_dir=str(tmp_path), fsync=True)
+    client = GatewayClient(gateway.url)
+    sessions = await client.create_sessions_async([new_session_id() for _ in range(30)])
+    answered: Counter[str] = Counter()
+
+    async def agent(session: SessionHandle) -> None:
+        url = session.base_url + "/chat/completions"
+        for i in range(15):
+            body = {"messages": [{"role": "user", "content": f"{i}"}]}
+            status, _ = await request("POST", url, body=body, key=session.api_key)
+            answered[session.session_id] += status == 200
+
+    async def trainer() -> None:
+        for _ in range(60):
+            await asyncio.sleep(0.01)
+            await client.pause_async(in_flight="abort")
+            await client.resume_async()
+
+    await asyncio.gather(*map(agent, sessions), trainer())
+    for name, capture in (await client.fetch_async([s.session_id for s in sessions])).items():
+        turns, failed = {t.turn_id for t in capture.turns}, {e["call_id"] for e in capture.errors}
+        assert not turns & failed
+        assert len(turns) + len(failed) == 15
+        assert answered[name] <= len(turns)

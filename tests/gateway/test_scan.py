@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,76 @@ def test_logprobs_are_rounded_as_python_rounds_them(value: float) -> None:
     lifted = scan.lift(b'{"choices":[{"logprobs":{"token_logprobs":[%b]}}]}' % repr(value).encode())
     assert lifted is not None
     assert lifted[1] == [(None, struct.pack("<f", value))]
+
+
+@compiled
+@settings(max_examples=600, deadline=None)
+@given(value=st.floats(2**-100, 2**100, width=32), digits=st.integers(15, 25), step=st.integers(-2, 2))
+def test_numbers_between_two_floats_go_to_the_one_that_python_takes(value: float, digits: int, step: int) -> None:
+    """Halfway, and a hair off it, where one rounding more or less would tell."""
+    above = struct.unpack("<f", struct.pack("<I", struct.unpack("<I", struct.pack("<f", value))[0] + 1))[0]
+    middle = (value + above) / 2
+    for _ in range(abs(step)):
+        middle = math.nextafter(middle, math.copysign(math.inf, step))
+    for number in (f"{Decimal(middle):.{digits}g}", f"-{Decimal(middle):.{digits}f}"):
+        body = b'{"choices":[{"logprobs":{"content":[{"token":"","logprob":%b,"bytes":[],"top_logprobs":[]}]}}]}'
+        lifted = scan.lift(body % number.encode())
+        assert lifted is not None
+        assert lifted[1] == [(None, struct.pack("<f", float(number)))], number
+
+
+@compiled
+@settings(max_examples=400, deadline=None)
+@given(text=st.text("0123456789,- ", max_size=40))
+@example(text="")
+@example(text="0,10,7")
+@example(text="10,07")
+@example(text="1,")
+@example(text=",1")
+@example(text="1,,2")
+def test_only_lists_of_whole_numbers_are_taken_for_prompts(text: str) -> None:
+    lifted = scan.lift(b'{"choices":[],"prompt_token_ids":[%b]}' % text.encode())
+    try:
+        good = isinstance(json.loads(f"[{text}]"), list)
+    except ValueError:
+        good = False
+    assert (lifted is not None) is good
+    if lifted is not None:
+        assert lifted[2] == text.encode()
+
+
+@compiled
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b'{"token":"a","bytes":[97],"logprob":-0.5,"top_logprobs":[]}',
+        b'{"token":"\\u00e9\\n","logprob":-0.5,"bytes":[195,169,10],"top_logprobs":[]}',
+        b'{"token":"a","logprob":-0.5,"bytes":null,"top_logprobs":[]}',
+        b'{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[{"token":"b","logprob":-1.0,"bytes":[98]}]}',
+        b'{"logprob":-0.5}',
+        b'{ "token" : "a" , "logprob" : -0.5 }',
+    ],
+)
+def test_entries_of_every_engine_are_read(entry: bytes) -> None:
+    lifted = scan.lift(b'{"choices":[{"logprobs":{"content":[%b,%b]}}]}' % (entry, entry))
+    assert lifted is not None
+    assert lifted[1] == [(None, struct.pack("<2f", -0.5, -0.5))]
+
+
+@compiled
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b'{"token":"a","logprob":-0.5,"logprob":-0.5,"bytes":[97],"top_logprobs":[]}',
+        b'{"token":"a","bytes":[97],"top_logprobs":[]}',
+        b'{"token":"\\ud800","logprob":-0.5,"bytes":[97],"top_logprobs":[]}',
+        b'{"token":"a","logprob":-0.5,"bytes":[07],"top_logprobs":[]}',
+        b'{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[]',
+        b'{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[}',
+    ],
+)
+def test_entries_that_are_none_are_declined(entry: bytes) -> None:
+    assert scan.lift(b'{"choices":[{"logprobs":{"content":[%b]}}]}' % entry) is None
 
 
 @compiled

@@ -74,6 +74,8 @@ class Inside:
             yield Caller(reader, writer)
         finally:
             writer.close()
+            with contextlib.suppress(OSError):  # a loop that ends before would leave the socket to the collector
+                await writer.wait_closed()
 
     async def warm(self, caller: Caller) -> None:
         """Start the session; it keeps a connection then. Counting begins anew."""
@@ -286,13 +288,18 @@ async def test_signatures_are_verified_on_warm_calls(start: Any) -> None:
 
     async with inside.caller() as caller:
         assert (await caller.ask(signed("secret")))[0] == 200
-        inside.app.asgi = 0
-        assert (await caller.ask(signed("secret")))[0] == 200
-        assert inside.app.asgi == 0
+        good = 1
+        async with asyncio.timeout(10):
+            while True:  # the agent's connection may be on its way back when the next call comes
+                inside.app.asgi = 0
+                assert (await caller.ask(signed("secret")))[0] == 200
+                good += 1
+                if inside.app.asgi == 0:
+                    break
         for request in (signed("wrong"), signed("secret").replace(b"\r\n\r\n{}", b"\r\n\r\n[]"), inside.request({})):
             status, headers, _ = await caller.ask(request)
             assert (status, headers["x-amzn-errortype"]) == (403, "AccessDeniedException")
-        assert inside.runtime.table.describe()[0]["invocations"] == 2
+        assert inside.runtime.table.describe()[0]["invocations"] == good
 
 
 async def test_a_caller_that_goes_away_does_not_stop_the_agent(start: Any) -> None:

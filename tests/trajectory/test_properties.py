@@ -154,3 +154,13 @@ def test_no_sequence_could_be_merged_into_another(turns: list[Turn]) -> None:
         else:
             assert above == []
     assert len(result.sequences) == len(usable) - len(continued)
+
+
+@settings(max_examples=300, deadline=None)
+@given(sessions())
+def test_every_sequence_but_the_first_is_a_branch_and_says_why(turns: list[Turn]) -> None:
+    result = build_trajectory("s", [replace(t, retry_of=None) for t in turns])
+    assert result.report.branches == max(0, len(result.sequences) - 1)
+    reasons = [s.branch_reason for s in result.sequences]
+    assert reasons[:1] in ([], [None])
+    assert Counter(reasons[1:]) == result.report.branch_reasons

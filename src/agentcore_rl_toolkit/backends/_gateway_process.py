@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,7 +54,7 @@ class GatewayProcess:
         threading.Thread(target=self._keep, name="agentcore-rl-gateway", daemon=True).start()
 
     def close(self) -> None:
-        """Stop it; a second call does nothing."""
+        """Stop it; a second call does nothing. Its log stays only where there is something to read in it."""
         with self._lock:
             self._closed.set()
             process = self.process
@@ -65,6 +66,8 @@ class GatewayProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.returncode == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keep(self) -> None:
         early = 0

@@ -345,56 +345,83 @@ read_int(const char *p, int32_t *value)
 static const double TENS[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
                               1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
 
-/* A logprob, rounded once to double (exactly: either factor below has an exact double, so the one operation rounds
-   right; all else goes to Python's own conversion) and then to float32, as the decoder and `array` would. */
+/* m * 10**scale as float32, rounded to double before, as the decoder and `array` would; 0 where that is not certain.
+
+   Either factor has an exact double, or m is rounded once more: then the double below is off by less than two units in
+   its last place, and as long as it is not that close to the middle between two floats, it rounds to the same one. */
+static inline int
+narrow(uint64_t m, int scale, float *value)
+{
+    const uint64_t low = (1ULL << 29) - 1, middle = 1ULL << 28;
+    uint64_t bits;
+    if (scale < -22 || scale > 22) {
+        return 0;
+    }
+    double v = scale < 0 ? (double)m / TENS[-scale] : (double)m * TENS[scale];
+    memcpy(&bits, &v, sizeof(bits));
+    if (m > (1ULL << 53) && (bits & low) + 4 - middle <= 8) {
+        return 0;
+    }
+    if (v > FLT_MAX || (v < FLT_MIN && m != 0 && m > (1ULL << 53))) {
+        return 0;
+    }
+    *value = (float)v;
+    return 1;
+}
+
+/* A logprob; all that is not as plain as engines write it goes to Python's own conversion. */
 static const char *
 read_logprob(const char *p, float *value)
 {
-    const char *start = p;
-    const char *end = skip_number(p);
-    if (end == NULL) {
+    const char *start = p, *first, *point = NULL;
+    int negative = *p == '-', scale = 0;
+    uint64_t m = 0;
+    first = p += negative;
+    if (!is_digit(*p) || (*p == '0' && is_digit(p[1]))) {
         return NULL;
     }
-    int negative = *p == '-', digits = 0, scale = 0;
-    uint64_t m = 0;
-    for (p += negative; is_digit(*p); p++) {
+    for (; is_digit(*p); p++) {
         m = m * 10 + (uint64_t)(*p - '0');
-        digits += m != 0;
     }
     if (*p == '.') {
-        for (p++; is_digit(*p); p++, scale--) {
+        point = ++p;
+        for (; is_digit(*p); p++) {
             m = m * 10 + (uint64_t)(*p - '0');
-            digits += m != 0;
         }
+        if (p == point) {
+            return NULL;
+        }
+        scale = -(int)(p - point < 1000 ? p - point : 1000);
     }
-    if (p != end) { /* an exponent */
-        p++;
-        int minus = *p == '-', n = 0;
-        for (p += *p == '-' || *p == '+'; is_digit(*p); p++) {
+    const char *last = p;
+    if (*p == 'e' || *p == 'E') {
+        int n = 0, minus = p[1] == '-';
+        p += 1 + (p[1] == '-' || p[1] == '+');
+        if (!is_digit(*p)) {
+            return NULL;
+        }
+        for (; is_digit(*p); p++) {
             n = n < 10000 ? n * 10 + (*p - '0') : n;
         }
         scale += minus ? -n : n;
     }
-    double v;
-    if (digits <= 18 && m <= (1ULL << 53) && scale >= -22 && scale <= 22) {
-        v = scale < 0 ? (double)m / TENS[-scale] : (double)m * TENS[scale];
-        v = negative ? -v : v;
-    } else {
-        char *stop;
-        v = PyOS_string_to_double(start, &stop, NULL);
-        if (v == -1.0 && PyErr_Occurred()) {
-            PyErr_Clear();
-            return NULL;
-        }
-        if (stop != end) {
-            return NULL;
-        }
+    for (; *first == '0' || *first == '.'; first++) { /* they did not count */
     }
-    if (!(fabs(v) <= FLT_MAX)) {
+    if (last - first <= 19 && narrow(m, scale, value)) { /* with a point among them they are fewer still */
+        *value = negative ? -*value : *value;
+        return p;
+    }
+    char *stop;
+    double v = PyOS_string_to_double(start, &stop, NULL);
+    if (v == -1.0 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return NULL;
+    }
+    if (stop != p || !(fabs(v) <= FLT_MAX)) {
         return NULL;
     }
     *value = (float)v;
-    return end;
+    return p;
 }
 
 /* -- what replies are made of ---------------------------------------------------------------------------------------- */
@@ -423,9 +450,36 @@ push_float(Buffer *b, float f)
     return push_four(b, v);
 }
 
+#define STARTS(p, end, text) ((size_t)((end) - (p)) >= sizeof(text) - 1 && memcmp((p), (text), sizeof(text) - 1) == 0)
+
+/* A token's entry as vLLM and SGLang write it, compactly and without alternatives: returns the byte after it, NULL for any
+   other, which is then read key by key. */
+static inline const char *
+usual_entry(const char *p, const char *end, float *value)
+{
+    int found = 0, known = 0;
+    if (!STARTS(p, end, "{\"token\":\"") || (p = string_end(p + 10, &found)) == NULL || found & SURROGATE) {
+        return NULL;
+    }
+    for (p++;;) {
+        if (!known && STARTS(p, end, ",\"logprob\":")) {
+            known = 1;
+            p = read_logprob(p + 11, value);
+        } else if (STARTS(p, end, ",\"bytes\":[")) {
+            p = skip_bytes(p + 9);
+        } else {
+            break;
+        }
+        if (p == NULL) {
+            return NULL;
+        }
+    }
+    return known && STARTS(p, end, ",\"top_logprobs\":[]}") ? p + 19 : NULL;
+}
+
 /* `{"content": [{"logprob": x, ...}, ...]}` or `{"token_logprobs": [x, ...], ...}`. `have`: whether there was either. */
 static const char *
-read_logprobs(const char *p, Buffer *logprobs, int *have)
+read_logprobs(const char *p, const char *end, Buffer *logprobs, int *have)
 {
     Key key, inner;
     int first = 1, seen = 0;
@@ -453,6 +507,14 @@ read_logprobs(const char *p, Buffer *logprobs, int *have)
         int done = 0, begin = 1;
         for (p++; (p = next_item(p, begin, &done)) != NULL && !done; begin = 0) {
             float value;
+            const char *after = chat ? usual_entry(p, end, &value) : NULL;
+            if (after != NULL) {
+                p = after;
+                if (!push_float(logprobs, value)) {
+                    return NULL;
+                }
+                continue;
+            }
             if (!chat) {
                 if ((p = read_logprob(p, &value)) == NULL || !push_float(logprobs, value)) {
                     return NULL;
@@ -502,6 +564,23 @@ leave_out(Rest *rest, const char *from, const char *to)
     rest->kept = to;
 }
 
+/* Whether a list's content is whole numbers without signs and spaces, as ids are written; the bracket follows it. No
+   branch in the loop: a compiler takes many bytes at a time. */
+static int
+whole_numbers(const char *text, size_t size)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    unsigned char bad = size != 0 && (!is_digit(text[0]) || (text[0] == '0' && is_digit(text[1])));
+    for (size_t i = 0; i < size; i++) {
+        unsigned char comma = p[i] == ',', digit = (unsigned char)(p[i] - '0') < 10;
+        unsigned char follows = (unsigned char)(p[i + 1] - '0') < 10;
+        unsigned char zero = (p[i + 1] == '0') & ((unsigned char)(p[i + 2] - '0') < 10);
+        bad |= (comma | digit) ^ 1;
+        bad |= comma & ((follows ^ 1) | zero);
+    }
+    return !bad;
+}
+
 #define SHORT_PROMPT 8192
 
 /* The prompt's ids, which grow with a session and mostly repeat: found and left out, and not looked at when they are long
@@ -514,7 +593,7 @@ lift_prompt(const char *p, Rest *rest)
         return skip_value(p, DEEPEST);
     }
     stop = memchr(p, ']', (size_t)(rest->end - p));
-    if (stop == NULL || (stop - p < SHORT_PROMPT && skip_value(p, 1) != stop + 1)) {
+    if (stop == NULL || (stop - p < SHORT_PROMPT && !whole_numbers(p + 1, (size_t)(stop - p - 1)) && skip_value(p, 1) != stop + 1)) {
         return NULL;
     }
     rest->prompt = p + 1;
@@ -557,7 +636,7 @@ lift_choice(const char *p, Rest *rest, PyObject *found)
                 goto end;
             }
             if (!is_null(p)) {
-                if ((p = read_logprobs(p, &logprobs, &has_logprobs)) == NULL) {
+                if ((p = read_logprobs(p, rest->end, &logprobs, &has_logprobs)) == NULL) {
                     goto end;
                 }
                 if (p - value >= 4) {
@@ -762,7 +841,7 @@ read_delta(const char *p, Run *event)
 }
 
 static const char *
-read_choice(const char *p, Run *event)
+read_choice(const char *p, const char *end, Run *event)
 {
     enum { INDEX = 1, DELTA = 2, TEXT = 4, LOGPROBS = 8, IDS = 16 };
     int seen = 0, first = 1, now, have;
@@ -794,7 +873,7 @@ read_choice(const char *p, Run *event)
         } else if (IS(key, "logprobs")) {
             now = LOGPROBS;
             event->has_logprobs = 1;
-            p = read_logprobs(p, &event->logprobs, &have);
+            p = read_logprobs(p, end, &event->logprobs, &have);
         } else if (IS(key, "token_ids")) {
             now = IDS;
             event->has_ids = 1;
@@ -812,7 +891,7 @@ read_choice(const char *p, Run *event)
 
 /* An event that adds text and tokens to one choice and says nothing else. */
 static const char *
-read_event(const char *p, Run *event)
+read_event(const char *p, const char *end, Run *event)
 {
     Key key;
     int first = 1, seen = 0, done = 0;
@@ -824,7 +903,7 @@ read_event(const char *p, Run *event)
             if (seen++ || *p != '[' || (p = next_item(p + 1, 1, &done)) == NULL || done) {
                 return NULL;
             }
-            if ((p = read_choice(p, event)) == NULL || (p = next_item(p, 0, &done)) == NULL || !done) {
+            if ((p = read_choice(p, end, event)) == NULL || (p = next_item(p, 0, &done)) == NULL || !done) {
                 return NULL;
             }
         } else if (IS(key, "id") || IS(key, "object") || IS(key, "created") || IS(key, "model") ||
@@ -911,7 +990,7 @@ lift_all(const char *p, const char *end, PyObject *items, int *understood)
         empty(&event);
         event.events = 1;
         /* The first event names the reply and the model, so it is always given whole. */
-        int plain = (PyList_GET_SIZE(items) || run.events) && read_event(p, &event) == stop;
+        int plain = (PyList_GET_SIZE(items) || run.events) && read_event(p, stop, &event) == stop;
         if (plain) {
             good = add(&run, &event, items);
         } else {

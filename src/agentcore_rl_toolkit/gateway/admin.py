@@ -18,7 +18,7 @@ from .model_routes import ModelRoutes
 from .rllm import RLLMRoutes
 from .session_routes import SessionRoutes
 from .shared import shared_of
-from .wire import Request, decode_body, error_reply, reply
+from .wire import Request, decode_body, error_reply, reply, retry_after
 
 if TYPE_CHECKING:
     from .listener import AgentConnection
@@ -81,7 +81,10 @@ class Admin:
     def dispatch(self, conn: AgentConnection, request: Request) -> None:
         path = request.path
         if path in (b"/healthz", b"/health"):
-            self.answer(conn, request, 200, self._health())
+            if self._gateway.shard is None or conn.private:
+                self.answer(conn, request, 200, self._health())
+            else:
+                self.start(self.run(self._health_of_all, conn, request), conn)
             return
         if not self._gateway.is_admin(request):
             self.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
@@ -136,9 +139,11 @@ class Admin:
         conn.write(reply(status, _to_json(value), keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
 
-    def refuse(self, conn: AgentConnection, request: Request, error: RequestError) -> None:
+    def refuse(self, conn: AgentConnection, request: Request, error: RequestError, *, dialect: str = "chat") -> None:
+        """Answer with an error; one that may be over soon says when to ask again."""
         conn.task = None
-        conn.write(error_reply("chat", error, keep_alive=request.keep_alive))
+        headers = retry_after(error)
+        conn.write(error_reply(dialect, error, headers=headers, keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
 
     def _health(self) -> dict[str, Any]:
@@ -151,6 +156,10 @@ class Admin:
             "paused": gateway.paused is not None,
             "event_loop_lag_s": round(gateway.lag_s, 4),
         }
+
+    async def _health_of_all(self, conn: AgentConnection, request: Request) -> None:
+        shard, own = self._gateway.shard, self._health()
+        self.answer(conn, request, 200, own if shard is None else await shard.health(own))
 
     def start(self, work: Awaitable[None], conn: AgentConnection) -> None:
         """Run an answer as a task that ends when its connection does."""

@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING
 
 from ..errors import CaptureError
 from . import journal as journals
-from . import scan
+from . import scan, told_logprobs
 from .capture import Captured, is_reply, read_reply
 from .capture_stream import read_stream
 from .dialects.errors import RequestError, error_body
-from .engine_errors import upstream_error
+from .engine_errors import event_error, upstream_error
 from .exchange import Exchange
 from .recording import build
 from .records import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, encode
 from .repeats import failed, remember
-from .wire import JOINED_BYTES, JSON, LAST_CHUNK, chunk, error_reply, passed, reply_head, stream_head
+from .wire import JOINED_BYTES, JSON, LAST_CHUNK, chunk, error_reply, passed, reply_head, retry_after, stream_head
 
 if TYPE_CHECKING:
     from .listener import AgentConnection
 
 _FEW = 3  # running calls up to which waiting for others to commit with would only be waiting
+_ERROR_EVENT = (b'data: {"error"', b'data:{"error"', b"event: error")
 _PLAIN = [(b"content-type", b"application/json")]
 _PLAIN_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
@@ -39,6 +40,9 @@ class Answering(Exchange):
             return
         if self.carry:
             data, self.carry = self.carry + data, b""
+        if not self.relaying and data.startswith(_ERROR_EVENT):
+            self.held = [data]  # nothing has reached the agent: it can still be told with a true status
+            return
         size = len(data)
         end = scan.find_end(data, self.n == 1)
         if end >= 0:
@@ -96,7 +100,10 @@ class Answering(Exchange):
 
     def _capture(self) -> Captured:
         """What the reply says. Raises: CaptureError."""
-        return read_stream(self.parts) if self.stream else read_reply(self._body())
+        captured = read_stream(self.parts) if self.stream else read_reply(self._body())
+        if "logprobs" in self.fields and told_logprobs.asked_for(self.fields):
+            told_logprobs.keep(captured.choices, self._body(), stream=self.stream)
+        return captured
 
     def _append(self, status: str, captured: Captured) -> None:
         record = build(self, status, captured)
@@ -157,8 +164,10 @@ class Answering(Exchange):
     def _broken(self) -> RequestError | None:
         """Why the agent must not take its reply for whole, when it would: an error of the engine it has read itself."""
         captured = self.captured
-        if captured is None or captured.error is not None:
+        if captured is None:
             return None
+        if captured.error is not None:
+            return event_error(captured.error) if self.stream and not self.relaying else None
         if not self.stream:
             if captured.problem is None or captured.choices or is_reply(self._body()):
                 return None
@@ -206,10 +215,7 @@ class Answering(Exchange):
         self.parts, self.held, self.fields, self.long, self.body, self.pieces = [], None, {}, None, b"", None
         if conn is not None:
             if error is not None:
-                headers: tuple[tuple[bytes, bytes], ...] = ()
-                if error.kind in ("overloaded", "upstream", "rate_limit"):
-                    headers = ((b"retry-after", b"1"),)
-                conn.write(error_reply(self.dialect, error, headers=headers, keep_alive=self.keep_alive))
+                conn.write(error_reply(self.dialect, error, headers=retry_after(error), keep_alive=self.keep_alive))
             conn.done(keep_alive=self.keep_alive)
         for changed in gateway.call_ended:
             changed.set()
@@ -220,11 +226,13 @@ class Answering(Exchange):
         conn, self.conn = self.conn, None
         self.ended = True
         if conn is not None:
-            conn.write(error_reply(self.dialect, error, keep_alive=self.keep_alive))
+            conn.write(error_reply(self.dialect, error, headers=retry_after(error), keep_alive=self.keep_alive))
             conn.done(keep_alive=self.keep_alive)
 
     def _note(self, status: str, http_status: int, kind: str, message: str) -> None:
         """Keep a failed call as an event of the session, never as a turn."""
+        if self.position >= 0:  # its record is with the journal: it is a turn, and who asks again gets its reply
+            return
         session = self.session
         session.started_turns -= 1
         session.errors += 1

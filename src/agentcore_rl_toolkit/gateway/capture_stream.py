@@ -103,7 +103,7 @@ def read_stream(pieces: list[bytes]) -> Captured:
         return _read(data)
     except (CaptureError, *NOT_JSON):
         pass
-    events = _split(stream)
+    events = events_of(stream)
     if not events and stream.strip().startswith((b"{", b"[", b"<")):
         raise CaptureError(f"the engine was asked for a stream and sent something else: {stream[:100]!r}")
     try:
@@ -163,7 +163,7 @@ def _take(captured: Captured, parts: dict[int, _Parts], events: list[_Event]) ->
             part.take(captured, [choice for choice in choices if choice.index == index])
 
 
-def _split(text: bytes) -> list[bytes]:
+def events_of(text: bytes) -> list[bytes]:
     """The data of each event: any line ending, comments, several data lines; an unfinished last event is left out."""
     events: list[bytes] = []
     data: list[bytes] = []

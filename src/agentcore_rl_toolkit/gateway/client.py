@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from .._portal import Portal
-from ..errors import GatewayError
+from ..errors import ConfigError, GatewayError
 from ..trajectory import Turn
 from .dialects.errors import NOT_JSON
 from .http_client import request, stream
@@ -112,7 +112,7 @@ class GatewayClient:
             "allowed_models": None if allowed_models is None else list(allowed_models),
             "metadata": dict(metadata or {}),
         }
-        told = await self._call("POST", "/admin/sessions", {"session_ids": list(session_ids), "settings": settings})
+        told = await self._call("POST", "/admin/sessions", {"session_ids": _listed(session_ids), "settings": settings})
         return [
             SessionHandle(
                 session_id=s["session_id"],
@@ -128,7 +128,7 @@ class GatewayClient:
         ``close`` ends the sessions first: a call that is still running is stopped and becomes no turn, and none can
         come later.
         """
-        names = list(session_ids)
+        names = _listed(session_ids)
         found: dict[str, SessionCapture] = {}
         for i in range(0, len(names), _FETCH_AT_ONCE):
             async for capture in self._fetch(names[i : i + _FETCH_AT_ONCE], close):
@@ -180,11 +180,11 @@ class GatewayClient:
 
     async def close_sessions_async(self, session_ids: Iterable[str]) -> int:
         """End sessions without fetching them. Returns how many were open."""
-        return int((await self._call("POST", "/admin/close", {"session_ids": list(session_ids)}))["closed"])
+        return int((await self._call("POST", "/admin/close", {"session_ids": _listed(session_ids)}))["closed"])
 
     async def delete_async(self, session_ids: Iterable[str]) -> int:
         """Forget sessions and their calls, for good. Returns how many there were."""
-        return int((await self._call("POST", "/admin/delete", {"session_ids": list(session_ids)}))["deleted"])
+        return int((await self._call("POST", "/admin/delete", {"session_ids": _listed(session_ids)}))["deleted"])
 
     # -- weights
 
@@ -303,6 +303,13 @@ class GatewayClient:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _listed(session_ids: Iterable[str]) -> list[str]:
+    """Raises: ConfigError for a single id, whose letters would be taken for ids."""
+    if isinstance(session_ids, str):
+        raise ConfigError(f"session_ids are several ids: give [{session_ids!r}]")
+    return list(session_ids)
 
 
 def _checked(status: int, data: bytes, what: str) -> Any:

@@ -73,3 +73,20 @@ def upstream_error(status: int, body: bytes) -> RequestError:
         code=code if isinstance(code, str) else None,
         status=shown,
     )
+
+
+def event_error(error: bytes) -> RequestError:
+    """An error that an engine put into a stream, whose status it had sent already, as the answer it should have been.
+
+    SGLang checks the length of a streamed prompt that late, and names the status in the event or not at all.
+    """
+    body = b'{"error":%b}' % error
+    try:
+        told = _error_reply.decode(body).error
+    except NOT_JSON:
+        told = None
+    code = told.code if isinstance(told, _ErrorBody) else None
+    if not isinstance(code, int) or not 400 <= code < 600:
+        code = 400 if any(words in body for words in _OVERFLOW) else 500
+    found = upstream_error(code, body)
+    return RequestError(found.message, kind="upstream") if found.kind == "internal" else found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .dialects.errors import RequestError
+from .upstream import NoDescriptorError
 
 if TYPE_CHECKING:
     from .capture import Captured
@@ -175,7 +176,9 @@ class Exchange(ABC):
                 self.broke(e)
             return
         worker = self._leave()
-        if worker is not None:
+        if isinstance(error, NoDescriptorError):
+            self._fail(RequestError(f"the gateway has no connection left for this call: {error}", kind="overloaded"))
+        elif worker is not None:
             worker.failed(time.monotonic(), unreachable=True)
             self._again(worker, f"inference server {worker.config.url} cannot be reached: {error}")
 

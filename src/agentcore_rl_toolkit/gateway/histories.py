@@ -58,10 +58,14 @@ class History:
 
 
 class Histories:
-    """See the module. Units: bytes, which are measured as `Conversation.size_bytes` does."""
+    """See the module. Calls before ``first_position`` of the journal are of another tokenizer: nothing goes on from them.
 
-    def __init__(self, sessions: Sessions, renderer: Renderer, *, budget_bytes: int) -> None:
+    Units: bytes, which are measured as `Conversation.size_bytes` does.
+    """
+
+    def __init__(self, sessions: Sessions, renderer: Renderer, *, budget_bytes: int, first_position: int = 0) -> None:
         self.budget_bytes = budget_bytes
+        self._first_position = first_position
         self.held_bytes = 0
         self.reloads = 0
         self.lost = 0  # histories whose records could not be read
@@ -137,10 +141,14 @@ class Histories:
                 oldest.session.history = None
 
     def _reload(self, session: Session, frames: list[tuple[int, int]]) -> Conversation:
+        foreign = [place for place, (position, _) in enumerate(frames) if 0 < position < self._first_position]
+        after = foreign[-1] + 1 if foreign else 0
+        if after == len(frames):
+            return self._renderer.conversation(now=session.created_s)
         self.reloads += 1
         try:
             records = [decode(payload) for payload in self._sessions.payloads_at(frames)]
-            return replay(self._renderer, past_calls(records), now=session.created_s)
+            return replay(self._renderer, past_calls(records, after=after), now=session.created_s)
         except (CaptureError, GatewayError, msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as e:
             # Damage on disk, or calls that another mode of the gateway recorded: the agent's call is worth more than
             # its prefix, and the branch that now begins is counted in the session's report.
@@ -149,8 +157,10 @@ class Histories:
             return self._renderer.conversation(now=session.created_s)
 
 
-def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:
-    """The answered chat calls of one session, in stored order. Messages that repeat an earlier call's are not read twice."""
+def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[PastCall]:
+    """The answered chat calls of one session from place ``after`` on, in stored order. Messages that repeat an earlier
+    call's are not read twice.
+    """
     messages: list[list[Any]] = []
     text_bytes: list[int] = []
     lengths: list[int] = []
@@ -162,7 +172,8 @@ def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:
         text_bytes.append((base.length if base.ordinal >= 0 else 0) + len(record.messages))
         lengths.append(record.prompt_base.length + len(record.prompt_ids) // 4)
         if (
-            record.status not in (OK, INVALID)
+            place < after
+            or record.status not in (OK, INVALID)
             or record.dialect == "completions"
             or not lengths[-1]
             or not record.choices

@@ -138,6 +138,7 @@ class Journal:
 
     def _next_segment(self) -> None:
         """Begin a segment. Raises: OSError."""
+        self._born[self._current] = time.time()  # what counts is the age of the latest in it
         number = self._current + 1
         fd = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._current = number
@@ -175,9 +176,7 @@ class Journal:
         if self.owing:
             self._repay()
         if self._sizes[self._current] >= self.segment_bytes:
-            self.commit()
-            if not self.owing:
-                self._roll()
+            self._roll()
         number = self._current
         position = number << 40 | self._sizes[number]
         self._sizes[number] += length
@@ -225,8 +224,10 @@ class Journal:
         self._report(number, batch, error)
 
     def _roll(self) -> None:
+        self.commit()
         try:
-            self._next_segment()
+            if not self.owing:
+                self._next_segment()
         except OSError as e:  # better one segment that is too large than none
             log.error("no further segment of the gateway's store can be opened: %s", e)
 
@@ -275,8 +276,7 @@ class Journal:
         if self.owing:
             self._repay()
         elif not self._pending and time.monotonic() >= self._retry_at:
-            position, _ = self.append(GAPS, b"", b"")  # says nothing: it only tries
-            self.forget_one(position)
+            self.forget_one(self.append(GAPS, b"", b"")[0])  # says nothing: it only tries
 
     async def kept(self) -> None:
         """Return when what was appended so far is with the operating system, or was refused."""
@@ -350,16 +350,20 @@ class Journal:
     def drop(self, number: int) -> int:
         """Remove a segment. Returns the bytes given back."""
         self.settle()  # the thread may not be done with it
-        fd = self._files.pop(number)
-        os.close(fd)
+        os.close(self._files.pop(number))
         self._path(number).unlink(missing_ok=True)
         self._live.pop(number)
         self._tombs.pop(number)
         self._born.pop(number)
         return self._sizes.pop(number)
 
+    def begin_anew(self, older_than_s: float) -> None:
+        """Write on in another segment when this one was begun so long ago: the one that is written cannot be dropped."""
+        if self._sizes[self._current] and time.time() - self._born[self._current] > older_than_s:
+            self._roll()
+
     def oldest(self) -> tuple[int, float] | None:
-        """Number and age limit stamp (unix seconds) of the oldest segment that is not being written."""
+        """Number of the oldest segment that is not being written, and when it was last (unix seconds)."""
         numbers = [n for n in self._files if n != self._current]
         return (min(numbers), self._born[min(numbers)]) if numbers else None
 

@@ -16,7 +16,7 @@ import httptools
 
 from .dialects.errors import RequestError
 from .sharding import wanted
-from .wire import CONTINUE, Request, error_reply, path_of, reply
+from .wire import CONTINUE, Request, error_reply, path_of, reply, retry_after
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -275,7 +275,8 @@ class AgentConnection(asyncio.Protocol):
             self._closing = True  # the reply that is being written must not get an error in its middle
             return
         dialect = "anthropic" if b"/v1/messages" in self._url else "chat"
-        self.transport.write(error_reply(dialect, RequestError(message, kind=kind, status=status), keep_alive=False))
+        error = RequestError(message, kind=kind, status=status)
+        self.transport.write(error_reply(dialect, error, headers=retry_after(error), keep_alive=False))
         self.transport.write_eof()
         asyncio.get_running_loop().call_later(LINGER_S, self.transport.close)
 

@@ -14,7 +14,7 @@ from .dialects.errors import NOT_JSON, RequestError
 from .engine_errors import upstream_error
 from .fetching import get, post
 from .sessions import Session
-from .wire import Request, error_reply, reply
+from .wire import Request, reply
 
 if TYPE_CHECKING:
     from .admin import Admin
@@ -52,7 +52,7 @@ class ModelRoutes:
                 raise RequestError(f"there is no model {wanted[:100]!r} here", kind="model_not_found", param="model")
             self._admin.answer(conn, request, 200, found)
         except RequestError as e:
-            self._refuse(conn, request, dialect, e)
+            self._admin.refuse(conn, request, e, dialect=dialect)
 
     async def _served(self) -> list[dict[str, Any]]:
         """What the servers have. Raises: RequestError."""
@@ -72,11 +72,6 @@ class ModelRoutes:
         except (*NOT_JSON, KeyError, TypeError) as e:
             raise RequestError(f"the inference server's list of models cannot be read: {e}", kind="upstream") from e
 
-    def _refuse(self, conn: AgentConnection, request: Request, dialect: str, error: RequestError) -> None:
-        conn.task = None
-        conn.write(error_reply(dialect, error, keep_alive=request.keep_alive))
-        conn.done(keep_alive=request.keep_alive)
-
     async def count_tokens(self, conn: AgentConnection, request: Request, session: Session) -> None:
         """Anthropic's count_tokens: the prompt as the engine would see it, counted and not sampled."""
         try:
@@ -91,12 +86,16 @@ class ModelRoutes:
                     asked.template_options() or None,
                 )
             else:
-                count = await self._engine_count(asked.to_chat_body(), session)
+                said = asked.to_chat_body()
+                if options := asked.template_options():
+                    said["chat_template_kwargs"] = options
+                count = await self._engine_count(said, session)
         except RequestError as e:
-            self._refuse(conn, request, "anthropic", e)
+            self._admin.refuse(conn, request, e, dialect="anthropic")
             return
         except AgentCoreRLError as e:
-            self._refuse(conn, request, "anthropic", RequestError(f"the prompt cannot be rendered: {e}"))
+            error = RequestError(f"the prompt cannot be rendered: {e}")
+            self._admin.refuse(conn, request, error, dialect="anthropic")
             return
         conn.task = None
         conn.write(reply(200, encode_count(count), keep_alive=request.keep_alive))
@@ -108,7 +107,7 @@ class ModelRoutes:
             raise RequestError("the gateway has no inference server", kind="overloaded")
         if session.settings.model_id is not None:
             body["model"] = session.settings.model_id
-        asked = _to_json({k: body[k] for k in ("model", "messages", "tools") if k in body})
+        asked = _to_json({k: body[k] for k in ("model", "messages", "tools", "chat_template_kwargs") if k in body})
         try:
             status, told = await post(worker, b"/tokenize", asked, timeout_s=30.0)
         except (OSError, TimeoutError) as e:

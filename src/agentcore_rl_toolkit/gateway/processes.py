@@ -27,6 +27,7 @@ from typing import Any
 
 from .._open_files import raise_file_limit
 from ..errors import ConfigError, GatewayError
+from . import temporary_store
 from .acceptor import listen
 from .config import GatewayConfig
 from .server import Gateway
@@ -37,6 +38,7 @@ from .sharding import Shard, inbox, remove_folder
 log = logging.getLogger(__name__)
 
 _START_S = 60.0
+_LONGEST_PARENT = 60  # bytes of the path that the sockets' folder is made in
 _DEATHS = 5  # more of them within `_DEATHS_S` are no accident that another start would help
 _DEATHS_S = 60.0
 
@@ -52,14 +54,14 @@ def serve_sharded(
     raise_file_limit()
     if ready_file is not None:
         check_ready(Path(ready_file))
-    base = Path(config.store_dir or tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
+    base = Path(config.store_dir or temporary_store.make())
     try:
         base.mkdir(parents=True, exist_ok=True)
         _check_count(base, workers)
         secret = store_secret(base)
     except OSError as e:
         raise ConfigError(f"the store {base} cannot be used: {e}") from e
-    folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-shards-"))
+    folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-shards-", dir=_for_sockets()))
     listening = listen(config.host, config.port)
     stopping = False
 
@@ -94,6 +96,17 @@ def serve_sharded(
             shutil.rmtree(base, ignore_errors=True)
 
 
+def share_of(config: GatewayConfig, count: int) -> GatewayConfig:
+    """One process's part of the bounds that are said of the whole gateway."""
+    kept, limits = config.retention_bytes, config.limits
+    return dataclasses.replace(
+        config,
+        retention_bytes=None if kept is None else -(-kept // count),
+        history_bytes=config.history_bytes // count,
+        limits=dataclasses.replace(limits, receiving_bytes=max(limits.body_bytes, limits.receiving_bytes // count)),
+    )
+
+
 class _Family:
     """The processes, by the number of their part of the sessions."""
 
@@ -121,7 +134,9 @@ class _Family:
 
     def _start(self, index: int, *, again: bool) -> BaseProcess:
         mine, theirs = self._context.Pipe()
-        config = dataclasses.replace(self._config, store_dir=str(self._base / f"shard-{index}"))
+        config = dataclasses.replace(
+            share_of(self._config, len(self._urls)), store_dir=str(self._base / f"shard-{index}")
+        )
         shard = Shard(index, self._urls, self._folder, self._key, self._inboxes[index])
         child = self._context.Process(
             target=_child,
@@ -179,6 +194,12 @@ class _Family:
                 child.kill()
         for sock in (*self._private, *self._inboxes):
             sock.close()
+
+
+def _for_sockets() -> str:
+    """Where sockets can be made: their paths may have 100 bytes or so, and somebody's TMPDIR may be longer."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _LONGEST_PARENT else "/tmp"
 
 
 def _check_count(base: Path, workers: int) -> None:

@@ -53,6 +53,9 @@ def build(call: Exchange, status: str, captured: Captured) -> CallRecord:
     else:
         session.request = (digest, ordinal)
     first, last = captured.weight_version_first, captured.weight_version_last
+    begun, now = call.version, call.gateway.weight_version
+    if not call.stream and begun is not None and begun != now == last and (first is None or begun < first):
+        first = begun  # one reply in one piece names the weights that ended it; those that began it were others
     good = status in (OK, UNTRAINABLE)
     return CallRecord(
         version=VERSION,
@@ -64,8 +67,8 @@ def build(call: Exchange, status: str, captured: Captured) -> CallRecord:
         started_s=call.started_s,
         first_token_s=call.first_token_s,
         finished_s=time.time(),
-        weight_version_first=first if first is not None else call.version,
-        weight_version_last=last if last is not None else call.gateway.weight_version,
+        weight_version_first=first if first is not None else begun,
+        weight_version_last=last if last is not None else now,
         prompt_base=prompt_base,
         prompt_ids=prompt_ids,
         messages_base=messages_base,
@@ -126,7 +129,8 @@ def whole_again(record: CallRecord) -> bytes:
     chat = record.dialect == "chat"
     choices: list[dict[str, Any]] = []
     for choice in record.choices:
-        said: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": None}
+        said: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
+        said["logprobs"] = None if choice.told_logprobs is None else msgspec.Raw(choice.told_logprobs)
         if chat:
             said["message"] = msgspec.Raw(choice.message)
         else:
@@ -147,6 +151,8 @@ def stream_again(record: CallRecord, *, usage: bool) -> bytes:
             call["index"] = i
         said: dict[str, Any] = {"index": choice.index, "finish_reason": None}
         said["delta" if chat else "text"] = message if chat else message.get("content") or ""
+        if choice.told_logprobs is not None:
+            said["logprobs"] = msgspec.Raw(choice.told_logprobs)
         events.append(_to_json(top | {"choices": [said]}))
     for choice in record.choices:
         end: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}

@@ -48,7 +48,11 @@ NO_BASE = Base()
 
 
 class ChoiceRecord(msgspec.Struct, array_like=True):
-    """One choice of a call. ``message`` is the assistant message as JSON, merged when it was streamed."""
+    """One choice of a call. ``message`` is the assistant message as JSON, merged when it was streamed.
+
+    ``told_logprobs`` is the JSON that an agent got for them which asked for logprobs, ``stop_sequence`` the string it named
+    at which the answer ended.
+    """
 
     index: int
     ids: bytes
@@ -57,6 +61,8 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
     parse_status: str
     message: bytes
     routed_experts: bytes | None = None
+    told_logprobs: bytes | None = None
+    stop_sequence: str | None = None
 
 
 class CallRecord(msgspec.Struct, array_like=True):

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .records import OK, UNTRAINABLE, decode
+from .restoring import NOWHERE
 from .wire import LAST_CHUNK, chunk, reply, stream_head
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def _stored(call: Call) -> Answered | None:
         return None
     frames = zip(session.positions[-_REMEMBERED:], session.lengths[-_REMEMBERED:], strict=True)
     for position, length in reversed(list(frames)):
+        if position == NOWHERE or not length:
+            continue
         record = decode(gateway.journal.read(position, length))
         if record.finished_s >= gateway.started_s:
             continue

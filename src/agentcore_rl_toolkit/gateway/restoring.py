@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..errors import CaptureError, GatewayError
 from . import journal as journals
 from .journal_scan import DAMAGED
 from .records import ERROR, NO_BASE, OK, UNTRAINABLE, VERSION, CallRecord, decode, encode
@@ -57,6 +58,30 @@ def _absent(why: str) -> bytes:
 
 REFUSED = _absent("the gateway's disk failed to take this call; its agent was told so")
 UNREADABLE = _absent("the gateway's store is damaged: this call, or one that it goes on from, cannot be read back")
+
+
+def readable(sessions: Sessions, session: Session) -> list[bytes]:
+    """The stored records of a session, in stored order. What was damaged since the start is given as at the next one:
+    the calls that lie there, and those that go on from them, as calls that cannot be read.
+    """
+    try:
+        return sessions.payloads(session)
+    except GatewayError as e:
+        log.error("session %s: %s", session.id, e)
+    sessions.journal.flush()  # calls of this moment are whole, they are only not written yet
+    payloads: list[bytes] = []
+    lost: set[int] = set()
+    for place, frame in enumerate(zip(session.positions, session.lengths, strict=True)):
+        try:
+            [payload] = sessions.payloads_at([frame])
+            record = decode(payload)
+            unread = not lost.isdisjoint((record.prompt_base.ordinal, record.messages_base.ordinal))
+        except (GatewayError, CaptureError):
+            unread = True
+        if unread:
+            lost.add(place)
+        payloads.append(UNREADABLE if unread else payload)
+    return payloads
 
 
 class Restoring:

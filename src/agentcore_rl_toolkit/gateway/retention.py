@@ -9,9 +9,17 @@ if TYPE_CHECKING:
     from .server import Gateway
 
 
+_PARTS = 8  # what is dropped at a time is a segment: the bound holds to an eighth
+_LEAST_BYTES = 2**20
+
+
 def retain(gateway: Gateway) -> None:
     """Forget the sessions with calls in segments that are too many or too old; those that still call keep theirs."""
     config, journal, sessions = gateway.config, gateway.journal, gateway.sessions
+    if config.retention_bytes is not None:
+        journal.segment_bytes = min(journal.segment_bytes, max(_LEAST_BYTES, config.retention_bytes // _PARTS))
+    if config.retention_s is not None:
+        journal.begin_anew(config.retention_s / _PARTS)
     while (oldest := journal.oldest()) is not None:
         number, born = oldest
         too_big = config.retention_bytes is not None and journal.total_bytes > config.retention_bytes

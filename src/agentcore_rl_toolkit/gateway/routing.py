@@ -1,7 +1,8 @@
 """Which inference server a call goes to.
 
 A session stays with its server (its prefix cache is there). A new session goes to the server with the fewest running
-calls per weight. A server is judged by what happens to calls, never by a probe: one that refuses connections, or
+calls per weight, of several such to the one that had the fewest so far: sessions that begin while nothing runs would
+otherwise all be at the first. A server is judged by what happens to calls, never by a probe: one that refuses connections, or
 fails several calls in a row, is left alone for a while that doubles up to `MAX_REST_S`; one that is merely slow is
 busy, not dead. When all servers rest, the one that rests least is tried anyway: it may be back.
 """
@@ -140,14 +141,15 @@ class Router:
             return stuck_to
         now = time.monotonic()
         best: Worker | None = None
-        best_rank = (True, 0.0)
+        best_rank = (True, 0.0, 0.0)
         if stuck_to is not None and not stuck_to.draining and stuck_to.resting_until <= now and stuck_to not in tried:
             return stuck_to
         for worker in self.workers.values():
             if worker.draining or worker in tried:
                 continue
             resting = worker.resting_until > now
-            rank = (resting, worker.resting_until if resting else worker.inflight / worker.config.weight)
+            weight = worker.config.weight
+            rank = (resting, worker.resting_until if resting else worker.inflight / weight, worker.calls / weight)
             if best is None or rank < best_rank:
                 best, best_rank = worker, rank
         return best

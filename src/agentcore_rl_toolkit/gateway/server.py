@@ -10,7 +10,6 @@ import logging
 import secrets
 import shutil
 import socket
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from ..errors import ConfigError, ContractError
+from . import temporary_store
 from .acceptor import Acceptor, listen
 from .admin import Admin
 from .calls import Call
@@ -86,7 +86,7 @@ class Gateway:
         self._temporary: str | None = None
         directory = config.store_dir
         if directory is None:
-            directory = self._temporary = tempfile.mkdtemp(prefix="agentcore-rl-gateway-")
+            directory = self._temporary = temporary_store.make()
         path = Path(directory)
         try:
             self.journal = Journal(path, fsync=config.fsync)
@@ -231,7 +231,7 @@ class Gateway:
             raise RequestError("the admin key is missing or wrong", kind="authentication")
 
     def _check_key(self, session: Session, request: Request) -> None:
-        if self.config.session_keys and not hmac.compare_digest(request.key(), session.key):
+        if self.config.session_keys and not request.shows(session.key):
             raise RequestError(
                 "the api key is not this session's; use the api_key of the rollout's `_rollout` block",
                 kind="authentication",
@@ -300,12 +300,12 @@ class Gateway:
         )
 
     def is_admin(self, request: Request) -> bool:
-        if self.shard is not None and hmac.compare_digest(request.key(), self.shard.key.encode()):
+        if self.shard is not None and request.shows(self.shard.key.encode()):
             return True
         if self._admin_key is None:
             return is_loopback(self.config.host)
-        given = request.headers.get(b"x-admin-key") or request.key()
-        return hmac.compare_digest(given, self._admin_key)
+        given = request.headers.get(b"x-admin-key")
+        return request.shows(self._admin_key) if given is None else hmac.compare_digest(given, self._admin_key)
 
     def head(self, worker: Worker, path: bytes, size: int, session: bytes) -> bytes:
         """Head of a request to a server, all but the length and the session kept ready.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from .dialects.errors import RequestError
+from .restoring import readable
 from .session_settings import SessionSettings
 from .sessions import Session
 from .wire import LAST_CHUNK, Request, chunk, decode_body, stream_head
@@ -117,17 +118,18 @@ class SessionRoutes:
     async def fetch(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, Names)
         gateway = self._gateway
-        found = [gateway.sessions.by_id.get(session_id.encode()) for session_id in asked.session_ids]
         conn.write(stream_head(200, ((b"content-type", CALLS_TYPE),), keep_alive=request.keep_alive))
         started = time.monotonic()
         out: list[bytes] = []
-        for session_id, session in zip(asked.session_ids, found, strict=True):
+        for session_id in asked.session_ids:
+            # Looked up now and not before: while others were written it may have been deleted.
+            session = gateway.sessions.by_id.get(session_id.encode())
             head = FetchedHead(session_id=session_id, known=session is not None)
             payloads: list[bytes] = []
             if session is not None:
                 if asked.close:
                     self.close_session(session)
-                payloads = gateway.sessions.payloads(session)
+                payloads = readable(gateway.sessions, session)
                 head = FetchedHead(
                     session_id=session_id,
                     known=True,

@@ -163,31 +163,41 @@ class Sessions:
 
         Raises: ContractError on an unusable id, a closed session, or when there are too many.
         """
-        if not _ID.fullmatch(session_id):
-            raise ContractError(
-                f"session id {session_id[:250]!r} must be 1 to 200 letters, digits or characters of .-_~!$&'()*+,;=:@, "
-                "in parts divided by / of which none is empty, '.', '..', 'v1' or 'traces'"
-            )
+        self._check([session_id])
         name = session_id.encode()
         known = self.by_id.get(name)
         if self.defaults:
             settings = msgspec.structs.replace(settings, sampling_params={**self.defaults, **settings.sampling_params})
         if known is not None:
-            if known.closed:
-                raise ContractError(
-                    f"session {session_id} is closed; delete it before opening it again", session_id=session_id
-                )
             known.use(settings)
             self._note(known)
             return known
-        if len(self.by_id) >= self.limit:
-            raise ContractError(f"there are {self.limit} sessions already; fetch and delete finished ones")
         session = self.make(session_id, settings, time.time())
         self.by_id[name] = session
         self._tombstones.pop(name, None)
         self.created += 1
         self._note(session)
         return session
+
+    def _check(self, session_ids: Iterable[str]) -> None:
+        """Raises: ContractError when one of them cannot be opened."""
+        new = set()
+        for session_id in session_ids:
+            if not _ID.fullmatch(session_id):
+                raise ContractError(
+                    f"session id {session_id[:250]!r} must be 1 to 200 letters, digits or characters of .-_~!$&'()*+,;=:@, "
+                    "in parts divided by / of which none is empty, '.', '..', 'v1' or 'traces'"
+                )
+            known = self.by_id.get(session_id.encode())
+            if known is None:
+                new.add(session_id)
+            elif known.closed:
+                raise ContractError(
+                    f"session {session_id} is closed; delete it before opening it again", session_id=session_id
+                )
+        if new and len(self.by_id) + len(new) > self.limit:
+            held = f"there are {len(self.by_id)} sessions already and may be {self.limit}"
+            raise ContractError(f"{held}; fetch and delete finished ones")
 
     def make(self, session_id: str, settings: SessionSettings, created_s: float) -> Session:
         return Session(session_id, self.key_of(session_id), settings, created_s)
@@ -248,6 +258,7 @@ class Sessions:
         refuses, which opens none.
         """
         names = list(session_ids)
+        self._check(names)  # all or none
         before = {name for name in names if name.encode() in self.by_id}
         sessions = [self.create(name, settings) for name in names]
         await self.journal.kept()

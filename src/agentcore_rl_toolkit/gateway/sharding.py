@@ -28,6 +28,7 @@ from .dialects.errors import NOT_JSON, RequestError
 from .finished import FinishedSessions
 from .http_client import request as ask
 from .http_client import stream
+from .merging import added_metrics, merged, worst
 from .session_routes import Finished
 from .shared import Shared, take_over
 from .wire import LAST_CHUNK, Request, decode_body, path_of, reply, session_of, stream_head
@@ -42,6 +43,8 @@ _to_json = msgspec.json.Encoder().encode
 _ANSWER_S = 5.0
 _NEXT_TRY_S = 0.002  # the other process's queue is full: it is busy, not gone
 _SPLIT = {b"/admin/sessions", b"/admin/close", b"/admin/delete", b"/sessions/batch_delete", b"/traces/query"}
+_LATER = (429, 502, 503)  # what another process says may be over soon
+_HEALTH_S = 2.0  # a process that takes longer to say how it is is not well
 _LOCAL = (b"/healthz", b"/health")
 
 
@@ -177,10 +180,28 @@ class Shard:
         async def one(i: int) -> tuple[int, int, bytes]:
             body = request.body if bodies is None else bodies[i]
             raw = msgspec.Raw(body) if body else None
-            status, told = await ask(method, self.urls[i] + path, body=raw, key=self.key, timeout_s=3700.0)
+            try:
+                status, told = await ask(method, self.urls[i] + path, body=raw, key=self.key, timeout_s=3700.0)
+            except GatewayError as e:
+                raise _gone(i, e) from e
             return i, status, told
 
         return list(await asyncio.gather(*map(one, targets)))
+
+    async def health(self, own: dict[str, Any]) -> dict[str, Any]:
+        """How all processes are, asked by any of them: not well if one is not."""
+
+        async def one(i: int) -> dict[str, Any]:
+            if i == self.index:
+                return own
+            try:
+                _, told = await ask("GET", self.urls[i] + "/healthz", key=self.key, timeout_s=_HEALTH_S)
+                answer: dict[str, Any] = msgspec.json.decode(told)
+            except (GatewayError, *NOT_JSON):
+                return {"status": f"process {i} does not answer"}
+            return answer
+
+        return worst(list(own), await asyncio.gather(*map(one, range(self.count))))
 
     def _split(self, body: bytes) -> dict[int, bytes]:
         try:
@@ -201,52 +222,60 @@ class Shard:
             return
         if path == b"/admin/finished":
             body = _to_json(await self._finished_everywhere(request))
-        elif path == b"/sessions" and request.method == b"POST":
-            body = await self._create_one(request)
         else:
-            told = await self._all(request, self._split(request.body) if path in _SPLIT else None)
-            if path.startswith(b"/traces/"):  # one of them has it
+            if path == b"/sessions" and request.method == b"POST":
+                told = await self._create_one(request)
+            else:
+                told = await self._all(request, self._split(request.body) if path in _SPLIT else None)
+            if path.startswith(b"/traces/") and path not in _SPLIT:  # one of them has it
                 told = [one for one in told if one[1] == 200][:1] or told[:1]
             for _, status, answer in told:
                 if status >= 400:
                     conn.task = None
-                    conn.write(reply(status, answer, keep_alive=request.keep_alive))
+                    later = ((b"retry-after", b"1"),) if status in _LATER else ()
+                    conn.write(reply(status, answer, headers=later, keep_alive=request.keep_alive))
                     conn.done(keep_alive=request.keep_alive)
                     return
             if path == b"/metrics":
                 conn.task = None
-                text = _add_metrics([answer for _, _, answer in told])
+                text = added_metrics([answer for _, _, answer in told])
                 conn.write(reply(200, text, content_type=b"text/plain; version=0.0.4", keep_alive=request.keep_alive))
                 conn.done(keep_alive=request.keep_alive)
                 return
-            merged = _merge([msgspec.json.decode(answer) for _, _, answer in told], path)
-            if path in _SPLIT:
-                _in_order(merged, request.body)
-            body = _to_json(merged)
+            body = _to_json(merged([msgspec.json.decode(answer) for _, _, answer in told], request))
         conn.task = None
         conn.write(reply(200, body, keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
 
-    async def _create_one(self, request: Request) -> bytes:
+    async def _create_one(self, request: Request) -> list[tuple[int, int, bytes]]:
         from ..contract import new_session_id
 
-        asked = msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
+        asked = decode_body(request.body, dict[str, Any])
         asked["session_id"] = asked.get("session_id") or new_session_id()
         target = shard_of(str(asked["session_id"]).encode(), self.count)
-        [(_, status, told)] = await self._all(request, {target: _to_json(asked)})
-        if status >= 400:
-            raise RequestError(told.decode("utf-8", "replace"), status=status)
-        return told
+        return await self._all(request, {target: _to_json(asked)})
 
     async def _fetch(self, conn: AgentConnection, request: Request) -> None:
-        conn.write(stream_head(200, ((b"content-type", b"application/vnd.agentcore-rl.calls"),)))
+        begun = False
         for i, body in sorted(self._split(request.body).items()):
             pieces = stream(
                 "POST", self.urls[i] + "/admin/fetch", body=msgspec.Raw(body), key=self.key, timeout_s=120.0
             )
-            async for piece in pieces:
-                conn.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
-                await conn.drain()
+            try:
+                async for piece in pieces:
+                    if not begun:
+                        begun = True
+                        conn.write(stream_head(200, ((b"content-type", b"application/vnd.agentcore-rl.calls"),)))
+                    conn.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
+                    await conn.drain()
+            except GatewayError as e:
+                if not begun:
+                    raise (_gone(i, e) if e.status is None else RequestError(str(e), status=e.status)) from e
+                log.error("process %d of the gateway did not give its part of a fetch: %s", i, e)
+                conn.transport.abort()  # what has gone out must not pass for the whole
+                return
+        if not begun:
+            conn.write(stream_head(200, ((b"content-type", b"application/vnd.agentcore-rl.calls"),)))
         conn.task = None
         conn.write(LAST_CHUNK)
         conn.done(keep_alive=request.keep_alive)
@@ -269,66 +298,10 @@ class Shard:
             await asyncio.sleep(0.1)
 
 
-def _merge(answers: list[Any], path: bytes) -> Any:
-    """One answer out of several: lists are joined, numbers added, the rest is the first one's."""
-    first = answers[0]
-    if path == b"/admin/workers" and isinstance(first, list):
-        return first  # every process has the same servers
-    if isinstance(first, list):
-        return [each for answer in answers for each in answer]
-    if not isinstance(first, dict):
-        return first
-    merged: dict[str, Any] = {}
-    for key, value in first.items():
-        values = [answer.get(key) for answer in answers]
-        if key in ("weight_version", "pid", "workers") or isinstance(value, (str, bool)) or value is None:
-            merged[key] = value
-        elif isinstance(value, list):
-            merged[key] = [each for v in values for each in v or ()]
-        elif isinstance(value, (int, float)):
-            numbers = [v for v in values if isinstance(v, (int, float))]
-            merged[key] = max(numbers) if key.endswith("_s") else sum(numbers)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _in_order(merged: Any, body: bytes) -> None:
-    """Put what is told of sessions in the order in which they were asked for, as one process would."""
-    asked = msgspec.json.decode(body or b"{}", type=dict[str, Any]).get("session_ids", [])
-    place = {str(name): i for i, name in enumerate(asked)}
-    for told in merged.values() if isinstance(merged, dict) else ():
-        if isinstance(told, list):
-            told.sort(
-                key=lambda each: place.get(str(each.get("session_id") if isinstance(each, dict) else each), len(place))
-            )
-
-
-def _add_metrics(texts: list[bytes]) -> bytes:
-    """Prometheus texts of the same series, added up; gauges of seconds show the worst."""
-    values: dict[bytes, float] = {}
-    order: list[bytes] = []
-    for text in texts:
-        for line in text.splitlines():
-            if line.startswith(b"#"):
-                if line not in order:
-                    order.append(line)
-                continue
-            name, _, number = line.rpartition(b" ")
-            if name not in values:
-                order.append(name)
-                values[name] = float(number)
-            elif name.endswith(b"_seconds"):
-                values[name] = max(values[name], float(number))
-            else:
-                values[name] += float(number)
-    lines = [line if line.startswith(b"#") else b"%b %b" % (line, _number(values[line])) for line in order]
-    return b"\n".join(lines) + b"\n"
-
-
-def _number(value: float) -> bytes:
-    """Every digit of it: a counter that is rounded stands still."""
-    return (str(int(value)) if value.is_integer() else repr(value)).encode()
+def _gone(index: int, error: GatewayError) -> RequestError:
+    return RequestError(
+        f"process {index} of the gateway did not answer, it is started again: {error}; try again", kind="overloaded"
+    )
 
 
 def inbox(folder: Path, index: int) -> socket.socket:

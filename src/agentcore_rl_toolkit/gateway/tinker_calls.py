@@ -29,7 +29,6 @@ from .records import ERROR
 from .tinker_replies import Completed
 from .tinker_service import FIRST_PAUSE_S, LONGEST_PAUSE_S, Sampler, TinkerService
 from .token_calls import TokenCall
-from .translated import EVENT_STREAM
 from .wire import chunk, stream_head
 
 if TYPE_CHECKING:
@@ -348,7 +347,7 @@ class TinkerCall(TokenCall):
             return
         if not self.told:
             self.told = True
-            conn.write(stream_head(200, EVENT_STREAM, keep_alive=self.keep_alive))
+            conn.write(stream_head(200, self._stream_headers(), keep_alive=self.keep_alive))
         conn.write(chunk(COMMENT))
         self._comment_later()
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..errors import CaptureError
+from . import thinking
 from .capture import Captured
 from .dialects import RequestError, context_overflow, deltas_of
-from .dialects.canonical import Choice, Delta, Reply, new_id
+from .dialects.canonical import Choice, Delta, Reply, Usage, new_id
 from .dialects.errors import unsupported
 from .engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine
 from .exchange import Fields
@@ -139,13 +140,17 @@ class TokenCall(SpokenCall):
             ids = asked.prompt
             if isinstance(ids, str):
                 ids = renderer.encode(ids, add_special_tokens=asked.add_special_tokens)
+            if not ids:
+                raise RequestError("prompt must not be empty", param="prompt")
             self.prompt_json = _to_json(ids)
+            asked.counted = Usage(prompt_tokens=len(ids))
             return self.prompt_json
         assert self.history is not None  # `_start` saw to it
         self.conversation = self.mode.histories.open(self.history)
         self.prompt = renderer.render(
             self.conversation, asked.messages, asked.tools or None, asked.template_options() or None
         )
+        asked.counted = Usage(prompt_tokens=self.prompt.length, cached_tokens=self.prompt.reused_tokens)
         self.mode.histories.settle(self.history)
         text = self.prompt.json
         self.mode.render_s += time.thread_time() - started
@@ -180,30 +185,36 @@ class TokenCall(SpokenCall):
 
     def _address(self, prompt_json: bytes) -> None:
         """Write the request in the engine's words. Raises: RequestError when the prompt leaves no room for an answer."""
+        asked, engine = self.asked, self.token_engine.name
+        budget = asked.thinking_budget if self.held_to is not None else None
+        if budget is not None:
+            asked = thinking.in_sampling(asked, engine, budget)
         self.path, self.body = self.token_engine.request(
             prompt_json,
-            self.asked,
+            asked,
             max_tokens=self._max_tokens(),
             stop_token_ids=sorted(self.mode.renderer.stop_token_ids),
             stream=self.live,
         )
+        if budget is not None:
+            self.body = thinking.reasoned(self.body, engine)
         self.plain = None
 
     def _max_tokens(self) -> int:
         asked, settings = self.asked.sampling.max_tokens, self.session.settings
         bound = min(asked or self.mode.max_tokens, settings.max_tokens or asked or self.mode.max_tokens)
         window = self.mode.context_tokens
-        if window is None or self.prompt is None:
+        size = self.asked.counted.prompt_tokens if self.asked.counted is not None else None
+        if window is None or size is None:
             return bound
-        room = window - self.prompt.length
-        if room < 1 or (asked is not None and asked > room):
-            raise context_overflow(self.prompt.length, window, max_tokens=asked)
+        room = window - size
+        if room < 1 or (asked is not None and bound > room):
+            raise context_overflow(size, window, max_tokens=bound if asked is not None else None)
         return min(bound, room)
 
     def _send(self, connection: UpstreamConnection) -> None:
         worker = self.worker
-        if worker is not None and TOKEN_ENGINES.get(worker.config.engine) is not self.token_engine:
-            # Servers of several kinds share this gateway, and the call goes to another one than was expected.
+        if worker is not None and not self._addressed_to(worker):
             try:
                 self._speak_to(worker)
                 self._address(self.prompt.json if self.prompt is not None else self.prompt_json or b"[]")
@@ -219,6 +230,12 @@ class TokenCall(SpokenCall):
             self.name = f"{self.call_id}-{secrets.token_hex(4)}"
             self.body = engine.named(self.plain, self.name)
         super()._send(connection)
+
+    def _addressed_to(self, worker: Worker) -> bool:
+        """Whether the request is what this server takes: servers of several kinds may share the gateway."""
+        budgeted = self.asked.thinking_budget is not None and thinking.takes(self.gateway.router, worker)
+        told, self.held_to = self.held_to, worker if budgeted else None
+        return told is self.held_to and TOKEN_ENGINES.get(worker.config.engine) is self.token_engine
 
     def _stop_upstream(self) -> None:
         """The agent left, the deadline passed, the session was closed: the engine is to stop at once."""
@@ -244,9 +261,8 @@ class TokenCall(SpokenCall):
         if deltas:
             self._say(deltas)
 
-    def _again(self, worker: Any, why: str, *, once_more: bool = False) -> None:
+    def _forget(self) -> None:
         self.sampled = self.reader = None
-        super()._again(worker, why, once_more=once_more)
 
     def _reading(self) -> TokenReply:
         if self.sampled is None:
@@ -331,7 +347,8 @@ class TokenCall(SpokenCall):
         )
 
     def _write_whole(self, conn: AgentConnection) -> None:
-        conn.write(reply(200, self.speaks.encode_reply(self._reply(), self.asked), keep_alive=self.keep_alive))
+        body = self.speaks.encode_reply(self._reply(), self.asked)
+        conn.write(reply(200, body, headers=self._notes(), keep_alive=self.keep_alive))
 
     def _end(self, error: RequestError | None = None) -> None:
         super()._end(error)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import ConfigError
 from .dialects import Request
 from .fetching import post
@@ -23,6 +25,14 @@ log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
 _ASKED_ANYWAY = frozenset({"logprobs", "return_token_ids"})
+_NOTE = "tokenizer.json"
+
+
+class _Note(msgspec.Struct):
+    """Whose token ids a store holds: those of this vocabulary, from this position of the journal on."""
+
+    vocabulary: str
+    first_position: int
 
 
 class TokenMode:
@@ -59,14 +69,41 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
     if unfit:
         raise ConfigError(f"{unfit[0]} takes no token ids (engine openai); leave --model out, or give its engine")
     renderer = Renderer.from_path(directory)
+    try:
+        first = _first_position(sessions, renderer.tokenizer.vocabulary_digest())
+    except OSError as e:
+        raise ConfigError(f"the store {sessions.journal.directory} cannot be used: {e.strerror or e}") from e
     return TokenMode(
         renderer,
         # One thread: rendering holds the interpreter's lock most of the time, so a second one would only add switches.
         ThreadPoolExecutor(1, "gateway-render"),
-        Histories(sessions, renderer, budget_bytes=config.history_bytes),
+        Histories(sessions, renderer, budget_bytes=config.history_bytes, first_position=first),
         context_tokens=config.context_tokens,
         max_tokens=config.default_max_tokens,
     )
+
+
+def _first_position(sessions: Sessions, vocabulary: str) -> int:
+    """Where in the journal the calls begin whose ids are of this vocabulary. Raises: OSError.
+
+    A restart may bring another model, to which the ids that were recorded are other words: nothing may go on from them.
+    """
+    path = sessions.journal.directory / _NOTE
+    try:
+        note = msgspec.json.decode(path.read_bytes(), type=_Note)
+        if note.vocabulary == vocabulary:
+            return note.first_position
+    except (FileNotFoundError, msgspec.DecodeError):
+        pass
+    first = 1 + max((max(s.positions, default=0) for s in sessions.by_id.values()), default=0)
+    if first > 1:
+        log.warning(
+            "the store's calls are of another tokenizer: sessions that go on begin a branch with their next call"
+        )
+    written = path.with_suffix(".new")
+    written.write_bytes(msgspec.json.encode(_Note(vocabulary, first)))
+    written.replace(path)
+    return first
 
 
 async def _tell(worker: Worker, path: bytes, body: bytes) -> None:

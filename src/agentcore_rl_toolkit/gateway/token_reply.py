@@ -64,7 +64,10 @@ class TokenReply:
         growing = self._growing.get(piece.choice)
         if growing is None:
             stream = self._renderer.stream(
-                tools=asked.tools or None, prompt=self._prompt, choice=piece.choice, stops=asked.sampling.stop
+                tools=(asked.tools or None) if asked.tool_choice != "none" else None,
+                prompt=self._prompt,
+                choice=piece.choice,
+                stops=asked.sampling.stop,
             )
             growing = self._growing[piece.choice] = _Growing(stream)
         if piece.weight_version is not None:
@@ -110,11 +113,11 @@ class TokenReply:
         growing.stop_sequence = stopped or piece.stop_sequence
 
     def usage(self) -> Usage:
-        prompt = self._prompt
+        counted = self._asked.counted or Usage()
         return Usage(
-            prompt_tokens=prompt.length if prompt is not None else None,
+            prompt_tokens=counted.prompt_tokens,
             completion_tokens=sum(len(g.ids) for g in self._growing.values()),
-            cached_tokens=prompt.reused_tokens if prompt is not None else None,
+            cached_tokens=counted.cached_tokens,
         )
 
     def choices(self) -> list[Choice]:
@@ -156,11 +159,19 @@ class TokenReply:
                     parse_status=choice.parse_status if choice is not None else "none",
                     message=_to_json(choice.to_message() if choice is not None else {"role": "assistant"}),
                     routed_experts=growing.routed_experts,
+                    told_logprobs=_told(choice),
+                    stop_sequence=growing.stop_sequence,
                 )
             )
         usage = self.usage()
         captured.usage = _to_json({"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens})
         return said
+
+
+def _told(choice: Choice | None) -> bytes | None:
+    """What the agent got of the choice's logprobs, if it asked."""
+    entries = choice.logprob_entries if choice is not None else None
+    return None if entries is None else _to_json({"content": entries})
 
 
 def _packed(index: int, growing: _Growing, captured: Captured) -> bytes | None:

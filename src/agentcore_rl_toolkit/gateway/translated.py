@@ -6,35 +6,40 @@ recorded is the chat exchange, so every dialect leaves the same turns.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import UpstreamError
+from . import thinking
 from .calls import Call
 from .dialects import DIALECTS, ChatStream, Dialect, RequestError, StreamEncoder, decode_reply
 from .dialects import Request as Asked
 from .dialects.builder import deltas_of
 from .dialects.canonical import Choice, Delta, Reply, ToolCall, Usage, new_id
-from .engine_errors import upstream_error
+from .engine_errors import event_error
 from .exchange import Fields
-from .records import CallRecord
+from .records import CallRecord, ChoiceRecord
 from .wire import chunk, reply, stream_head
 
 if TYPE_CHECKING:
+    from .capture import Captured
     from .listener import AgentConnection
+    from .routing import Worker
     from .server import Gateway
     from .sessions import Session
+    from .upstream import UpstreamConnection
 
 _fields = msgspec.json.Decoder(Fields)
 _to_json = msgspec.json.Encoder().encode
+_REFUSAL_BYTES = 4096
 EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 class SpokenCall(Call):
     """A call that is answered in its dialect's own words, written from deltas."""
 
-    __slots__ = ("asked", "encoder", "reply_id", "sent", "speaks")
+    __slots__ = ("asked", "encoder", "held_to", "reply_id", "sent", "speaks")
 
     relays = False
 
@@ -45,6 +50,7 @@ class SpokenCall(Call):
         self.encoder: StreamEncoder | None = None
         self.sent: list[bytes] = []
         self.reply_id = ""
+        self.held_to: Worker | None = None  # the server that was told the budget of the thinking
 
     def _say(self, deltas: list[Delta]) -> None:
         """Write deltas to the agent; from the finish reason on they wait for the record."""
@@ -65,7 +71,7 @@ class SpokenCall(Call):
         self.sent.append(data)
         if not self.relaying:
             self.relaying = True
-            conn.write(stream_head(200, EVENT_STREAM, keep_alive=self.keep_alive) + chunk(data))
+            conn.write(stream_head(200, self._stream_headers(), keep_alive=self.keep_alive) + chunk(data))
         else:
             conn.write(chunk(data))
 
@@ -77,11 +83,49 @@ class SpokenCall(Call):
         if captured is None or (captured.complete and captured.error is None and captured.choices):
             return None
         if captured.error is not None:
-            return RequestError(upstream_error(500, b'{"error":%b}' % captured.error).message, kind="upstream")
+            return event_error(captured.error)
         return RequestError("the inference server ended its reply before it was whole", kind="upstream")
 
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
-        return EVENT_STREAM
+        return [*EVENT_STREAM, *self._notes()]
+
+    def _notes(self) -> list[tuple[bytes, bytes]]:
+        """Headers that name what was asked for and is not held."""
+        return thinking.NOT_HELD if self.asked.thinking_budget is not None and self.held_to is None else []
+
+    def _pass_error(self, status: int, body: bytes) -> None:
+        if not self._asked_without_budget(status, body):
+            super()._pass_error(status, body)
+
+    def _record(self, *, only_whole: bool = False) -> bool:
+        # vLLM checks streamed requests when it has answered 200 already: its refusal is the only event then.
+        unread = self.stream and not self.relaying and self.received <= _REFUSAL_BYTES
+        if unread and self._asked_without_budget(400, self._body()):
+            return False
+        return super()._record(only_whole=only_whole)
+
+    def _asked_without_budget(self, status: int, body: bytes) -> bool:
+        """Ask again where the server refused the budget: nothing was sampled, and nothing has reached the agent."""
+        worker = self.held_to
+        if worker is None or not thinking.refused(status, body):
+            return False
+        thinking.leave_out(self.gateway.router, worker)
+        self.parts, self.received, self.first_token_s, self.cut = [], 0, None, False
+        self._forget()
+        self.go()
+        return True
+
+    def _again(self, worker: Worker, why: str, *, once_more: bool = False) -> None:
+        self._forget()
+        super()._again(worker, why, once_more=once_more)
+
+    def _forget(self) -> None:
+        """What was read of an answer counts no more, another one comes."""
+
+    def _finish(self, error: OSError | None) -> None:
+        if error is None and self._notes():
+            self.gateway.counters["thinking_budgets_not_held"] += 1
+        super()._finish(error)
 
     def _stream_end(self) -> bytes:
         if self.encoder is None:
@@ -103,20 +147,35 @@ class SpokenCall(Call):
 class TranslatedCall(SpokenCall):
     """A call in another dialect over a chat endpoint."""
 
-    __slots__ = ("reader",)
+    __slots__ = ("bare", "reader")
 
     def __init__(self, gateway: Gateway, conn: AgentConnection, session: Session, dialect: str) -> None:
         super().__init__(gateway, conn, session, dialect)
         self.reader = ChatStream()
+        self.bare = b""  # the request without a budget
 
     def _read(self, body: bytes, fields: Fields) -> Fields:
         self.asked = self.speaks.parse_request(body)
         self.reply_id = new_id("chatcmpl-")
         self.n = self.asked.n
-        return _fields.decode(_to_json(self.asked.to_chat_body()))
+        said = self.asked.to_chat_body()
+        said["messages"] = [_as_system(message) for message in said["messages"]]
+        return _fields.decode(_to_json(said))
 
     def _compose(self, fields: Fields, path: bytes) -> None:
         super()._compose(fields, b"chat/completions")
+        self.bare = self.body
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        worker, budget = self.worker, self.asked.thinking_budget
+        if worker is not None and budget is not None:
+            told = thinking.takes(self.gateway.router, worker)
+            self.held_to = worker if told else None
+            self.body = thinking.in_chat(self.bare, worker.config.engine, budget) if told else self.bare
+        super()._send(connection)
+
+    def _forget(self) -> None:
+        self.reader = ChatStream()
 
     def _broken(self) -> RequestError | None:
         captured = self.captured
@@ -125,17 +184,36 @@ class TranslatedCall(SpokenCall):
 
     def _relay(self, data: bytes) -> None:
         try:
-            self._say(self.reader.feed(data))
+            deltas = self.reader.feed(data)
+            if deltas:
+                self._say(deltas)
         except UpstreamError as e:
             self._stop_upstream()
             self._again_never(str(e))
+
+    def _capture(self) -> Captured:
+        captured = super()._capture()
+        if self.asked.sampling.stop:
+            try:
+                said = self.reader.reply() if self.stream else decode_reply(self._body())
+            except UpstreamError:  # whoever answers the agent says so
+                return captured
+            ended = {choice.index: choice.stop_sequence for choice in said.choices}
+            for record in captured.choices:
+                record.stop_sequence = ended.get(record.index)
+        return captured
 
     def _write_whole(self, conn: AgentConnection) -> None:
         try:
             body = self.speaks.encode_reply(decode_reply(self._body()), self.asked)
         except UpstreamError as e:
             raise RequestError(str(e), kind="upstream") from e
-        conn.write(reply(200, body, keep_alive=self.keep_alive))
+        conn.write(reply(200, body, headers=self._notes(), keep_alive=self.keep_alive))
+
+
+def _as_system(message: dict[str, Any]) -> dict[str, Any]:
+    """A developer's message under the name that chat templates have for it: most leave out roles they do not know."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def reply_of(record: CallRecord) -> Reply:
@@ -154,6 +232,8 @@ def reply_of(record: CallRecord) -> Reply:
                 reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
                 tool_calls=calls,
                 finish_reason=choice.finish_reason,
+                stop_sequence=choice.stop_sequence,
+                logprob_entries=_entries(choice),
             )
         )
     usage = None
@@ -167,3 +247,11 @@ def reply_of(record: CallRecord) -> Reply:
         choices=choices,
         usage=usage,
     )
+
+
+def _entries(choice: ChoiceRecord) -> list[dict[str, Any]] | None:
+    """The logprobs that the agent got, in chat's shape."""
+    if choice.told_logprobs is None:
+        return None
+    entries: list[dict[str, Any]] | None = msgspec.json.decode(choice.told_logprobs).get("content")
+    return entries

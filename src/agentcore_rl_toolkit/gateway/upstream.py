@@ -27,6 +27,10 @@ NEXT_TRY_S = 0.05  # no descriptor was free for a connection: that is our troubl
 IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that moment would have to be repeated
 
 
+class NoDescriptorError(ConnectionError):
+    """This process has as many files open as it may: the server was not even asked."""
+
+
 class Reader(Protocol):
     """What a connection tells about the reply it is reading."""
 
@@ -251,19 +255,21 @@ class Pool:
         config = self.config
         connection: UpstreamConnection | None = None
         error: OSError | None = None
-        short = ""
+        short = False
         try:
             async with asyncio.timeout(self.connect_s):
                 connection = await self._try()
                 while connection is None and self._waiting:
-                    short = " (this process has as many files open as it may: raise `ulimit -n`)"
+                    short = True
                     await asyncio.sleep(NEXT_TRY_S)
                     connection = await self._try()
             if connection is not None:
                 connection.counted = True
                 self.open += 1
         except TimeoutError:
-            error = ConnectionError(f"no connection to {config.url} within {self.connect_s:g} s{short}")
+            error = ConnectionError(f"no connection to {config.url} within {self.connect_s:g} s")
+            if short:
+                error = NoDescriptorError("this process has as many files open as it may: raise `ulimit -n`")
         except OSError as e:
             error = e
         finally:

@@ -5,6 +5,7 @@ requests it has read, bytes of the replies it writes, errors in each dialect's o
 
 from __future__ import annotations
 
+import hmac
 import http
 from typing import TypeVar
 from urllib.parse import unquote_to_bytes
@@ -52,6 +53,12 @@ class Request:
         if authorization is not None:
             return authorization[7:] if authorization[:7].lower() == b"bearer " else authorization
         return self.headers.get(b"x-api-key", b"")
+
+    def shows(self, key: bytes) -> bool:
+        """Whether one of its credentials is this key: Anthropic's client sends both when its environment has another's."""
+        if hmac.compare_digest(self.key(), key):
+            return True
+        return hmac.compare_digest(self.headers.get(b"x-api-key", b""), key)
 
 
 def status_line(status: int) -> bytes:
@@ -114,6 +121,12 @@ def error_reply(
     return reply(error.status or 500, body, headers=headers, keep_alive=keep_alive)
 
 
+def retry_after(error: RequestError) -> tuple[tuple[bytes, bytes], ...]:
+    """The header for errors that may be over soon."""
+    return ((b"retry-after", b"1"),) if error.kind in _PASSING or error.status == 503 else ()
+
+
+_PASSING = frozenset({"overloaded", "upstream", "rate_limit"})
 _FINAL = frozenset({"turn_limit", "permission"})
 
 

@@ -91,6 +91,8 @@ def _place(usable: list[Turn], decode: Decode | None) -> list[_Placed]:
         placed.append(node)
         if match.parents:
             node.parent = _choose_parent([placed[i] for i in match.parents], turn)
+            if not node.parent.children:  # whatever else was said from the same tokens: this turn simply goes on
+                node.reason = None
             node.parent.children.append(node)
             # An older branch is taken up again: what began since then was a side conversation, not a rewrite of
             # history.

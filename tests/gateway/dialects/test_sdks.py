@@ -208,13 +208,13 @@ def test_tool_arguments_arrive_in_pieces(ant, oai, provider) -> None:
 )
 def test_errors_become_the_clients_own_classes(oai, ant, provider, kind, openai_error, anthropic_error) -> None:
     provider.error = RequestError("what went wrong", kind=kind, param="messages")
-    for call in (
-        lambda: oai.chat.completions.create(model="m", messages=ASK),
-        lambda: oai.responses.create(model="m", input="hi"),
+    for prompt, call in (
+        ("messages", lambda: oai.chat.completions.create(model="m", messages=ASK)),
+        ("input", lambda: oai.responses.create(model="m", input="hi")),
     ):
         with pytest.raises(openai_error, match="what went wrong") as caught:
             call()
-        assert caught.value.param == "messages"
+        assert caught.value.param == prompt
     with pytest.raises(anthropic_error, match="what went wrong"):
         ant.messages.create(model="m", max_tokens=9, messages=ASK)
 

@@ -17,6 +17,7 @@ from agentcore_rl_toolkit.gateway.dialects import (
     Reply,
     Request,
     RequestError,
+    Sampling,
     ToolCall,
     ToolDelta,
     Usage,
@@ -287,7 +288,8 @@ def test_anthropic_arguments_that_are_no_object_are_shown_as_they_are() -> None:
 def test_reasons_to_finish_in_each_dialects_words(finish, stop_sequence, anthropic, responses) -> None:
     choice = Choice(content="x", finish_reason=finish, stop_sequence=stop_sequence)
     reply = Reply(id="1", choices=[choice])
-    body = json.loads(DIALECTS["anthropic"].encode_reply(reply, Request(dialect="anthropic", model="m")))
+    request = Request(dialect="anthropic", model="m", sampling=Sampling(stop=["END"]))
+    body = json.loads(DIALECTS["anthropic"].encode_reply(reply, request))
     assert (body["stop_reason"], body["stop_sequence"]) == (anthropic, stop_sequence)
     body = json.loads(DIALECTS["responses"].encode_reply(reply, Request(dialect="responses", model="m")))
     assert body["status"] == responses

@@ -1,12 +1,17 @@
-"""The families' true chat templates, as the TRL package carries them: self-test, and a long session of tools and reasoning.
+"""The families' true chat templates, as packages carry them: self-test, and a long session of tools and reasoning.
 
-The tokenizers are small stand-ins with the families' markers; what a template writes does not depend on the rest.
+The tokenizers are small stand-ins with the families' markers; what a template writes does not depend on the rest. TRL has
+most of the templates, the source archive of llama-cpp-python (llama.cpp's collection, fetched from the models) the others.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +21,13 @@ import pytest
 from agentcore_rl_toolkit.gateway.render import Renderer, examine
 from agentcore_rl_toolkit.gateway.render.doctor import sampled_body
 
-CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
+ROOT = Path(__file__).parents[3]
+CONSTRAINTS = ROOT / "constraints.txt"
+ARCHIVE = "llama-cpp-python==0.3.36"
+ARCHIVE_S = 240.0  # 77 MB
 
 # template -> the family of tests/gateway/render/conftest.py that has its markers; parser that it must suggest
-TEMPLATES = {
+IN_TRL = {
     "qwen2_5": ("hermes", "hermes"),
     "qwen3": ("qwen3", "hermes"),
     "qwen3_instruct_2507": ("qwen3", "hermes"),
@@ -35,20 +43,80 @@ TEMPLATES = {
     "deepseek_r1_distill": ("deepseek_r1", "deepseek"),
     "nemotron_3_nano": ("qwen_coder", "qwen_coder"),
 }
+IN_ARCHIVE = {
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("hermes", "hermes"),
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("hermes", "hermes"),
+    "Qwen3-Coder": ("qwen_coder", "qwen_coder"),
+    "meta-llama-Llama-3.3-70B-Instruct": ("llama3", "llama"),
+    "GLM-4.6": ("glm", "glm"),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek_r1", "deepseek"),
+}
+TEMPLATES = {**IN_TRL, **IN_ARCHIVE}
 WITHOUT_TOOLS = {"llama3", "deepseek_r1_distill"}
+# Hermes has two templates: this one where there are no tools, and the archive's.
+HERMES_DEFAULT = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
-def true_templates(make_environment: Callable[..., str]) -> Path:
-    python = make_environment("trl-test", "-c", str(CONSTRAINTS), "trl>=1.16,<2", "peft>=0.15", upon_this=True)
+def python(make_environment: Callable[..., str]) -> Path:
+    return Path(make_environment("trl-test", "-c", str(CONSTRAINTS), "trl>=1.16,<2", "peft>=0.15", upon_this=True))
+
+
+@pytest.fixture(scope="module")
+def in_trl(python: Path) -> Path:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return Path(python).parents[1] / "lib" / version / "site-packages" / "trl" / "chat_templates"
+    return python.parents[1] / "lib" / version / "site-packages" / "trl" / "chat_templates"
+
+
+@pytest.fixture(scope="module")
+def in_archive(python: Path) -> Path:
+    """The templates of the source archive, which is fetched once; nothing of it is built."""
+    home = ROOT / ".venvs" / "llama-cpp-templates"
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home.parent / f"{home.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready = home / "ready"
+        if not ready.exists() or ready.read_text() != ARCHIVE:
+            if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
+                pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
+            pip = [str(python), "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+            pip += ["--no-binary", "llama-cpp-python", "-d", str(home), ARCHIVE]
+            try:
+                done = subprocess.run(pip, capture_output=True, text=True, timeout=ARCHIVE_S)
+            except subprocess.TimeoutExpired:
+                pytest.skip(f"{ARCHIVE} did not come within {ARCHIVE_S:g} s")
+            if done.returncode != 0:
+                pytest.skip(f"{ARCHIVE} cannot be had: {done.stderr[-400:]}")
+            [archive] = home.glob("*.tar.gz")
+            with tarfile.open(archive) as members:
+                for member in members:
+                    file = members.extractfile(member) if "/models/templates/" in member.name else None
+                    if file is not None and member.name.endswith(".jinja"):
+                        (home / Path(member.name).name).write_bytes(file.read())
+            archive.unlink()
+            ready.write_text(ARCHIVE)
+    return home
 
 
 @pytest.fixture
-def load(true_templates: Path, model_dir: Callable[[str], Path]) -> Callable[[str], Renderer]:
+def load(request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Renderer]:
     def load(name: str) -> Renderer:
-        return Renderer.from_path(model_dir(TEMPLATES[name][0]), template=true_templates / f"{name}.jinja")
+        folder = model_dir(TEMPLATES[name][0])
+        home: Path = request.getfixturevalue("in_trl" if name in IN_TRL else "in_archive")
+        template = home / f"{name}.jinja"
+        if "Hermes" not in name:
+            return Renderer.from_path(folder, template=template)
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        named = {"default": HERMES_DEFAULT, "tool_use": template.read_text("utf-8")}
+        config["chat_template"] = [{"name": each, "template": text} for each, text in named.items()]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<|endoftext|>"}))
+        for other in ("tokenizer.json", "generation_config.json"):
+            (tmp_path / other).write_bytes((folder / other).read_bytes())
+        return Renderer.from_path(tmp_path)
 
     return load
 
@@ -103,3 +171,23 @@ def test_ten_turns_of_tools_and_text_extend_each_other(
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"found {step}"})
         if not wanted:
             messages.append({"role": "user", "content": f"and {step}?"})
+
+
+def test_a_template_for_tools_is_found_where_transformers_saves_it(
+    model_dir: Callable[[str], Path], tmp_path: Path, tools: list[dict[str, Any]]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = model_dir("hermes")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    with_tools = (folder / "chat_template.jinja").read_text("utf-8")
+    tokenizer.chat_template = {"default": HERMES_DEFAULT, "tool_use": with_tools}
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.save_pretrained(tmp_path)
+    assert (tmp_path / "chat_template.jinja").read_text("utf-8") == HERMES_DEFAULT  # the layout in question
+    saved = Renderer.from_path(tmp_path)
+    messages = [{"role": "user", "content": "hello"}]
+    for offered in (tools, None):
+        rendered = saved.render(saved.conversation(now=0.0), messages, offered).token_ids
+        assert rendered == tokenizer.apply_chat_template(
+            messages, tools=offered, add_generation_prompt=True, return_dict=False
+        )

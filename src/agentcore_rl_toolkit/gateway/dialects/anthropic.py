@@ -17,6 +17,8 @@ _NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "bet
 # Clients drop reasoning that carries no signature from the history they send back; nobody checks this one.
 SIGNATURE = "c2VsZi1ob3N0ZWQ="
 
+MIN_THINKING_BUDGET = 1024  # tokens; Anthropic's own bound
+
 _STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "refusal"}
 
 
@@ -42,7 +44,8 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
         )
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.take("tools", list) or [])]
     choice, parallel = _tool_choice(fields.take("tool_choice", dict), tools)
-    template_kwargs, effort, output_format = _thinking_and_output(fields)
+    template_kwargs, budget = _thinking(fields)
+    effort, output_format = _output(fields)
     for name, why in (
         ("container", "there are no server-side containers"),
         ("mcp_servers", "the gateway does not call MCP servers"),
@@ -53,6 +56,10 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
     sampling = fields.sampling(("max_tokens",), "stop_sequences", max_temperature=1.0)
     if sampling.max_tokens is None and not counting:
         raise RequestError("max_tokens is required", param="max_tokens")
+    # Between tool calls a budget may be for several answers, as Anthropic has it with interleaved thinking.
+    if budget is not None and not tools and sampling.max_tokens is not None and budget >= sampling.max_tokens:
+        why = f"must be less than max_tokens ({sampling.max_tokens}), got {budget}"
+        raise RequestError(f"thinking.budget_tokens {why}", param="thinking.budget_tokens")
     request = Request(
         dialect="anthropic",
         model=fields.take("model", str) or "",
@@ -65,6 +72,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
         sampling=sampling,
         response_format=output_format,
         reasoning_effort=effort,
+        thinking_budget=budget,
         template_kwargs=template_kwargs,
         ignored=fields.ignore(*_NO_EFFECT),
     )
@@ -72,28 +80,33 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
     return request
 
 
-def _thinking_and_output(fields: Fields) -> tuple[dict[str, Any], str | None, dict[str, Any] | None]:
-    template_kwargs: dict[str, Any] = {}
+def _thinking(fields: Fields) -> tuple[dict[str, Any], int | None]:
+    """The template's switch, under the name that Qwen's and GLM's templates use, and the budget in tokens."""
     thinking = fields.take("thinking", dict)
-    if thinking is not None:
-        inner = Fields(thinking, "thinking")
-        kind = inner.need("type", str)
-        if kind not in ("enabled", "disabled", "adaptive"):
-            raise unsupported("thinking.type", "it must be enabled, disabled or adaptive")
-        # The budget cannot be held by a template; the switch can, under the name Qwen's and GLM's templates use.
-        inner.ignore("budget_tokens", "display")
-        inner.done()
-        template_kwargs["enable_thinking"] = kind != "disabled"
+    if thinking is None:
+        return {}, None
+    inner = Fields(thinking, "thinking")
+    kind = inner.need("type", str)
+    if kind not in ("enabled", "disabled", "adaptive"):
+        raise unsupported("thinking.type", "it must be enabled, disabled or adaptive")
+    budget = inner.integer("budget_tokens", MIN_THINKING_BUDGET) if kind == "enabled" else None
+    inner.refuse("budget_tokens", "a budget goes with thinking.type enabled")
+    inner.ignore("display")
+    inner.done()
+    return {"enable_thinking": kind != "disabled"}, budget
+
+
+def _output(fields: Fields) -> tuple[str | None, dict[str, Any] | None]:
     config = Fields(fields.take("output_config", dict) or {}, "output_config")
     effort = config.take("effort", str)
     shape = config.take("format", dict) or fields.take("output_format", dict)
     config.done()
     if shape is None:
-        return template_kwargs, effort, None
+        return effort, None
     if shape.get("type") != "json_schema" or not isinstance(shape.get("schema"), dict):
         raise unsupported("output_config.format", "it must be a json_schema with a schema")
     schema = {"name": "output", "schema": shape["schema"], "strict": True}
-    return template_kwargs, effort, {"type": "json_schema", "json_schema": schema}
+    return effort, {"type": "json_schema", "json_schema": schema}
 
 
 def _text_blocks(blocks: list[Any], path: str) -> list[str]:
@@ -130,7 +143,7 @@ def _message(message: Any, path: str) -> list[dict[str, Any]]:
             results.append(
                 {
                     "role": "tool",
-                    "tool_call_id": str(block.get("tool_use_id") or ""),
+                    "tool_call_id": _text(block, "tool_use_id", where),
                     "content": _joined(_user_parts(block.get("content"), f"{where}.content")),
                 }
             )
@@ -189,9 +202,11 @@ def _assistant(content: list[Any], path: str) -> dict[str, Any]:
         elif kind == "tool_use":
             # An object here, text in a chat body: with the blanks that models and chat templates write, so that an
             # engine that passes the text on sees the tokens it sampled.
-            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-            function = {"name": str(block.get("name") or ""), "arguments": arguments}
-            calls.append({"id": str(block.get("id") or ""), "type": "function", "function": function})
+            given = block.get("input") or {}
+            if not isinstance(given, dict):
+                raise RequestError(f"{where}.input must be an object", param=f"{where}.input")
+            function = {"name": _text(block, "name", where), "arguments": json.dumps(given, ensure_ascii=False)}
+            calls.append({"id": _text(block, "id", where), "type": "function", "function": function})
         else:
             raise unsupported(where, f"assistant blocks of type {kind!r} are not taken")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
@@ -200,6 +215,14 @@ def _assistant(content: list[Any], path: str) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _text(block: dict[str, Any], name: str, path: str) -> str:
+    """A part of a call that must be there. Raises: RequestError."""
+    if not isinstance(block.get(name), str):
+        raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
+    text: str = block[name]
+    return text
 
 
 def _tool(tool: Any, path: str) -> dict[str, Any]:
@@ -225,10 +248,17 @@ def _tool_choice(choice: dict[str, Any] | None, tools: list[dict[str, Any]]) -> 
     if kind in ("auto", "none"):
         return kind, parallel
     if kind == "any":
+        if not tools:
+            raise RequestError("tool_choice 'any' needs tools", param="tool_choice")
         return "required", parallel
     if kind == "tool":
         return named_tool(choice.get("name"), tools, "tool_choice.name"), parallel
     raise RequestError(f"tool_choice.type must be auto, any, tool or none, got {kind!r}", param="tool_choice.type")
+
+
+def named_stop(stop_sequence: str | None, request: Request) -> str | None:
+    """The stop string if it is one of the agent's; SGLang also tells of those that its own templates end with."""
+    return stop_sequence if stop_sequence in request.sampling.stop else None
 
 
 def stop_reason(choice_finish: str | None, stop_sequence: str | None) -> str:
@@ -280,6 +310,7 @@ def message_id(reply_id: str) -> str:
 def encode_reply(reply: Reply, request: Request) -> bytes:
     """The JSON body of a whole answer."""
     choice = reply.choices[0] if reply.choices else Choice()
+    stopped = named_stop(choice.stop_sequence, request)
     return msgspec.json.encode(
         {
             "id": message_id(reply.id),
@@ -287,8 +318,8 @@ def encode_reply(reply: Reply, request: Request) -> bytes:
             "role": "assistant",
             "model": reply.model or request.model,
             "content": _blocks(choice),
-            "stop_reason": stop_reason(choice.finish_reason, choice.stop_sequence),
-            "stop_sequence": choice.stop_sequence,
+            "stop_reason": stop_reason(choice.finish_reason, stopped),
+            "stop_sequence": stopped,
             "usage": usage_dict(reply.usage),
         }
     )

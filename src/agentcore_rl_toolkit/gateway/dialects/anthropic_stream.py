@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from .anthropic import SIGNATURE, message_id, stop_reason, usage_dict
+from .anthropic import SIGNATURE, message_id, named_stop, stop_reason, usage_dict
 from .canonical import Delta, Request, ToolDelta, Usage, new_id
 from .errors import RequestError, anthropic_error
 from .one_by_one import OneByOne
@@ -27,13 +27,11 @@ class Encoder:
 
     content_type = "text/event-stream"
 
-    def __init__(
-        self, request: Request, *, reply_id: str, model: str = "", created: int = 0, prompt_tokens: int | None = None
-    ) -> None:
+    def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._id = message_id(reply_id)
         self._model = model or request.model
-        self._usage = Usage(prompt_tokens=prompt_tokens)
+        self._usage = request.counted or Usage()
         self._kind: str | None = None
         self._block = -1
         self._calls = OneByOne()
@@ -71,7 +69,7 @@ class Encoder:
             out += self._write(piece)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
-            self._stop_sequence = delta.stop_sequence
+            self._stop_sequence = named_stop(delta.stop_sequence, self._request)
         return out
 
     def finish(self) -> bytes:

@@ -51,7 +51,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
     tools, tool_choice, parallel = parse_tools(fields)
     stream = fields.take("stream", bool) or False
     stream_options = fields.take("stream_options", dict) or {}
-    template_kwargs = dict(fields.take("chat_template_kwargs", dict) or {})
+    template_kwargs = fields.template_kwargs()
     effort = fields.take("reasoning_effort", str)
     for name, why in (
         ("audio", "there is no audio output"),
@@ -176,16 +176,21 @@ def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
     if choice is None:
         return "auto"
     if isinstance(choice, str):
-        if choice not in ("auto", "none", "required"):
-            raise RequestError(f"tool_choice must be auto, none or required, got {choice!r}", param="tool_choice")
-        if choice == "required" and not tools:
-            raise RequestError("tool_choice 'required' needs tools", param="tool_choice")
-        return choice
+        return named_choice(choice, tools)
     if choice.get("type") != "function":
         raise unsupported("tool_choice.type", "only 'function' is served")
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     return named_tool(name, tools, "tool_choice.function.name")
+
+
+def named_choice(choice: str, tools: list[dict[str, Any]]) -> str:
+    """A tool choice that is a word. Raises: RequestError."""
+    if choice not in ("auto", "none", "required"):
+        raise RequestError(f"tool_choice must be auto, none or required, got {choice!r}", param="tool_choice")
+    if choice == "required" and not tools:
+        raise RequestError("tool_choice 'required' needs tools", param="tool_choice")
+    return choice
 
 
 def named_tool(name: Any, tools: list[dict[str, Any]], path: str) -> str:
@@ -277,7 +282,7 @@ class ChunkEncoder:
 
     def error(self, error: RequestError) -> bytes:
         """An error after the stream began; clients raise on an event with an ``error`` member."""
-        return encode_event(msgspec.json.encode(openai_error(error)))
+        return encode_event(msgspec.json.encode(openai_error(error, self._request.dialect)))
 
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
         return encode_event(msgspec.json.encode({**self._head, "choices": choices}))

@@ -65,7 +65,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
 def _prompt(prompt: str | list[Any]) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
-    if prompt and all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+    if prompt and all(type(item) is int and 0 <= item < 2**31 for item in prompt):
         return prompt
     if len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         return _prompt(prompt[0])
@@ -152,8 +152,9 @@ class Encoder(ChunkEncoder):
         entries = delta.logprob_entries if self._request.logprobs else None
         if not delta.text and delta.finish_reason is None and not entries:
             return b""
+        # Tokens come in another delta than the text they are part of, so their place is counted by themselves.
         offset = self._offset.get(delta.choice, 0)
-        self._offset[delta.choice] = offset + len(delta.text)
+        self._offset[delta.choice] = offset + sum(len(str(entry.get("token") or "")) for entry in entries or ())
         choice = {
             "index": delta.choice,
             "text": delta.text,

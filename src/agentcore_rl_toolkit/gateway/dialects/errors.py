@@ -60,27 +60,47 @@ def unsupported(param: str, why: str) -> RequestError:
     return RequestError(f"{param!r} is not supported here: {why}", kind="unsupported", param=param)
 
 
+# Anthropic has no code for it: agents tell it by these words, the first where a prompt alone is at fault.
+_TOO_LONG = ("prompt is too long", "input and output tokens exceed your context limit")
+
+
 def context_overflow(prompt_tokens: int, limit: int, *, max_tokens: int | None = None) -> RequestError:
-    """The error for a prompt that does not fit; its words are those that agents look for in both dialects. Units:
-    tokens.
+    """The error for a prompt that does not fit, alone or with the answer that was asked for; its words are those that
+    agents look for in both dialects. Units: tokens.
     """
     asked = f" ({prompt_tokens} in the messages, {max_tokens} in the completion)" if max_tokens else ""
     total = prompt_tokens + (max_tokens or 0)
+    if prompt_tokens >= limit:
+        what = f"{_TOO_LONG[0]}: {prompt_tokens} tokens > {limit} maximum."
+    else:
+        what = f"{_TOO_LONG[1]}: {total} tokens > {limit} maximum."
     return RequestError(
-        f"prompt is too long: {prompt_tokens} tokens > {limit} maximum. This model's maximum context length is {limit} tokens. "
+        f"{what} This model's maximum context length is {limit} tokens. "
         f"However, you requested {total} tokens{asked}. Please reduce the length of the messages or completion.",
         kind="context_overflow",
         param="messages",
     )
 
 
-def openai_error(error: RequestError) -> dict[str, Any]:
+# The prompt's name in each dialect, and the names that engines have for it: an agent is told of a field that it sent.
+_PROMPT = {"chat": "messages", "completions": "prompt", "responses": "input", "anthropic": "messages"}
+_PROMPT_NAMES = frozenset({*_PROMPT.values(), "token_ids", "input_ids", "prompt_token_ids"})
+
+
+def _field(dialect: str, error: RequestError) -> str | None:
+    if error.param in _PROMPT_NAMES:
+        return _PROMPT.get(dialect, error.param)
+    # Token engines take an agent's sampling parameters under one member.
+    return error.param.removeprefix("sampling_params.") if error.param is not None else None
+
+
+def openai_error(error: RequestError, dialect: str = "chat") -> dict[str, Any]:
     """The body of an OpenAI error (chat, completions, responses)."""
     return {
         "error": {
             "message": error.message,
             "type": KINDS[error.kind][1],
-            "param": error.param,
+            "param": _field(dialect, error),
             "code": error.code,
         }
     }
@@ -89,8 +109,12 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
     """The body of an Anthropic error. The field at fault is in the message, where that provider puts it."""
     message = error.message
-    if error.param is not None and error.param not in message:
-        message = f"{error.param}: {message}"
+    field = _field("anthropic", error)
+    if error.kind == "context_overflow":
+        if not any(words in message for words in _TOO_LONG):
+            message = f"{_TOO_LONG[0]}: {message}"
+    elif field is not None and field not in message:
+        message = f"{field}: {message}"
     return {
         "type": "error",
         "error": {"type": KINDS[error.kind][3], "message": message},
@@ -100,5 +124,5 @@ def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[
 
 def error_body(dialect: str, error: RequestError, *, request_id: str | None = None) -> bytes:
     """The whole JSON body of an error response in the dialect ("chat", "completions", "responses", "anthropic")."""
-    shape = anthropic_error(error, request_id) if dialect == "anthropic" else openai_error(error)
+    shape = anthropic_error(error, request_id) if dialect == "anthropic" else openai_error(error, dialect)
     return msgspec.json.encode(shape)

@@ -37,6 +37,7 @@ ENGINE_PARAMETERS = frozenset(
         "spaces_between_special_tokens",
         "stop_token_ids",
         "structured_outputs",
+        "thinking_token_budget",
         "truncate_prompt_tokens",
     }
 )
@@ -129,6 +130,13 @@ class Fields:
         """Take members that have no effect here; returns which of them were present."""
         return [field for field in fields if self._left.pop(field, None) is not None]
 
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template. Raises: RequestError when they would take the place of the request's own."""
+        given = dict(self.take("chat_template_kwargs", dict) or {})
+        for name in _NOT_FOR_TEMPLATES & given.keys():
+            raise unsupported(self.name(f"chat_template_kwargs.{name}"), "it is made from the request")
+        return given
+
     def done(self) -> None:
         """Raises: RequestError that names the first member nobody took."""
         for field in self._left:
@@ -165,6 +173,9 @@ class Fields:
         return value
 
 
+_NOT_FOR_TEMPLATES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now"}
+)
 _NAMES: dict[type, str] = {
     str: "a string",
     int: "a number",

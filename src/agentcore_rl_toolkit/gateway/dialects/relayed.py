@@ -33,7 +33,7 @@ _VLLM = """
     include_reasoning logprob_token_ids logits_processors media_io_kwargs min_p mm_processor_kwargs prompt_logprobs
     repetition_detection repetition_penalty request_id return_prompt_text return_token_ids return_token_offsets
     return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval structured_outputs
-    thinking_token_budget top_k truncation_side vllm_xargs watermarking
+    top_k truncation_side vllm_xargs watermarking
 """
 _SGLANG = """
     custom_params ebnf extra_key images_config input_ids json_schema max_dynamic_patch min_dynamic_patch ngram_corpus_id

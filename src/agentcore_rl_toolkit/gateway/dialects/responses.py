@@ -5,13 +5,15 @@ Nothing is stored between calls here, so whatever refers to an earlier response 
 
 from __future__ import annotations
 
+import base64
+import binascii
 import time
 from typing import Any
 
 import msgspec
 
 from .canonical import CONTENT_FILTER, LENGTH, Choice, Reply, Request, Usage, new_id
-from .chat import named_tool
+from .chat import named_choice, named_tool
 from .errors import RequestError, unsupported
 from .fields import Fields, decode_body
 
@@ -27,7 +29,7 @@ _NO_EFFECT = (
     "stream_options",
     "max_tool_calls",
 )
-# Extra output that clients ask for as a matter of habit, and that does not exist or is given anyway.
+# Extra output that clients ask for as a matter of habit, and that is given anyway.
 _INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
 
 
@@ -82,7 +84,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
         top_logprobs=top,
         response_format=response_format,
         reasoning_effort=effort,
-        template_kwargs=dict(fields.take("chat_template_kwargs", dict) or {}),
+        template_kwargs=fields.template_kwargs(),
         sampling=fields.sampling(("max_output_tokens",)),
         ignored=fields.ignore(*_NO_EFFECT),
         echo_fields={name: data.get(name) for name in _ECHOED if data.get(name) is not None},
@@ -143,21 +145,53 @@ def input_messages(items: list[Any]) -> list[dict[str, Any]]:
             if thought:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
         elif kind == "function_call":
-            function = {"name": str(item.get("name") or ""), "arguments": str(item.get("arguments") or "{}")}
-            call = {"id": str(item.get("call_id") or ""), "type": "function", "function": function}
+            function = {"name": _text(item, "name", path), "arguments": _text(item, "arguments", path) or "{}"}
+            call = {"id": _text(item, "call_id", path), "type": "function", "function": function}
             assistant().setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             turn = None
-            output = item.get("output")
-            content = output if isinstance(output, str) else _content(output, f"{path}.output")
-            messages.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": content})
+            if item.get("output") is None:
+                raise RequestError(f"{path}.output is required", param=f"{path}.output")
+            content = _content(item["output"], f"{path}.output")
+            messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", path), "content": content})
         else:
             raise unsupported(f"{path}.type", f"items of type {kind!r} are not taken")
     return messages
 
 
+def _text(item: dict[str, Any], name: str, path: str) -> str:
+    """A part of a call that must be there. Raises: RequestError."""
+    if not isinstance(item.get(name), str):
+        raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
+    text: str = item[name]
+    return text
+
+
+# Nothing is secret here, but this is the member that clients carry from turn to turn: of a stream, langchain-openai keeps
+# no other part of the reasoning.
+_SEAL = "base64:"
+
+
+def _sealed(text: str) -> str:
+    return _SEAL + base64.b64encode(text.encode()).decode()
+
+
+def _unsealed(value: Any) -> str:
+    """The reasoning in ``encrypted_content``; nothing when it is another provider's."""
+    if not isinstance(value, str) or not value.startswith(_SEAL):
+        return ""
+    try:
+        return base64.b64decode(value[len(_SEAL) :], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+
+
 def _reasoning_text(item: dict[str, Any]) -> str:
-    parts = item.get("content") or item.get("summary")
+    parts = item.get("content")
+    if not parts:
+        parts = _unsealed(item.get("encrypted_content")) or item.get("summary")
+    if isinstance(parts, str):
+        return parts
     if not isinstance(parts, list):
         return ""
     return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
@@ -203,9 +237,7 @@ def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
     if choice is None:
         return "auto"
     if isinstance(choice, str):
-        if choice not in ("auto", "none", "required"):
-            raise RequestError(f"tool_choice must be auto, none or required, got {choice!r}", param="tool_choice")
-        return choice
+        return named_choice(choice, tools)
     if choice.get("type") != "function":
         raise unsupported("tool_choice.type", "only 'function' is served")
     return named_tool(choice.get("name"), tools, "tool_choice.name")
@@ -280,13 +312,14 @@ def closing(finish_reason: str | None) -> dict[str, Any]:
     return {"status": "completed", "incomplete_details": None}
 
 
-def reasoning_item(text: str, item_id: str) -> dict[str, Any]:
+def reasoning_item(text: str, item_id: str, status: str = "completed") -> dict[str, Any]:
     return {
         "id": item_id,
         "type": "reasoning",
         "summary": [],
         "content": [{"type": "reasoning_text", "text": text}],
-        "status": "completed",
+        "encrypted_content": _sealed(text) if text else None,
+        "status": status,
     }
 
 
@@ -330,10 +363,12 @@ def encode_reply(reply: Reply, request: Request) -> bytes:
     head = response_head(
         request, response_id=response_id(reply.id), model=reply.model, created=reply.created or int(time.time())
     )
+    end, output = closing(choice.finish_reason), output_items(choice, logprobs=request.logprobs)
+    output[-1]["status"] = end["status"]  # a call that the answer broke off in has only the beginning of its arguments
     body = {
         **head,
-        **closing(choice.finish_reason),
-        "output": output_items(choice, logprobs=request.logprobs),
+        **end,
+        "output": output,
         "usage": usage_dict(reply.usage),
     }
     return msgspec.json.encode(body)

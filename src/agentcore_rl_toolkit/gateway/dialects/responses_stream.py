@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from .canonical import Delta, Request, ToolDelta, Usage, new_id
-from .errors import KINDS, RequestError
+from .errors import KINDS, RequestError, openai_error
 from .one_by_one import OneByOne
 from .responses import (
     call_item,
@@ -91,13 +91,15 @@ class Encoder:
         return out
 
     def finish(self) -> bytes:
-        out = self._close()
-        out += self._close_call()
-        for pieces in self._calls.rest():
-            out += b"".join(map(self._write, pieces)) + self._close_call()
-        if not self._output:
-            out += self._into("text") + self._close()
         end = closing(self._finish)
+        status, rest = end["status"], self._calls.rest()
+        # Only the item that the answer ended in can be incomplete.
+        out = self._close("completed" if rest or self._call is not None else status)
+        out += self._close_call("completed" if rest else status)
+        for left, pieces in zip(reversed(range(len(rest))), rest, strict=True):
+            out += b"".join(map(self._write, pieces)) + self._close_call("completed" if left else status)
+        if not self._output:
+            out += self._into("text") + self._close(status)
         response = {**self._head, **end, "output": self._output, "usage": usage_dict(self._usage)}
         return out + self._event(f"response.{end['status']}", {"response": response})
 
@@ -110,7 +112,7 @@ class Encoder:
             "error": {"code": code, "message": error.message},
             "output": self._output,
         }
-        return self._event("error", {"code": code, "message": error.message, "param": error.param}) + self._event(
+        return self._event("error", {**openai_error(error, "responses")["error"], "code": code}) + self._event(
             "response.failed", {"response": response}
         )
 
@@ -148,7 +150,7 @@ class Encoder:
         item.text += text
         return self._event(kind, {**self._place(item), "content_index": 0, "delta": text, **more})
 
-    def _close(self) -> bytes:
+    def _close(self, status: str = "completed") -> bytes:
         item = self._open
         if item is None:
             return b""
@@ -157,15 +159,15 @@ class Encoder:
         if item.kind == "reasoning":
             part: dict[str, Any] = {"type": "reasoning_text", "text": item.text}
             out = self._event("response.reasoning_text.done", {**place, "text": item.text})
-            done = reasoning_item(item.text, item.id)
+            done = reasoning_item(item.text, item.id, status)
         elif item.kind == "refusal":
             part = {"type": "refusal", "refusal": item.text}
             out = self._event("response.refusal.done", {**place, "refusal": item.text})
-            done = message_item([part], item.id)
+            done = message_item([part], item.id, status)
         else:
             part = text_part(item.text, item.entries)
             out = self._event("response.output_text.done", {**place, "text": item.text, "logprobs": item.entries})
-            done = message_item([part], item.id)
+            done = message_item([part], item.id, status)
         out += self._event("response.content_part.done", {**place, "part": part})
         self._output[item.output_index] = done
         return out + self._event("response.output_item.done", {"output_index": item.output_index, "item": done})
@@ -191,11 +193,11 @@ class Encoder:
             )
         return out
 
-    def _close_call(self) -> bytes:
+    def _close_call(self, status: str) -> bytes:
         item, self._call = self._call, None
         if item is None:
             return b""
-        done = call_item(item.call_id, item.name, item.text, item.id)
+        done = call_item(item.call_id, item.name, item.text, item.id, status)
         self._output[item.output_index] = done
         out = self._event(
             "response.function_call_arguments.done",

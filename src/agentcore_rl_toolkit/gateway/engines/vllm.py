@@ -50,7 +50,9 @@ class _Answer(msgspec.Struct, gc=False):
 _answer = msgspec.json.Decoder(_Answer)
 
 
-_SAMPLER = frozenset({"allowed_token_ids", "bad_words", "ignore_eos", "min_tokens", "stop_token_ids"})
+_SAMPLER = frozenset(
+    {"allowed_token_ids", "bad_words", "ignore_eos", "min_tokens", "stop_token_ids", "thinking_token_budget"}
+)
 _FORMS = frozenset({"response_format", "tool_choice", "parallel_tool_calls"}) | constraints.VLLM
 
 
@@ -124,10 +126,19 @@ class VLLMStream:
             if event.data == DONE:
                 continue
             if b'"error"' in event.data and b'"choices"' not in event.data:
-                self.error = {"message": event.data.decode("utf-8", "replace")}
+                self.error = _told(event.data)
                 continue
             pieces += _pieces(event.data)
         return pieces
+
+
+def _told(event: bytes) -> dict[str, Any]:
+    """What an error event says."""
+    try:
+        error = msgspec.json.decode(event)["error"]
+    except (*NOT_JSON, KeyError, TypeError):
+        error = event.decode("utf-8", "replace")
+    return error if isinstance(error, dict) else {"message": str(error)}
 
 
 def _pieces(body: bytes) -> list[Piece]:

@@ -112,14 +112,17 @@ class ChatTemplate:
 
     @classmethod
     def from_path(cls, path: str | Path, *, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
-        """The template of a model directory: ``chat_template.jinja``, or inside ``tokenizer_config.json``.
+        """The template of a model directory: ``chat_template.jinja`` (and ``additional_chat_templates/tool_use.jinja``, as
+        transformers saves a model that has one of its own for tools), or inside ``tokenizer_config.json``.
 
         Raises: ConfigError when there is none, or it does not compile.
         """
         folder = Path(path)
         file = folder / "chat_template.jinja"
         if file.is_file():
-            return cls(file.read_text("utf-8"), special_tokens=special_tokens)
+            with_tools = folder / "additional_chat_templates" / "tool_use.jinja"
+            tool_source = with_tools.read_text("utf-8") if with_tools.is_file() else None
+            return cls(file.read_text("utf-8"), special_tokens=special_tokens, tool_source=tool_source)
         found = read_json(folder / "tokenizer_config.json").get("chat_template")
         if found is None:
             found = read_json(folder / "chat_template.json").get("chat_template")

@@ -125,7 +125,7 @@ def _logprobs(chat: bool, ids: list[int], values: list[float]) -> dict[str, Any]
 
 
 def _delta(choice: dict[str, Any], i: int, last: bool) -> dict[str, Any]:
-    calls = choice["tool_calls"]
+    calls, reasoning = choice["tool_calls"], choice["reasoning_content"]
     if calls and i == 0:
         begun = [
             {
@@ -136,7 +136,7 @@ def _delta(choice: dict[str, Any], i: int, last: bool) -> dict[str, Any]:
             }
             for k, c in enumerate(calls)
         ]
-        return {"tool_calls": begun}
+        return {"tool_calls": begun, **({"reasoning_content": reasoning} if reasoning else {})}
     if calls and last:
         ended = [{"index": k, "function": {"arguments": c["function"]["arguments"]}} for k, c in enumerate(calls)]
         return {"tool_calls": ended}
@@ -145,6 +145,6 @@ def _delta(choice: dict[str, Any], i: int, last: bool) -> dict[str, Any]:
     words = (choice["content"] or "").split()
     word = words[i] if i < len(words) else ""
     delta: dict[str, Any] = {"content": (" " if i and word else "") + word}
-    if i == 0 and choice["reasoning_content"]:
-        delta["reasoning_content"] = choice["reasoning_content"]
+    if i == 0 and reasoning:
+        delta["reasoning_content"] = reasoning
     return delta
