@@ -144,18 +144,18 @@ def test_a_body_that_does_not_come_is_not_waited_for(start_server: Callable[...,
 def test_calls_under_way_at_a_shutdown_end_as_any_others(start_server: Callable[..., Server]) -> None:
     server = start_server()
     client = server.client(read_timeout=30, max_pool_connections=5)
-    ids = {name: new_session_id() for name in ("quick", "endless", "command")}
+    ids = {name: new_session_id() for name in ("quick", "endless")}
 
     def endless() -> tuple[int, str]:
         with pytest.raises(ClientError) as error:
-            server.invoke({"do": "sleep", "s": 60}, ids["endless"], client=client)
+            server.invoke({"do": "sleep", "s": 60, "say": "begun"}, ids["endless"], client=client)
         response = error.value.response
         return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         last = pool.submit(endless)
-        first = pool.submit(server.invoke, {"do": "sleep", "s": 2.0}, ids["quick"], client=client)
-        wait_for(lambda: all((server.session(ids[n]) or {}).get("inflight") for n in ("quick", "endless")))
+        first = pool.submit(server.invoke, {"do": "sleep", "s": 2.0, "say": "begun"}, ids["quick"], client=client)
+        wait_for(lambda: all(server.said(ids[n], "begun") for n in ("quick", "endless")))
         began = time.monotonic()
         assert server.stop() == 0
         took_s = time.monotonic() - began

@@ -42,6 +42,8 @@ async def main(payload, context):
     if what == "raise":
         raise ValueError("this agent fails on purpose")
     if what == "sleep":
+        if "say" in payload:  # into its log, for who has to know that it has begun
+            print(payload["say"], flush=True)
         await asyncio.sleep(payload["s"])
         return {"slept": payload["s"], "calls": calls}
     if what == "busy":
