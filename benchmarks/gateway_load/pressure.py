@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from .gateways import Target, gateway
-from .processes import GATEWAY_CORE, LOAD_CORE, Server, cpu_s, settle, upstream
+from .processes import GATEWAY_CORE, LOAD_CORE, Server, cpu_s, family, settle, upstream
+from .shares import held
 from .table import KINDS, LONGEST_S, Kind, median
 from .wrk import Load, load
 
@@ -123,14 +124,26 @@ def realistic(agents: int, shape: str, seconds: float) -> dict[str, float]:
     }
 
 
-def two_processes(server: Server, kind: Kind, rounds: int, seconds: float, name: str = "ours") -> dict[str, float]:
+SHARE = (
+    0.4  # of a core for each process that is held: two of them leave load and server more than they need of two cores
+)
+
+
+def two_processes(
+    server: Server, kind: Kind, rounds: int, seconds: float, name: str = "ours", share: float | None = None
+) -> dict[str, float]:
     """Requests/s of one process and of two in turns, nothing pinned: load, server and gateway share all cores.
 
     `most` is the ratio that the machine has room for: with two cores a second process has what load and server leave of
-    the second one, and for answers that are relayed those need a third of it.
+    the second one, and for answers that are relayed those need a third of it. With `share` every process of the gateway
+    is held to that part of a core, so that there is room for all of them; nothing where the machine does not allow it.
     """
     with ExitStack() as stack:
         targets = {n: stack.enter_context(gateway(name, server, workers=n, core=None)) for n in (1, 2)}
+        if share is not None:
+            pids = [pid for target in targets.values() for pid in family(target.pid or 0)]
+            if not stack.enter_context(held(pids, share)):
+                return {}
         rps: dict[int, list[float]] = {1: [], 2: []}
         cpu: dict[int, list[float]] = {1: [], 2: []}
         rest: list[float] = []
@@ -142,13 +155,16 @@ def two_processes(server: Server, kind: Kind, rounds: int, seconds: float, name:
                     rps[count].append(told.rps)
                     cpu[count].append((cpu_s(target.pid or 0) - before) * 1000 / told.requests)
                     rest.append((cpu_s(server.pid) - served + told.cpu_s) * 1000 / told.requests)
-    cores, each_ms = os.cpu_count() or 1, median(cpu[2]) + median(rest)
+    cores, gateway_ms, rest_ms = os.cpu_count() or 1, median(cpu[2]), median(rest)
+    limit = cores * 1000 / (gateway_ms + rest_ms)
+    if share is not None:
+        limit = min(2 * share * 1000 / gateway_ms, (cores - 2 * share) * 1000 / rest_ms)
     return {
         "one_rps": median(rps[1]),
         "two_rps": median(rps[2]),
         "one_cpu_ms": median(cpu[1]),
-        "two_cpu_ms": median(cpu[2]),
-        "load_cpu_ms": median(rest),
-        "most": min(2.0, cores * 1000 / each_ms / median(rps[1])),
+        "two_cpu_ms": gateway_ms,
+        "load_cpu_ms": rest_ms,
+        "most": min(2.0, limit / median(rps[1])),
         "ratio": median([b / a for a, b in zip(rps[1], rps[2], strict=True)]),
     }
