@@ -162,13 +162,14 @@ class ScriptedRuntime:
             server.close()
             for _ in range(3):  # turns in which a connection that was just accepted becomes one that can be closed
                 loop.run_until_complete(asyncio.sleep(0))
-            tasks = asyncio.all_tasks(loop)
+            tasks, writers = asyncio.all_tasks(loop), set(self._connections)
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            for writer in list(self._connections):
+            for writer in writers | self._connections:  # just closed, one with bytes left would wait for its reader
                 writer.transport.abort()
-            loop.run_until_complete(asyncio.sleep(0))  # a turn of the loop, in which aborted connections are closed
+            for _ in range(3):  # turns in which aborted connections are closed
+                loop.run_until_complete(asyncio.sleep(0))
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
