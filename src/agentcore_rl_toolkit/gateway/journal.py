@@ -20,7 +20,6 @@ passed over and told.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import re
@@ -31,9 +30,9 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import ConfigError, GatewayError
-from .journal_scan import DAMAGED, FRAME, HEAD, frames
-from .journal_writer import Batch, Done, Writer, write_all
+from ..errors import GatewayError
+from .journal_scan import DAMAGED, HEAD, frames, payload_of
+from .journal_writer import Batch, Done, Writer, lock, write_all
 
 log = logging.getLogger(__name__)
 
@@ -71,15 +70,18 @@ class Journal:
         self.on_lost: Lost | None = None  # told of every frame that the disk refused
         self.repay: Callable[[], None] | None = None  # appends what is owed
         self.owing = False  # something must be written before anything else
+        self.own_from = 0  # the position from which on frames are this process's
         self.failed: OSError | None = None
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(directory)
+        self._lock = lock(directory)
         self._files: dict[int, int] = {}  # segment number -> descriptor
         self._sizes: dict[int, int] = {}
         self._live: dict[int, int] = {}  # frames of sessions that are not deleted
         self._tombs: dict[int, int] = {}  # deletions noted in the segment
         self._born: dict[int, float] = {}
+        self._damaged: set[int] = set()  # where damage was found since the start
         self._current = 0
+        self._stuck = False  # no further segment could be begun, and that is logged
         self._pending: list[bytes] = []
         self._callbacks: list[Done] = []
         self._offset = 0  # where in the current segment the pending frames begin
@@ -128,6 +130,7 @@ class Journal:
         if not numbers or self._sizes[self._current] >= self.segment_bytes:
             self._next_segment()
         self._offset = self._sizes[self._current]
+        self.own_from = self._current << 40 | self._offset
         return count
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -138,10 +141,11 @@ class Journal:
 
     def _next_segment(self) -> None:
         """Begin a segment. Raises: OSError."""
-        self._born[self._current] = time.time()  # what counts is the age of the latest in it
         number = self._current + 1
         fd = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._current = number
+        if self._current:  # what counts is the age of the latest in it
+            self._born[self._current] = os.fstat(self._files[self._current]).st_mtime
+        self._current, self._stuck = number, False
         self._files[number] = fd
         self._sizes[number] = self._offset = 0
         self._refused = (0, 0)
@@ -229,7 +233,9 @@ class Journal:
             if not self.owing:
                 self._next_segment()
         except OSError as e:  # better one segment that is too large than none
-            log.error("no further segment of the gateway's store can be opened: %s", e)
+            if not self._stuck:
+                log.error("no further segment of the gateway's store can be opened: %s", e)
+            self._stuck = True
 
     def _report(self, number: int, batch: Batch, error: OSError | None) -> None:
         if error is not None:
@@ -301,13 +307,15 @@ class Journal:
             data = os.pread(self._files[number], length, offset)
         except (OSError, KeyError) as e:
             raise GatewayError(f"{self._path(number).name} cannot be read: {e}") from e
-        if len(data) < HEAD + 2:
+        if len(data) < length:
             raise GatewayError(f"{self._path(number).name} ends before byte {offset + length}")
-        size, crc, _, id_length = FRAME.unpack_from(data)
-        body = memoryview(data)[HEAD:]
-        if size != len(body) or zlib.crc32(body) != crc:
+        payload = payload_of(data)
+        if payload is None:
+            if position not in self._damaged:
+                self._damaged.add(position)
+                self.damaged_bytes += length
             raise GatewayError(f"{self._path(number).name} is damaged at byte {offset}")
-        return data[HEAD + 2 + id_length :]
+        return payload
 
     def settle(self) -> None:
         """Return when everything appended so far is with the operating system."""
@@ -388,13 +396,3 @@ class Journal:
             os.close(fd)
         self._files.clear()
         os.close(self._lock)
-
-
-def _lock(directory: Path) -> int:
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        os.close(fd)
-        raise ConfigError(f"{directory} is in use by another gateway; give each its own --store") from e
-    return fd

@@ -50,6 +50,13 @@ def frames(path: Path) -> Iterator[Found]:
             file.seek(start)
 
 
+def payload_of(data: bytes) -> bytes | None:
+    """What the frame holds that these bytes should be. None: they are damaged."""
+    size, crc, _, id_length = FRAME.unpack_from(data)
+    body = memoryview(data)[HEAD:]
+    return data[HEAD + 2 + id_length :] if size == len(body) and zlib.crc32(body) == crc else None
+
+
 def _next(path: Path, start: int, end: int) -> int | None:
     """Where the next whole frame after the broken one at `start` begins. None: there is none."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

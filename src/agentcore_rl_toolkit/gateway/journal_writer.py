@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -141,3 +145,14 @@ def _cut(fd: int, offset: int) -> None:
             os.ftruncate(fd, offset)
     except OSError as e:
         log.error("cutting off the failed append failed as well: %s", e)
+
+
+def lock(directory: Path) -> int:
+    """Hold a directory for one writer; returns the descriptor that holds it. Raises: ConfigError when another does."""
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(fd)
+        raise ConfigError(f"{directory} is in use by another gateway; give each its own --store") from e
+    return fd

@@ -9,16 +9,20 @@ those that failed (the repetition of one is sampled anew), and one that is still
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from typing import TYPE_CHECKING
 
-from .records import OK, UNTRAINABLE, decode
+from ..errors import CaptureError, GatewayError
+from .records import OK, UNTRAINABLE, CallRecord, decode
 from .restoring import NOWHERE
 from .wire import LAST_CHUNK, chunk, reply, stream_head
 
 if TYPE_CHECKING:
     from .answering import Answering
     from .calls import Call
+
+log = logging.getLogger(__name__)
 
 _REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
 _EVENT_STREAM = ((b"content-type", b"text/event-stream"),)
@@ -83,16 +87,32 @@ def _stored(call: Call) -> Answered | None:
         return None
     frames = zip(session.positions[-_REMEMBERED:], session.lengths[-_REMEMBERED:], strict=True)
     for position, length in reversed(list(frames)):
-        if position == NOWHERE or not length:
+        if position == NOWHERE or not length or position >= gateway.journal.own_from:
             continue
-        record = decode(gateway.journal.read(position, length))
-        if record.finished_s >= gateway.started_s:
+        record = _read(call, position, length)
+        if record is None:
             continue
         if time.time() - record.finished_s > gateway.limits.retry_memory_s:
             return None
         if record.digest == call.digest and record.status in (OK, UNTRAINABLE) and record.dialect == call.dialect:
             return Answered(position, length, True, time.monotonic(), 0)
     return None
+
+
+def _read(call: Call, position: int, length: int) -> CallRecord | None:
+    """A stored call. None: it is damaged, which is as if there were none."""
+    try:
+        return decode(call.gateway.journal.read(position, length))
+    except (GatewayError, CaptureError) as e:
+        log.error("session %s: a call that may be asked for again cannot be read: %s", call.session.id, e)
+        return None
+
+
+def _forget(call: Call, known: Answered) -> None:
+    """The record that a repetition asks for is damaged: it is answered anew, in the damaged call's stead."""
+    known.position, known.delivered = -1, True
+    call.session.started_turns -= 1
+    call.session.forget_texts()
 
 
 def joins(call: Call, *, again: bool, key: bool) -> bool:
@@ -129,7 +149,10 @@ def joins(call: Call, *, again: bool, key: bool) -> bool:
         return False
     if time.monotonic() - known.finished > call.gateway.limits.retry_memory_s:
         return False
-    record = decode(call.gateway.journal.read(known.position, known.length))
+    record = _read(call, known.position, known.length)
+    if record is None:
+        _forget(call, known)
+        return False
     call.gateway.counters["turns_joined"] += 1
     known.delivered = True
     call.conn, call.ended = None, True
