@@ -108,6 +108,14 @@ FAMILIES = {
             plain_added=(*_DEEPSEEK_TOOLS, "<think>", "</think>"),
             bos="<｜begin▁of▁sentence｜>",
         ),
+        Family(
+            name="deepseek_dsml",
+            special=_DEEPSEEK,
+            eos=("<｜end▁of▁sentence｜>",),
+            parser="dsml",
+            plain_added=("｜DSML｜", "<think>", "</think>"),
+            bos="<｜begin▁of▁sentence｜>",
+        ),
         Family(name="counting", special=_CHATML, eos=("<|im_end|>",), parser="plain"),
         Family(name="markless", special=("<|endoftext|>",), eos=("<|endoftext|>",), parser="plain"),
     )

@@ -15,7 +15,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.gateway.render import PastCall, Renderer, examine, replay
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
-FAMILIES = ["hermes", "qwen3", "qwen_coder", "glm", "harmony", "deepseek_v3", "deepseek_r1"]
+FAMILIES = ["hermes", "qwen3", "qwen_coder", "glm", "harmony", "deepseek_v3", "deepseek_r1", "deepseek_dsml"]
 WORDS = st.sampled_from(["hello world", "what is 2 + 2?", "Grüße 漢字", "a\n\nb", "  spaced  ", "<tool_call>", "{}"])
 
 

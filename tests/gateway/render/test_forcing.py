@@ -28,7 +28,7 @@ def calling(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("family", ["glm", "harmony", "deepseek_v3", "pythonic"])
+@pytest.mark.parametrize("family", ["glm", "harmony", "deepseek_v3", "deepseek_dsml", "pythonic"])
 def test_families_whose_calls_are_no_tagged_json_are_not_forced(
     family: str, renderer_for: Callable[[str], Renderer], tools: list[dict[str, Any]]
 ) -> None:

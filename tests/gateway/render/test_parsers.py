@@ -65,6 +65,11 @@ def expect(content: str = "", reasoning: str = "", status: str = "none", calls: 
 
 
 X = ("look_up", {"query": "x"})
+DSML = "<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>"
+INVOKE = '<｜DSML｜invoke name="{}">\n{}\n</｜DSML｜invoke>'
+PARAMETER = '<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>'
+DSML_X = INVOKE.format("look_up", PARAMETER.format("query", "true", "x"))
+DSML_NOW = INVOKE.format("now", "")
 DS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
@@ -269,6 +274,120 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         expect("<｜tool▁call▁begin｜>look_up{}<｜tool▁call▁end｜>", status="unparsed"),
     ),
     (
+        "deepseek",
+        "marks without a call",
+        "Well<｜tool▁calls▁begin｜>\nlook_up",
+        expect("Well<｜tool▁calls▁begin｜>\nlook_up", status="unparsed"),
+    ),
+    (
+        "dsml",
+        "reasoning, text and a call",
+        f"<think>why</think>See.\n\n{DSML.format(DSML_X)}",
+        expect("See.", "why", "parsed", [X]),
+    ),
+    ("dsml", "no parameters", DSML.format(DSML_NOW), expect(status="parsed", calls=[("now", {})])),
+    ("dsml", "two calls", DSML.format(f"{DSML_X}\n{DSML_NOW}"), expect(status="parsed", calls=[X, ("now", {})])),
+    (
+        "dsml",
+        "V4's outer marks",
+        DSML.replace("function_calls", "tool_calls").format(DSML_X),
+        expect(status="parsed", calls=[X]),
+    ),
+    ("dsml", "no outer marks", f"See.\n{DSML_X} So.", expect("See.\nSo.", status="parsed", calls=[X])),
+    (
+        "dsml",
+        "strings as they are, all else as JSON",
+        INVOKE.format(
+            "look_up",
+            "\n".join(
+                PARAMETER.format(*each)
+                for each in (
+                    ("query", "true", ' 7\n"a" </b>\n'),
+                    ("limit", "false", "3"),
+                    ("deep", "false", "true"),
+                    ("tags", "false", '["a", {"b": null}]'),
+                    ("maybe", "false", "null"),
+                )
+            ),
+        ),
+        expect(
+            status="parsed",
+            calls=[
+                (
+                    "look_up",
+                    {
+                        "query": ' 7\n"a" </b>\n',
+                        "limit": 3,
+                        "deep": True,
+                        "tags": ["a", {"b": None}],
+                        "maybe": None,
+                    },
+                )
+            ],
+        ),
+    ),
+    (
+        "dsml",
+        "what is said to be JSON and is none has the schema's type",
+        INVOKE.format("look_up", PARAMETER.format("deep", "false", "True") + PARAMETER.format("query", "false", "x")),
+        expect(status="parsed", calls=[("look_up", {"deep": True, "query": "x"})]),
+    ),
+    (
+        "dsml",
+        "an object in place of parameters",
+        DSML.format(INVOKE.format("look_up", '{"query": "x"}')),
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "dsml",
+        "closing marks inside values",
+        INVOKE.format(
+            "look_up",
+            PARAMETER.format("query", "true", "a </｜DSML｜invoke> b")
+            + PARAMETER.format("mode", "true", "c </｜DSML｜parameter> d"),
+        ),
+        expect(
+            status="parsed",
+            calls=[("look_up", {"query": "a </｜DSML｜invoke> b", "mode": "c </｜DSML｜parameter> d"})],
+        ),
+    ),
+    *(
+        ("dsml", what, text, expect(text, status="unparsed"))
+        for what, text in (
+            ("a parameter is not closed", DSML.format(DSML_X.replace("</｜DSML｜parameter>", "</｜DSML｜param>"))),
+            (
+                "a parameter opens inside another",
+                INVOKE.format(
+                    "look_up",
+                    PARAMETER.format("query", "true", "x").replace("parameter>", "param>")
+                    + PARAMETER.format("limit", "false", "3"),
+                ),
+            ),
+            ("a parameter twice", INVOKE.format("look_up", PARAMETER.format("query", "true", "x") * 2)),
+            ("a parameter that does not say what it is", DSML_X.replace(' string="true"', "")),
+            ("text between parameters", DSML_X.replace("\n</｜DSML｜invoke", "and</｜DSML｜invoke")),
+            ("text in place of parameters", INVOKE.format("look_up", "query=x")),
+            ("a list in place of parameters", INVOKE.format("look_up", '["x"]')),
+            ("a name without its quotes", DSML_X.replace('"look_up"', "look_up")),
+            ("a name with a blank", DSML_X.replace("look_up", "look up")),
+            ("no call between the outer marks", DSML.format('{"name": "now"}')),
+            ("an outer mark at the end", "Well\n\n<｜DSML｜function_calls>\n"),
+            ("a call cut behind its last parameter", DSML_X.partition("\n</｜DSML｜invoke")[0]),
+        )
+    ),
+    (
+        "dsml",
+        "one call good, one broken",
+        DSML.format(f"{DSML_NOW}\n{INVOKE.format('now', 'x')}"),
+        expect(INVOKE.format("now", "x"), status="unparsed", calls=[("now", {})]),
+    ),
+    (
+        "dsml",
+        "outer marks of nothing behind a call",
+        f"{DSML.format(DSML_NOW)}\n",
+        expect(status="parsed", calls=[("now", {})]),
+    ),
+    (
         "harmony",
         "analysis and final",
         "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>So.",
@@ -388,6 +507,15 @@ WRITTEN = {
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n"
     + json.dumps(ARGUMENTS)
     + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "dsml": DSML.format(
+        INVOKE.format(
+            "look_up",
+            "\n".join(
+                PARAMETER.format(k, str(isinstance(ARGUMENTS[k], str)).lower(), written)
+                for k, written in _PAIRS.items()
+            ),
+        )
+    ),
     "llama": json.dumps({"name": "look_up", "parameters": ARGUMENTS}),
     "harmony": "<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>"
     + json.dumps(ARGUMENTS)
@@ -415,6 +543,8 @@ MARKERS = sorted(
     {marker for g in GRAMMARS.values() for block in g.blocks for marker in block}
     | {"<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|python_tag|>"}
     | {"<parameter=", "</parameter>", "<arg_key>", "</arg_key>", "<｜tool▁sep｜>", "to=functions.now", "analysis"}
+    | {"<｜DSML｜parameter", "</｜DSML｜parameter>", "<｜DSML｜function_calls>", "</｜DSML｜tool_calls>", "｜DSML｜"}
+    | {' name="now">', ' name="a" string="false">', ' name="b" string="true">'}
 )
 FRAGMENTS = st.lists(
     st.one_of(
@@ -440,6 +570,14 @@ def test_slices_never_change_what_is_read(grammar, text, data, with_tools, opene
         assert whole["calls"] == []
 
 
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(["hermes", "qwen_coder", "glm", "deepseek", "dsml"]), FRAGMENTS)
+def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> None:
+    found = read(grammar, [text])
+    if not found["calls"] and "<think>" not in text:
+        assert found["content"] == text.lstrip("\n")
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60))
 def test_plain_text_comes_through_unchanged(text) -> None:
@@ -456,15 +594,21 @@ JSON_VALUES = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=4), st.sampled_from(["hermes", "deepseek", "harmony"])
+    st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=4),
+    st.sampled_from(["hermes", "deepseek", "dsml", "harmony"]),
 )
 def test_any_json_arguments_come_back_as_they_were(arguments, grammar) -> None:
     written = json.dumps(arguments, ensure_ascii=False)
-    if any(marker in written for marker in MARKERS):
+    if any(marker in written for marker in MARKERS) or (grammar == "dsml" and any('"' in key for key in arguments)):
         return
+    told = [
+        PARAMETER.format(key, *(("true", value) if isinstance(value, str) else ("false", json.dumps(value))))
+        for key, value in arguments.items()
+    ]
     text = {
         "hermes": f'<tool_call>\n{{"name": "now", "arguments": {written}}}\n</tool_call>',
         "deepseek": f"<｜tool▁call▁begin｜>now<｜tool▁sep｜>{written}<｜tool▁call▁end｜>",
+        "dsml": DSML.format(INVOKE.format("now", "\n".join(told))),
         "harmony": f"<|channel|>commentary to=functions.now<|message|>{written}<|call|>",
     }[grammar]
     assert read(grammar, [text]) == expect(status="parsed", calls=[("now", arguments)])
@@ -528,6 +672,7 @@ def test_logprobs_are_shown_token_by_token(renderer_for) -> None:
         ("<tool_call>{{ n }}<arg_key>", "glm"),
         ("<|channel|>x<|message|>", "harmony"),
         ("<｜tool▁call▁begin｜>", "deepseek"),
+        ("{% set dsml_token = '｜DSML｜' %}", "dsml"),
         ("<|python_tag|>", "llama"),
         ("role == 'ipython'", "llama"),
         ("{{ messages }}", "plain"),

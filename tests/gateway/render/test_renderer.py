@@ -96,7 +96,7 @@ def test_each_turn_extends_the_one_before(family, renderer, tools) -> None:
 # A model that writes like its template leaves nothing for the renderer to differ in, unless the template writes history
 # differently from answers: gpt-oss ends them with another token; Qwen3, GLM and R1 put reasoning marks in or leave them
 # out.
-@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "llama3", "pythonic", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "llama3", "pythonic", "deepseek_v3", "deepseek_dsml"])
 def test_extension_equals_a_full_rendering_when_answers_are_the_templates_own(name, renderer_for, tools) -> None:
     renderer = renderer_for(name)
     turns = play(renderer, SimpleNamespace(name=name), SCRIPT, tools)
@@ -106,7 +106,9 @@ def test_extension_equals_a_full_rendering_when_answers_are_the_templates_own(na
         messages += [said, *following]
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3", "qwen_coder", "glm", "deepseek_v3", "deepseek_r1", "pythonic"])
+@pytest.mark.parametrize(
+    "name", ["hermes", "qwen3", "qwen_coder", "glm", "deepseek_v3", "deepseek_r1", "deepseek_dsml", "pythonic"]
+)
 def test_results_of_parallel_calls_come_in_one_step(name, renderer_for, tools) -> None:
     script = [(calling("look_up", "look_up"), [result("one"), result("two", 1)]), (answer("Both."), [])]
     turns = play(renderer_for(name), SimpleNamespace(name=name), script, tools)
@@ -472,6 +474,31 @@ def test_reasoning_that_the_prompt_opened_is_read_as_reasoning(renderer_for) -> 
     assert (parsed.reasoning, parsed.content) == ("because", "So.")
 
 
+def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
+    renderer = renderer_for("deepseek_dsml")
+    conversation = renderer.conversation()
+    thinking = {"enable_thinking": True}
+    call = (
+        'why</think>See.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look_up">\n<｜DSML｜parameter name="query" '
+        'string="true">7</｜DSML｜parameter>\n<｜DSML｜parameter name="limit" string="false">7</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
+    )
+    first = renderer.render(conversation, [USER], tools, thinking)
+    completion = renderer.encode(call)
+    parsed = renderer.parse(completion, tools=tools, prompt=first)
+    assert (parsed.reasoning, parsed.content, parsed.status) == ("why", "See.", "parsed")
+    said = parsed.to_message()
+    renderer.commit(conversation, first, completion, said, turn_id="t0")
+    found = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "found"}
+    second = renderer.render(conversation, [USER, said, found], tools, thinking)
+    sampled = [*first.token_ids, *completion]
+    assert second.token_ids[: len(sampled)] == sampled
+    added = "\n\n<function_results>\n<result>found</result>\n</function_results>\n\n<think>"
+    assert renderer.decode(second.token_ids[len(sampled) :]) == added
+    parsed = renderer.parse(renderer.encode("so</think>7."), tools=tools, prompt=second)
+    assert (parsed.reasoning, parsed.content, parsed.status) == ("so", "7.", "none")
+
+
 def test_one_session_has_one_date(renderer_for) -> None:
     renderer = renderer_for("llama3")
     text = renderer.decode(renderer.render(renderer.conversation(now=86_400 * 365.0), [USER]).token_ids)
@@ -489,6 +516,10 @@ def test_loading_says_what_is_missing(tmp_path, model_dir) -> None:
         Renderer.from_path(tmp_path / "nowhere")
     (tmp_path / "tokenizer.json").write_bytes((model_dir("hermes") / "tokenizer.json").read_bytes())
     with pytest.raises(ConfigError, match="no chat template"):
+        Renderer.from_path(tmp_path)
+    (tmp_path / "encoding").mkdir()
+    (tmp_path / "encoding" / "encoding_dsv32.py").write_text("raise SystemExit")
+    with pytest.raises(ConfigError, match=r"encoding_dsv32\.py is a program of the model's"):
         Renderer.from_path(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(ConfigError, match="line 1"):

@@ -50,6 +50,9 @@ IN_ARCHIVE = {
     "meta-llama-Llama-3.3-70B-Instruct": ("llama3", "llama"),
     "GLM-4.6": ("glm", "glm"),
     "deepseek-ai-DeepSeek-V3.1": ("deepseek_r1", "deepseek"),
+    "deepseek-ai-DeepSeek-V3.2": ("deepseek_dsml", "dsml"),
+    "deepseek-ai-DeepSeek-V4": ("deepseek_dsml", "dsml"),
+    "deepseek-ai-DeepSeek-V4-Flash-0731": ("deepseek_dsml", "dsml"),
 }
 TEMPLATES = {**IN_TRL, **IN_ARCHIVE}
 WITHOUT_TOOLS = {"llama3", "deepseek_r1_distill"}

@@ -111,6 +111,8 @@ def sampled_body(
     elif mark >= 0 and whole.startswith(opening[:mark]):
         # In history the template writes the reasoning that a new answer begins with differently, or leaves it out.
         body = whole[mark:]
+        if reasoning is not None and opening.rstrip().endswith(reasoning[1]):
+            body = body.removeprefix(reasoning[1])  # the prompt has closed it
     else:
         return None
     ends = [(at, c) for c in renderer.facts.closers if (at := body.find(c)) >= 0]

@@ -108,7 +108,7 @@ class Renderer:
         """Load from a model directory.
 
         ``template`` is a file with another chat template; ``parser`` the name of an output parser instead of the one
-        that the template's text suggests ("hermes", "qwen_coder", "glm", "deepseek", "llama", "harmony", "plain").
+        that the template's text suggests (one of `GRAMMARS`).
         Raises: ConfigError when something is missing or broken, MissingExtraError without the gateway extra.
         """
         folder = Path(path)

@@ -133,9 +133,13 @@ class ChatTemplate:
             default = named.get("default") or next(iter(named.values()), None)
             if default:
                 return cls(default, special_tokens=special_tokens, tool_source=named.get("tool_use"))
-        raise ConfigError(
-            f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)"
-        )
+        where = "chat_template.jinja, or chat_template in tokenizer_config.json"
+        encoder = next((folder / "encoding").glob("encoding_*.py"), None)
+        if encoder is not None:  # DeepSeek V3.2 and V4 come with this in place of a template
+            where += (
+                f"; {encoder.name} is a program of the model's, which is not run: add a template that writes the same"
+            )
+        raise ConfigError(f"{folder} has no chat template ({where})")
 
     def render(
         self,

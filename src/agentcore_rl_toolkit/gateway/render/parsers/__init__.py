@@ -8,15 +8,17 @@ from typing import Any
 from agentcore_rl_toolkit.errors import ConfigError
 
 from .base import Call, Grammar, MarkerParser, OutputParser
+from .dsml import DSML
 from .families import DEEPSEEK, GLM, HERMES, PLAIN, QWEN_CODER
 from .harmony import HARMONY, HarmonyParser
 from .llama import LLAMA, LlamaParser
 
-GRAMMARS: dict[str, Grammar] = {g.name: g for g in (HERMES, QWEN_CODER, GLM, DEEPSEEK, LLAMA, HARMONY, PLAIN)}
+GRAMMARS: dict[str, Grammar] = {g.name: g for g in (HERMES, QWEN_CODER, GLM, DEEPSEEK, DSML, LLAMA, HARMONY, PLAIN)}
 
 # The first entry of which all strings stand in the template decides; the more particular formats come first.
 _SIGNS: tuple[tuple[Grammar, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
+    (DSML, ("｜DSML｜",)),
     (DEEPSEEK, ("<｜tool▁call▁begin｜>",)),
     (QWEN_CODER, ("<function=",)),
     (GLM, ("<arg_key>",)),

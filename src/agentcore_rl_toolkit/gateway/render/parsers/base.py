@@ -45,8 +45,8 @@ class Grammar:
     """How a model family marks reasoning and calls.
 
     ``blocks`` are (opening, closing) marker pairs around calls; ``skip`` are markers that carry nothing by
-    themselves; ``hints`` are strings that, left over in plain content, say that a call was meant; of a ``hint_pairs``
-    entry both have to be there. ``inside`` says of the beginning of a block that it ends inside a value, where a
+    themselves, beside a call; ``hints`` are strings that, left over in plain content, say that a call was meant; of a
+    ``hint_pairs`` entry both have to be there. ``inside`` says of the beginning of a block that it ends inside a value, where a
     closing marker may be part of the value; ``whole`` of a block that the answer ended in that nothing of the call is
     missing: half a call is none, its last value may be cut."""
 
@@ -110,7 +110,7 @@ class MarkerParser:
         self._start = self._state == "content" and grammar.reasoning is not None  # reasoning may still come
         self._open = ""
         self._fresh = True  # nothing of the current segment shown yet: blank lines at its start are the template's
-        self._blank = ""  # blanks at the end of a segment, shown only if text follows
+        self._blank = ""  # blanks (and skipped markers) at the end of a segment, shown only if text follows
         self._before = ""  # such blanks in front of the open block, shown if the block turns out to be text
         self._calls = 0
         self._bad = False
@@ -230,9 +230,10 @@ class MarkerParser:
             self._before = self._blank
             self._segment("call")
             self._open = marker
-        else:
+        elif self._calls and self._fresh:
             self._blank = ""
-            self._fresh = True
+        else:
+            self._blank += marker  # text after all, if no call follows
         return deltas
 
     def _segment(self, state: str) -> None:
