@@ -96,10 +96,11 @@ def test_the_agents_tools_are_the_examples() -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("e2e")
     (folder / "records").mkdir()
-    os.environ.setdefault("AWS_ACCESS_KEY_ID", "local")
-    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "local")
     agent = Path(__file__).parent / "fails_once.py"
     with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            environment.setenv(name, "local")
         policy = stack.enter_context(serving("policy", ["policy", "serve"], folder))
         upstream = [
             "gateway",

@@ -54,12 +54,14 @@ def ends(groups: list[Group]) -> Counter[tuple[str, str | None]]:
 
 
 async def test_waiting_for_the_pace_masks_nothing(runtime: ScriptedRuntime, tmp_path: Path) -> None:
-    with RolloutClient(runtime.arn, f"file://{tmp_path}", "e", tps_limit=6, endpoint_url=runtime.url) as client:
+    with RolloutClient(runtime.arn, f"file://{tmp_path}", "e", tps_limit=5, endpoint_url=runtime.url) as client:
         groups = await collect_async(
             [GroupRequest(input_id=f"p{i}", payload=script(run_s=0.2), n=4) for i in range(10)],
             client=client,
             gateway=None,
-            config=CollectConfig(submit_timeout_s=3.0, rollout_timeout_s=10.0),  # the last turn comes after six seconds
+            config=CollectConfig(
+                submit_timeout_s=6.0, rollout_timeout_s=10.0
+            ),  # the last turn comes after eight seconds
         )
     assert ends(groups) == {("ok", None): 40}
 

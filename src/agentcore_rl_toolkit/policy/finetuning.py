@@ -24,6 +24,10 @@ from .model import check_directory, load_policy
 from .sampling import SamplingParams
 from .tokens import ChatTokenizer
 
+LOSS_INPUTS = {
+    "cross_entropy": ("weights",),
+    **dict.fromkeys(("importance_sampling", "ppo", "cispo"), ("logprobs", "advantages")),
+}
 SAMPLERS = 3  # published weights that are kept loaded; older ones are loaded again when somebody asks for them
 State = dict[str, torch.Tensor]
 
@@ -110,8 +114,17 @@ class PolicyModel:
         config: Mapping[str, float | str],
         forward_only: bool,
     ) -> tuple[list[list[float]], dict[str, float]]:
-        """Add the gradient of the summed loss. Returns the logprobs of the target tokens, and ``loss:sum``."""
+        """Add the gradient of the summed loss. Returns the logprobs of the target tokens, and ``loss:sum``.
+
+        Raises: ConfigError on examples that do not fit the loss or the model; nothing is added up then.
+        """
         model = self._of(run).model
+        if loss_fn not in LOSS_INPUTS:
+            raise ConfigError(f"loss {loss_fn!r} is not known here; there are {', '.join(LOSS_INPUTS)}")
+        if not data:
+            raise ConfigError("there is no example to train on")
+        for b, example in enumerate(data):
+            self._check_example(b, example, ("target_tokens", *LOSS_INPUTS[loss_fn]))
         T = max(len(example.tokens) for example in data)
         token_ids_BT = torch.zeros(len(data), T, dtype=torch.long)
         targets_BT = torch.zeros(len(data), T, dtype=torch.long)
@@ -175,6 +188,25 @@ class PolicyModel:
             torch.save(kept, unfinished)
             unfinished.replace(self._directory / f"{name}.pt")
 
+    def _check_example(self, b: int, example: Example, names: Sequence[str]) -> None:
+        self._check_ids(f"example {b}, tokens", example.tokens)
+        for name in names:
+            given, t = example.inputs.get(name), len(example.tokens)
+            if given is None or len(given) != t:
+                found = "is missing" if given is None else f"has {len(given)} values"
+                raise ConfigError(f"example {b}, input {name!r}, {found}: it must have one for each of the {t} tokens")
+        self._check_ids(f"example {b}, target_tokens", example.inputs["target_tokens"])
+
+    def _check_ids(self, what: str, ids: Sequence[float]) -> None:
+        size, context = self._tokenizer.vocabulary_size, self._base.config.max_position_embeddings
+        if not ids:
+            raise ConfigError(f"{what}: there are none")
+        if len(ids) > context:
+            raise ConfigError(f"{what}: {len(ids)} tokens, the model's maximum context length is {context}")
+        wrong = next((i for i in ids if not 0 <= i < size), None)
+        if wrong is not None:
+            raise ConfigError(f"{what}: {wrong} is no token id of this model; they are 0 to {size - 1}")
+
     def _of(self, run: str) -> _Run:
         if run not in self._runs:
             raise ConfigError(f"there is no run {run!r}")
@@ -190,6 +222,7 @@ class PolicyModel:
             raise ConfigError(
                 f"the prompt has {len(prompt_ids)} tokens, the model's maximum context length is {engine.context}"
             )
+        self._check_ids("the prompt", prompt_ids)
         asked = params.get("stop")
         stops = [asked] if isinstance(asked, str) else list(asked or ())
         sampling = SamplingParams(
@@ -217,6 +250,7 @@ class PolicyModel:
     @torch.inference_mode()
     def prompt_logprobs(self, path: str | None, prompt_ids: list[int]) -> list[float | None]:
         """The logprob of every token of a prompt but the first."""
+        self._check_ids("the prompt", prompt_ids)
         model = self._base
         if path is not None:
             model = copy.deepcopy(model)
@@ -263,6 +297,4 @@ def _loss(
         return -(ratio_T * advantages_T).sum()
     if name == "ppo":
         return -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T).sum()
-    if name == "cispo":
-        return -(clipped_T.detach() * advantages_T * logprobs_T).sum()
-    raise ConfigError(f"loss {name!r} is not known here")
+    return -(clipped_T.detach() * advantages_T * logprobs_T).sum()  # cispo

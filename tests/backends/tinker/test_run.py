@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,8 +47,8 @@ class Place:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    os.environ.setdefault("AWS_ACCESS_KEY_ID", "local")
-    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "local")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
     records = tmp_path / "records"
     records.mkdir()
     rows = [

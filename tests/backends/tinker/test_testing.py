@@ -114,6 +114,26 @@ def test_a_loss_nobody_knows_fails_its_request_and_says_why(service: Any) -> Non
         training.forward_backward([datum()], "dro").result(10)
 
 
+def test_a_fault_of_the_service_fails_its_request_alone(
+    server: TinkerServer, model: ScriptedModel, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise IndexError("index out of range in self")
+
+    training = training_client(service)
+    sampling = service.create_sampling_client(base_model="scripted/model").result(10)
+    params = tinker.SamplingParams(max_tokens=3)
+    with monkeypatch.context() as m:
+        m.setattr(model, "forward_backward", broken)
+        m.setattr(model, "sample", broken)
+        with pytest.raises(tinker.RequestFailedError, match="IndexError: index out of range"):
+            training.forward_backward([datum()], "importance_sampling").result(10)
+        with pytest.raises(tinker.RequestFailedError, match="IndexError: index out of range"):
+            sampling.sample(tinker.ModelInput.from_ints([1]), 1, params).result(10)
+    assert training.forward_backward([datum()], "importance_sampling").result(10).metrics  # the run goes on
+    assert sampling.sample(tinker.ModelInput.from_ints([1]), 1, params).result(10).sequences
+
+
 def test_keys_are_exchanged_where_the_service_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     with TinkerServer(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from .listening import JSON, Answer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -22,9 +25,14 @@ class Promise:
         if not self.result.done():
             self.result.set_result((body, content_type))
 
-    def fail(self, message: str) -> None:
-        """The request failed, and it was the client's fault."""
-        self.keep(json.dumps({"error": message, "category": "user"}).encode())
+    def fail(self, message: str, *, category: str = "user") -> None:
+        """The request failed. Whose fault it was: the client's ("user") or the service's ("server")."""
+        self.keep(json.dumps({"error": message, "category": category}).encode())
+
+    def broke(self, error: Exception) -> None:
+        """The request failed by what nobody foresaw: it is told like any other failure, or its client waits for ever."""
+        log.error("a request failed", exc_info=error)
+        self.fail(f"{type(error).__name__}: {error}", category="server")
 
 
 class Promises:

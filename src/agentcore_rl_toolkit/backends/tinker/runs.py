@@ -147,6 +147,9 @@ class Runs:
         except (AgentCoreRLError, KeyError, ValueError) as e:
             promise.fail(f"{type(e).__name__}: {e}")
             return
+        except Exception as e:
+            promise.broke(e)
+            return
         if isinstance(made, bytes):
             promise.keep(made, PROTOBUF)
         else:

@@ -266,6 +266,9 @@ class TinkerServer:
         except AgentCoreRLError as e:
             promise.fail(str(e))
             return
+        except Exception as e:
+            promise.broke(e)
+            return
         if fault.edit is not None:
             sequences = _edited(sequences, fault)
         call.completion_ids = [s.ids for s in sequences]
