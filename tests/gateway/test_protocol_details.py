@@ -310,6 +310,14 @@ async def test_an_item_of_a_call_that_lacks_a_part_is_named(session: SessionHand
         ("assistant", {"type": "tool_use", "id": "t", "input": {}}, "name"),
         ("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": "x"}, "input"),
         ("user", {"type": "tool_result", "content": "5"}, "tool_use_id"),
+        ("user", {"type": "tool_result", "tool_use_id": "t", "content": "5", "is_error": "true"}, "is_error"),
+        ("user", {"type": "tool_result", "tool_use_id": "t", "is_error": True}, "content"),
+        ("user", {"type": "tool_result", "tool_use_id": "t", "content": " \n", "is_error": True}, "content"),
+        (
+            "user",
+            {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": ""}], "is_error": True},
+            "content",
+        ),
     ],
 )
 async def test_a_block_of_a_call_that_lacks_a_part_is_named(
@@ -319,6 +327,46 @@ async def test_a_block_of_a_call_that_lacks_a_part_is_named(
     async with claude(session) as llm:
         with pytest.raises(anthropic.BadRequestError, match=rf"messages\[1\]\.content\[0\]\.{param}"):
             await llm.messages.create(model="m", max_tokens=5, messages=messages)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropics_own_tool_runner_goes_on_behind_tools_that_fail(
+    engine: ScriptedEngine, session: SessionHandle, stream: bool
+) -> None:
+    @anthropic.beta_async_tool
+    async def open_file(path: str) -> str:
+        """Open a file."""
+        if path == "missing":
+            raise FileNotFoundError(path)
+        return ""
+
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": json.dumps({"path": path})}}
+        for i, (name, path) in enumerate([("open_file", "missing"), ("open_file", "empty"), ("no_tool", "x")])
+    ]
+    engine.replies.append({"content": None, "tool_calls": calls})
+    async with claude(session) as llm:
+        asked: Any = {"model": "m", "max_tokens": 50, "messages": USER, "tools": [open_file], "stream": stream}
+        runner: Any = llm.beta.messages.tool_runner(**asked)
+        with pytest.warns(UserWarning, match="no_tool"):
+            last = await runner.until_done()
+    assert last.stop_reason == "end_turn"
+    assert len(engine.calls) == 2  # it asks for a thread first, is told that there are none, and goes on without
+    results = [m for m in engine.calls[1].body["messages"] if m["role"] == "tool"]
+    assert [m["content"] for m in results] == ["FileNotFoundError('missing')", "", "Error: Tool 'no_tool' not found"]
+    assert [sorted(m) for m in results] == [["content", "role", "tool_call_id"]] * 3  # engines know nothing else
+
+
+async def test_a_conversation_that_the_server_is_to_hold_is_refused_in_words_that_clients_understand(
+    engine: ScriptedEngine, session: SessionHandle
+) -> None:
+    async with claude(session) as llm:
+        asked: Any = {"model": "m", "max_tokens": 50, "messages": USER, "thread": {"type": "create"}}
+        with pytest.raises(anthropic.BadRequestError, match=r"thread.*send all messages") as caught:
+            await llm.beta.messages.create(**asked)
+    assert engine.calls == []
+    body: Any = caught.value.body
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 @pytest.mark.parametrize("kept", ["content", "encrypted_content"])

@@ -292,6 +292,7 @@ BLOCKS = st.fixed_dictionaries(
             "name",
             "id",
             "tool_use_id",
+            "is_error",
             "thinking",
             "refusal",
             "detail",

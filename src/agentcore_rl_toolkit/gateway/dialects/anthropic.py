@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, new_id
+from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, new_id, text_of
 from .chat import named_tool
-from .errors import NOT_JSON, RequestError, unsupported
+from .errors import NOT_JSON, RequestError, no_threads, unsupported
 from .fields import Fields, decode_body
 
 _NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "diagnostics")
@@ -53,6 +53,8 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
         ("fallbacks", "there is one model"),
     ):
         fields.refuse(name, why)
+    if fields.take("thread", dict) is not None:
+        raise no_threads()
     sampling = fields.sampling(("max_tokens",), "stop_sequences", max_temperature=1.0)
     if sampling.max_tokens is None and not counting:
         raise RequestError("max_tokens is required", param="max_tokens")
@@ -140,18 +142,26 @@ def _message(message: Any, path: str) -> list[dict[str, Any]]:
         where = f"{path}.content[{i}]"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
-            results.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": _text(block, "tool_use_id", where),
-                    "content": _joined(_user_parts(block.get("content"), f"{where}.content")),
-                }
-            )
+            results.append(_tool_result(block, where))
         else:
             parts += _user_parts([block], where)
     if parts or not results:
         results.append({"role": role, "content": _joined(parts)})
     return results
+
+
+def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
+    """Chat has no field for ``is_error``, and no chat template a place: what failed is in the text, so there has to be one,
+    as for the provider. Otherwise a failure would look like a success that found nothing.
+    """
+    call_id = _text(block, "tool_use_id", path)
+    content = _joined(_user_parts(block.get("content"), f"{path}.content"))
+    failed = block.get("is_error")
+    if failed is not None and not isinstance(failed, bool):
+        raise RequestError(f"{path}.is_error must be true or false", param=f"{path}.is_error")
+    if failed and not text_of(content).strip():
+        raise RequestError(f"{path}.content must have text if is_error is true", param=f"{path}.content")
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def _user_parts(content: Any, path: str) -> list[dict[str, Any]]:

@@ -60,6 +60,15 @@ def unsupported(param: str, why: str) -> RequestError:
     return RequestError(f"{param!r} is not supported here: {why}", kind="unsupported", param=param)
 
 
+_NO_THREADS = "thread_unsupported_request"  # by this code the provider's client knows that it can go on without one
+
+
+def no_threads() -> RequestError:
+    """The error for a conversation that the server is to hold."""
+    why = "'thread' is not supported here: the gateway holds no conversation of the agent's; send all messages"
+    return RequestError(why, kind="unsupported", param="thread", code=_NO_THREADS)
+
+
 # Anthropic has no code for it: agents tell it by these words, the first where a prompt alone is at fault.
 _TOO_LONG = ("prompt is too long", "input and output tokens exceed your context limit")
 
@@ -115,11 +124,10 @@ def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[
             message = f"{_TOO_LONG[0]}: {message}"
     elif field is not None and field not in message:
         message = f"{field}: {message}"
-    return {
-        "type": "error",
-        "error": {"type": KINDS[error.kind][3], "message": message},
-        "request_id": request_id,
-    }
+    told: dict[str, Any] = {"type": KINDS[error.kind][3], "message": message}
+    if error.code == _NO_THREADS:
+        told["details"] = {"error_code": _NO_THREADS, "unsupported": ["thread"]}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def error_body(dialect: str, error: RequestError, *, request_id: str | None = None) -> bytes:
