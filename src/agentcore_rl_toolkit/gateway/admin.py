@@ -15,8 +15,9 @@ from .config import Engine, UpstreamConfig
 from .dialects.errors import RequestError
 from .metrics import exposition, snapshot
 from .model_routes import ModelRoutes
+from .opening import CHECK, TAKE_BACK, TakeBack, take_back
 from .rllm import RLLMRoutes
-from .session_routes import SessionRoutes
+from .session_routes import CreateSessions, SessionRoutes
 from .shared import shared_of
 from .wire import Request, decode_body, error_reply, reply, retry_after
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _to_json = msgspec.json.Encoder().encode
+_AMONG = b"/admin/shared"  # what one process of a gateway asks another
 Handler = Callable[["AgentConnection", Request], Awaitable[None]]
 
 
@@ -65,6 +67,8 @@ class Admin:
             (b"POST", b"/admin/delete"): self.sessions.delete,
             (b"GET", b"/admin/stats"): self._stats,
             (b"GET", b"/admin/shared"): self._shared,
+            (b"POST", CHECK.encode()): self._check_opening,
+            (b"POST", TAKE_BACK.encode()): self._take_back,
             (b"GET", b"/admin/weight_version"): self._get_version,
             (b"POST", b"/admin/weight_version"): self._set_version,
             (b"POST", b"/admin/pause"): self._pause,
@@ -90,7 +94,7 @@ class Admin:
             self.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
             return
         shard = self._gateway.shard
-        if shard is not None and not conn.private and shard.administers(path) and path != b"/admin/shared":
+        if shard is not None and not conn.private and shard.administers(path) and not path.startswith(_AMONG):
             self.start(self.run(shard.administer, conn, request), conn)
             return
         if path == b"/metrics":
@@ -195,10 +199,21 @@ class Admin:
         self.answer(conn, request, 200, self._gateway.resume())
 
     async def _shared(self, conn: AgentConnection, request: Request) -> None:
-        """What an administrator has changed, with the servers' keys: for another process of this gateway only."""
-        if not conn.private:
-            raise RequestError("there is no route '/admin/shared'", kind="not_found")
+        """What an administrator has changed, with the servers' keys."""
+        _among_processes(conn, request)
         self.answer(conn, request, 200, shared_of(self._gateway))
+
+    async def _check_opening(self, conn: AgentConnection, request: Request) -> None:
+        _among_processes(conn, request)
+        asked = decode_body(request.body, CreateSessions)
+        asked.settings.check()
+        self._gateway.sessions.check(asked.session_ids)
+        self.answer(conn, request, 200, {})
+
+    async def _take_back(self, conn: AgentConnection, request: Request) -> None:
+        _among_processes(conn, request)
+        asked = decode_body(request.body, TakeBack)
+        self.answer(conn, request, 200, {"deleted": await take_back(self._gateway.sessions, asked)})
 
     async def _stats(self, conn: AgentConnection, request: Request) -> None:
         self.answer(conn, request, 200, snapshot(self._gateway))
@@ -255,3 +270,9 @@ class Admin:
         if worker is None:
             raise RequestError(f"there is no upstream {worker_id!r}", kind="not_found")
         self.answer(conn, request, 200, {"worker_id": worker_id, "removed": worker_id, "draining": worker.inflight})
+
+
+def _among_processes(conn: AgentConnection, request: Request) -> None:
+    """Raises: RequestError when it is not another process of this gateway that asks."""
+    if not conn.private:
+        raise RequestError(f"there is no route {request.path.decode()!r}", kind="not_found")

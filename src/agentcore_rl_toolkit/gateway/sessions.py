@@ -163,7 +163,7 @@ class Sessions:
 
         Raises: ContractError on an unusable id, a closed session, or when there are too many.
         """
-        self._check([session_id])
+        self.check([session_id])
         name = session_id.encode()
         known = self.by_id.get(name)
         if self.defaults:
@@ -179,7 +179,7 @@ class Sessions:
         self._note(session)
         return session
 
-    def _check(self, session_ids: Iterable[str]) -> None:
+    def check(self, session_ids: Iterable[str]) -> None:
         """Raises: ContractError when one of them cannot be opened."""
         new = set()
         for session_id in session_ids:
@@ -258,7 +258,7 @@ class Sessions:
         refuses, which opens none.
         """
         names = list(session_ids)
-        self._check(names)  # all or none
+        self.check(names)  # all or none
         before = {name for name in names if name.encode() in self.by_id}
         sessions = [self.create(name, settings) for name in names]
         await self.journal.kept()

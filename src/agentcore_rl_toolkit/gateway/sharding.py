@@ -29,6 +29,7 @@ from .finished import FinishedSessions
 from .http_client import request as ask
 from .http_client import stream
 from .merging import added_metrics, merged, worst
+from .opening import Opening
 from .session_routes import Finished
 from .shared import Shared, take_over
 from .wire import LAST_CHUNK, Request, decode_body, path_of, reply, session_of, stream_head
@@ -81,9 +82,10 @@ class Shard:
         self._inbox = inbox
         self._socket: socket.socket | None = None
         self._gateway: Gateway | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._finished = FinishedSessions()
         self._cursors = [0] * len(urls)
+        self._opening = Opening(self._post)
 
     def start(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -95,6 +97,8 @@ class Shard:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
+        for task in self._tasks:
+            task.cancel()
 
     async def catch_up(self, gateway: Gateway) -> None:
         """Take over from another process what an administrator changed since the start: this one died since."""
@@ -223,8 +227,8 @@ class Shard:
         if path == b"/admin/finished":
             body = _to_json(await self._finished_everywhere(request))
         else:
-            if path == b"/sessions" and request.method == b"POST":
-                told = await self._create_one(request)
+            if path in (b"/sessions", b"/admin/sessions") and request.method == b"POST":
+                told = await self._create(request)
             else:
                 told = await self._all(request, self._split(request.body) if path in _SPLIT else None)
             if path.startswith(b"/traces/") and path not in _SPLIT:  # one of them has it
@@ -247,13 +251,29 @@ class Shard:
         conn.write(reply(200, body, keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
 
-    async def _create_one(self, request: Request) -> list[tuple[int, int, bytes]]:
+    async def _create(self, request: Request) -> list[tuple[int, int, bytes]]:
         from ..contract import new_session_id
 
-        asked = decode_body(request.body, dict[str, Any])
-        asked["session_id"] = asked.get("session_id") or new_session_id()
-        target = shard_of(str(asked["session_id"]).encode(), self.count)
-        return await self._all(request, {target: _to_json(asked)})
+        if request.path == b"/sessions":
+            asked = decode_body(request.body, dict[str, Any])
+            asked["session_id"] = asked.get("session_id") or new_session_id()
+            bodies = {shard_of(str(asked["session_id"]).encode(), self.count): _to_json(asked)}
+        else:
+            bodies = self._split(request.body)
+        # Done whole also when its client hangs up in the middle of it.
+        task = asyncio.get_running_loop().create_task(self._opening.open(request.path.decode(), bodies))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _post(self, i: int, path: str, body: bytes, timeout_s: float) -> tuple[int, int, bytes]:
+        try:
+            status, told = await ask(
+                "POST", self.urls[i] + path, body=msgspec.Raw(body), key=self.key, timeout_s=timeout_s
+            )
+        except GatewayError as e:
+            raise _gone(i, e) from e
+        return i, status, told
 
     async def _fetch(self, conn: AgentConnection, request: Request) -> None:
         begun = False
