@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +77,27 @@ def test_ending_our_head_ends_nobody_elses_cluster(
     finally:
         somebody.kill()
         somebody.wait()
+
+
+KILLED = """
+import subprocess, sys, time
+from agentcore_rl_toolkit.backends.slime.cluster import start_tied
+child = start_tied([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_is_tied_to_a_runner_ends_when_the_runner_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        child = int(runner.stdout.readline())
+        assert _command(Path(f"/proc/{child}"))
+        runner.kill()
+    give_up_s = time.monotonic() + 30
+    while _command(Path(f"/proc/{child}")):  # empty once it is gone, or waits to be reaped
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
 
 
 def _command(process: Path) -> bytes:

@@ -1,19 +1,21 @@
 """Ray under `SlimeRunner`: a head of our own where no cluster answers, and one job on it.
 
 The head is a child process (``ray start --head --block``) with a folder of its own, and ending it ends nothing else: it is
-told to go by its process id. ``ray stop`` is never called, because that ends every Ray process of the machine, whoever
-started it.
+told to go by its process id, and by the kernel where this process is killed. ``ray stop`` is never called, because that
+ends every Ray process of the machine, whoever started it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -33,6 +35,7 @@ JOB_STOP_S = 60.0
 CLIENT_STOP_S = 10.0
 ACCEPT_S = 120.0
 ACCEPT_PAUSE_S = 3.0
+_PR_SET_PDEATHSIG = 1
 DASHBOARD_PORT = 8265  # Ray's own; another free one where it is taken
 
 
@@ -77,8 +80,7 @@ class Head:
             *("--dashboard-agent-listen-port", str(_free_port()), "--dashboard-agent-grpc-port", str(_free_port())),
             *("--metrics-export-port", str(_free_port()), "--ray-client-server-port", str(_free_port())),
         ]
-        # In a session of its own: Ctrl-C must reach the job before the cluster under it.
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.process = start_tied(command)
         try:
             self._wait_until_ready()
         except BaseException:
@@ -156,6 +158,21 @@ def signals_end_the_run() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def start_tied(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program that is told to end (SIGTERM) when this one is gone, however it went; other systems than Linux can't.
+
+    Call it on a thread that lives as long as the program shall: the kernel looks at that. The program leads a session of
+    its own: Ctrl-C must reach the job before the cluster under it.
+    """
+    prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
+
+    def tie() -> None:  # between fork and exec: only a call that was looked up before
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=tie)  # noqa: PLW1509
 
 
 def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
