@@ -184,6 +184,7 @@ class Admin:
         elif asked.sampler is not None:
             raise RequestError("'sampler' names weights at Tinker; this gateway's engine is another", param="sampler")
         self._gateway.weight_version = asked.weight_version
+        await self._keep()
         self.answer(conn, request, 200, {"weight_version": self._gateway.weight_version})
 
     async def _pause(self, conn: AgentConnection, request: Request) -> None:
@@ -193,10 +194,23 @@ class Admin:
         told = await self._gateway.pause(
             arriving=asked.arriving, in_flight=asked.in_flight, timeout_s=min(asked.timeout_s, 3600.0)
         )
+        await self._keep()
         self.answer(conn, request, 200, told)
 
     async def _resume(self, conn: AgentConnection, request: Request) -> None:
-        self.answer(conn, request, 200, self._gateway.resume())
+        told = self._gateway.resume()
+        await self._keep()
+        self.answer(conn, request, 200, told)
+
+    async def _keep(self) -> None:
+        """Let what was changed outlive a restart. Raises: RequestError when the disk refuses."""
+        try:
+            await self._gateway.state.keep(self._gateway)
+        except OSError as e:
+            raise RequestError(
+                f"this holds, but the gateway cannot store it for a restart ({e.strerror or e}); try again",
+                kind="overloaded",
+            ) from e
 
     async def _shared(self, conn: AgentConnection, request: Request) -> None:
         """What an administrator has changed, with the servers' keys."""

@@ -137,10 +137,11 @@ class _Family:
         config = dataclasses.replace(
             share_of(self._config, len(self._urls)), store_dir=str(self._base / f"shard-{index}")
         )
-        shard = Shard(index, self._urls, self._folder, self._key, self._inboxes[index])
+        kept = None if self._config.store_dir is None else self._base
+        shard = Shard(index, self._urls, self._folder, self._key, self._inboxes[index], store=kept, again=again)
         child = self._context.Process(
             target=_child,
-            args=(config, shard, self._listening, self._private[index], theirs, self._secret, os.getpid(), again),
+            args=(config, shard, self._listening, self._private[index], theirs, self._secret, os.getpid()),
             daemon=True,
         )
         child.start()
@@ -246,7 +247,6 @@ def _child(
     pipe: Connection,
     secret: bytes,
     parent: int,
-    again: bool,
 ) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # the parent's handler would only note it
@@ -257,7 +257,7 @@ def _child(
     except ImportError:
         runner = asyncio.Runner()
     with runner:
-        runner.run(_serve(config, shard, listening, private, pipe, secret, parent, again))
+        runner.run(_serve(config, shard, listening, private, pipe, secret, parent))
 
 
 async def _serve(
@@ -268,7 +268,6 @@ async def _serve(
     pipe: Connection,
     secret: bytes,
     parent: int,
-    again: bool,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -276,7 +275,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     try:
         gateway = Gateway(config, shard=shard, secret=secret)
-        if again:
+        if shard.again:
             await shard.catch_up(gateway)
         gateway.start_private(private)
         await gateway.start(sock=listening)

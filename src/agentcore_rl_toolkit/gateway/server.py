@@ -34,6 +34,7 @@ from .session_settings import SessionSettings, check_sampling
 from .sessions import Session, Sessions, store_secret
 from .sharding import Shard
 from .slices import Slices
+from .state import StateFile
 from .translated import TranslatedCall
 from .wire import Request, error_reply
 
@@ -106,6 +107,9 @@ class Gateway:
         self.tinker: TinkerServices | None = None
         if config.model_dir is not None:
             self._load_model(config.model_dir)
+        kept = None if self._temporary is not None else path
+        self.state = StateFile(kept) if shard is None else StateFile(shard.store, writes=shard.index == 0)
+        self.state.take_up(self, again=shard is not None and shard.again)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
         self._server: Acceptor | None = None
         self._private: Acceptor | None = None

@@ -70,13 +70,26 @@ class Shard:
     """One process's place among the others. ``urls`` are the private loopback addresses of all, by number.
 
     ``inbox`` is where the others put connections; it is the parent's, so that they wait there when a process dies.
+    ``store`` is the folder of the whole gateway's store, unless that is temporary; ``again`` says that this process died.
     """
 
-    def __init__(self, index: int, urls: list[str], folder: Path, key: str, inbox: socket.socket) -> None:
+    def __init__(
+        self,
+        index: int,
+        urls: list[str],
+        folder: Path,
+        key: str,
+        inbox: socket.socket,
+        *,
+        store: Path | None = None,
+        again: bool = False,
+    ) -> None:
         self.index = index
         self.count = len(urls)
         self.key = key
         self.urls = urls
+        self.store = store
+        self.again = again
         self.handed_on = 0
         self._folder = folder
         self._inbox = inbox
@@ -110,7 +123,7 @@ class Shard:
             if status == 200:
                 await take_over(gateway, msgspec.json.decode(told, type=Shared))
                 return
-        log.warning("no other process of the gateway answers: process %d goes on as configured", self.index)
+        log.warning("no other process of the gateway answers: process %d goes on with what is stored", self.index)
 
     # -- moving connections
 
