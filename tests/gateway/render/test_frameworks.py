@@ -114,7 +114,20 @@ GLM = [
 ]
 
 
-@pytest.mark.parametrize(("family_name", "script"), [("qwen3", QWEN3), ("glm", GLM)])
+INVOKE = (
+    '<｜DSML｜invoke name="calculator">\n<｜DSML｜parameter name="expression" string="true">{}</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n"
+)
+BLOCK = "<｜DSML｜function_calls>\n{}</｜DSML｜function_calls><｜end▁of▁sentence｜>"
+DSML = [
+    "Let me see.\n\n" + BLOCK.format(INVOKE.format("2 + 3")),
+    BLOCK.format(INVOKE.format("5 * 2") + INVOKE.format("5 - 2")),
+    "The answer is 10.<｜end▁of▁sentence｜>",
+    "You are welcome.<｜end▁of▁sentence｜>",
+]
+
+
+@pytest.mark.parametrize(("family_name", "script"), [("qwen3", QWEN3), ("glm", GLM), ("deepseek_dsml", DSML)])
 @pytest.mark.parametrize("provider_name", ["openai", "anthropic"])
 def test_strands_agents_keep_every_token(family_name, script, provider_name, renderer_for, serve) -> None:
     strands = pytest.importorskip("strands")
