@@ -151,7 +151,7 @@ def _message(message: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
-    """Chat has no field for ``is_error``, and no chat template a place: what failed is in the text, so there has to be one,
+    """Chat has no field for ``is_error``, and no chat template reads it: what failed is in the text, so there has to be one,
     as for the provider. Otherwise a failure would look like a success that found nothing.
     """
     call_id = _text(block, "tool_use_id", path)
