@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import Awaitable, Callable
@@ -123,6 +124,35 @@ async def test_after_a_restart_damage_is_passed_over_and_the_calls_beside_it_are
     found = await fetched(session, gateway)
     assert [t.completion_ids for t in found.turns][-1] == list(engine.calls[-1].completion_ids[0])
     assert [t.prompt_ids for t in found.turns][-1] == list(engine.calls[-1].prompt_ids)
+
+
+async def test_of_calls_that_are_given_up_behind_a_lost_one_only_turns_are_taken_from_the_turns(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
+) -> None:
+    """Damage hides whose call was lost: the session gives up what refers to earlier calls, a failed one among them."""
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    session = await opened(gateway, max_turns=3)
+    said = [*USER, {"role": "assistant", "content": await ask(session)}]
+    for text in ("one", "two", "three"):
+        if text == "two":
+            engine.faults.append(Fault(status=500))
+        with contextlib.suppress(openai.InternalServerError):
+            await ask(session, messages=[*said, {"role": "user", "content": text}])
+    start = gateway.sessions.by_id[session.session_id.encode()].positions[1] & (1 << 40) - 1
+    await gateway.stop(grace_s=0.2)
+    with (tmp_path / "calls-00000001.log").open("r+b") as file:
+        file.seek(start + 10)  # the session's id
+        file.write(b"nobody")
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    session = dataclasses.replace(session, base_url=f"{gateway.url}/{session.base_url.split('/', 3)[3]}")
+    stats = await GatewayClient(gateway.url).stats_async()
+    assert (stats["turns"], gateway.sessions.by_id[session.session_id.encode()].turns) == (1, 1)
+    for n in range(2):  # of three, one is there
+        await ask(session, temperature=n / 4)
+    with pytest.raises(openai.RateLimitError):
+        await ask(session, temperature=0.5)
+    found = await fetched(session, gateway)
+    assert len(found.turns) == 3
 
 
 async def test_what_goes_on_from_a_damaged_call_is_stored_whole_once_the_damage_is_known(

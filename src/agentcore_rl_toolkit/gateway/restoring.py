@@ -91,7 +91,8 @@ class Restoring:
         self._sessions = sessions
         self._unopened: set[bytes] = set()  # known by a call only: their opening has not come, or not yet
         self._doubtful = False  # a damaged frame was passed over, and it is not known whose it was
-        self._leaning: dict[bytes, list[int]] = {}  # places of calls behind that which refer to earlier ones
+        # Calls behind that which refer to earlier ones: their positions, and whether they are turns.
+        self._leaning: dict[bytes, list[tuple[int, bool]]] = {}
 
     def replay(self, kind: int, session_id: str, payload: bytes, position: int, length: int) -> None:
         """Rebuild one step of the past."""
@@ -132,12 +133,13 @@ class Restoring:
         bases = (record.prompt_base.ordinal, record.messages_base.ordinal)
         if any(at >= 0 and not _holds(session, at) for at in bases):
             length = 0
+        turn = length > 0 and record.status in (OK, UNTRAINABLE)
         if self._doubtful and max(bases) >= 0:
-            self._leaning.setdefault(session.id_bytes, []).append(session.records)
+            self._leaning.setdefault(session.id_bytes, []).append((position, turn))
         session.positions.append(position)
         session.lengths.append(length)
         session.next_index = max(session.next_index, record.index + 1)
-        if length and record.status in (OK, UNTRAINABLE):
+        if turn:
             session.turns += 1
             session.started_turns += 1
             self._sessions.turns += 1
@@ -180,17 +182,19 @@ class Restoring:
     def finish(self) -> None:
         """Everything is read: give up what cannot be trusted."""
         sessions = self._sessions
-        for name, places in self._leaning.items():
+        for name, calls in self._leaning.items():
             session = sessions.by_id[name]
             pairs = zip(session.positions, session.lengths, strict=True)
             if session.next_index == sum(length if position == NOWHERE else 1 for position, length in pairs):
                 continue  # it lacks none of its calls
-            for place in places:
-                if session.lengths[place]:
-                    session.lengths[place] = 0
+            for position, turn in calls:
+                session.lengths[session.positions.index(position)] = 0
+                if turn:
                     session.turns -= 1
+                    session.started_turns -= 1
                     session.errors += 1
-            log.error("session %s: %d calls behind a damaged one are given up", session.id, len(places))
+                    sessions.turns -= 1
+            log.error("session %s: %d calls behind a damaged one are given up", session.id, len(calls))
         unknown = [sessions.by_id[name] for name in sorted(self._unopened)]
         for session in unknown:
             session.closed, session.closed_s = True, time.time()
