@@ -242,10 +242,13 @@ async def test_parallel_tool_calls_and_reasoning_of_a_stream_are_merged(
     assert capture.turns[0].parse_status == "parsed"
 
 
+@pytest.mark.parametrize(
+    "text", ['<tool_call> {"name": broken </tool_call>', '<｜DSML｜invoke name="broken', "<｜tool▁call▁begin｜>x"]
+)
 async def test_text_that_looks_like_a_tool_call_is_counted_as_unparsed(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, text: str
 ) -> None:
-    engine.replies.append({"content": '<tool_call> {"name": broken </tool_call>'})
+    engine.replies.append({"content": text})
     async with agent(session) as llm:
         await llm.chat.completions.create(model="m", messages=USER)
     assert (await captured(client, session)).turns[0].parse_status == "unparsed"

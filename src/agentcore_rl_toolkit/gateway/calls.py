@@ -25,7 +25,7 @@ from . import repeats
 from .answering import Answering
 from .bounds import hold_to_settings
 from .dialects import relayed
-from .dialects.errors import NOT_JSON, RequestError
+from .dialects.errors import NOT_JSON, RequestError, unsupported
 from .exchange import Fields
 from .growing import LONG, understand
 from .recording import stream_again, whole_again
@@ -84,6 +84,7 @@ class Call(Answering):
             if repeats.joins(self, again=again, key=idempotency_key is not None):
                 return
             hold_to_settings(self.session, fields)
+            self._judge(fields)
         except RequestError as e:
             self.refuse(e)
             return
@@ -106,6 +107,15 @@ class Call(Answering):
         gateway = self.gateway
         self.n = relayed.check(body, fields, more=gateway.config.allow_fields if gateway.router.gives_tokens else None)
         return fields
+
+    def _judge(self, fields: Fields) -> None:
+        """Some server must take what the request asks for. Raises: RequestError that names the field."""
+        self.particular = relayed.particular(fields, self.gateway.config.allow_fields)
+        if self.particular and self._pick(self.session.worker) is None:
+            other = self.gateway.router.pick(self.session.worker)
+            field = None if other is None else relayed.foreign(self.particular, other.config.engine)
+            if other is not None and field is not None:
+                raise unsupported(field, f"the inference engine ({other.config.engine}) has no such ability")
 
     def _compose(self, fields: Fields, path: bytes) -> None:
         """Write the engine's request, asking for the tokens whatever the agent asked for.

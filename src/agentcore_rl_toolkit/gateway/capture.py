@@ -316,7 +316,8 @@ _MARKS = (
     b"<function=",
     b"<|python_tag|>",
     b"<|tool_call",
-    b"<\xef\xbd\x9ctool\xe2\x96\x81call",
+    *(m.encode() for m in ("<｜tool▁call", "<｜DSML｜")),
+    *(rb"<\uff5ctool\u2581call", rb"<\uff5cDSML"),  # as some servers write them
 )
 
 

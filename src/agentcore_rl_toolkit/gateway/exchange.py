@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .dialects import relayed
 from .dialects.errors import RequestError
 from .upstream import NoDescriptorError
 
@@ -56,6 +57,7 @@ class Exchange(ABC):
         "length",
         "long",
         "n",
+        "particular",
         "parts",
         "path",
         "pieces",
@@ -116,6 +118,7 @@ class Exchange(ABC):
         self.captured: Captured | None = None
         self.version: int | None = None
         self.deadline: float | None = None
+        self.particular: tuple[str, ...] = ()  # fields of the request that not every server may take
         self.ended = False
 
     def go(self) -> None:
@@ -145,16 +148,14 @@ class Exchange(ABC):
     def route(self) -> None:
         """Choose a server and send the request to it."""
         session, gateway = self.session, self.gateway
-        worker = gateway.router.pick(session.worker, self.tried)
+        worker = self._pick(session.worker, self.tried)
         if worker is None:
             if self.tried:
                 self._fail(RequestError("no inference server answered; see the gateway's log", kind="upstream"))
             else:
-                self._fail(
-                    RequestError(
-                        "the gateway has no inference server; add one with POST /admin/workers", kind="overloaded"
-                    )
-                )
+                fit = f" that takes {', '.join(self.particular)}" if self.particular else ""
+                why = f"the gateway has no inference server{fit}; add one with POST /admin/workers"
+                self._fail(RequestError(why, kind="overloaded"))
             return
         session.worker = self.worker = worker
         worker.inflight += 1
@@ -166,6 +167,17 @@ class Exchange(ABC):
             self._send(connection)
         else:
             self.call_off = worker.pool.connect(self._connected)
+
+    def _pick(self, stuck_to: Worker | None, tried: tuple[Worker, ...] = ()) -> Worker | None:
+        """The server for the call, among those that take what it asks for."""
+        router = self.gateway.router
+        if self.particular:
+            tried = (*tried, *(w for w in router.workers.values() if not self._fits(w)))
+        return router.pick(stuck_to, tried)
+
+    def _fits(self, worker: Worker) -> bool:
+        """Whether this server takes what the call asks for."""
+        return relayed.foreign(self.particular, worker.config.engine) is None
 
     def _connected(self, connection: UpstreamConnection | None, error: OSError | None) -> None:
         self.call_off = None
@@ -212,7 +224,7 @@ class Exchange(ABC):
             self._break_off(why)
             return
         self.parts, self.received, self.held, self.first_token_s, self.cut = [], 0, None, None, False
-        other = self.gateway.router.pick(None, self.tried)
+        other = self._pick(None, self.tried)
         if other is None and once_more and not worker.draining:
             self.second, self.tried, other = True, self.tried[:-1], worker
         if len(self.tried) < MAX_TRIES and other is not None:
@@ -289,7 +301,7 @@ class Exchange(ABC):
         if (
             status in _TRY_ELSEWHERE
             and len(self.tried) + 1 < MAX_TRIES
-            and self.gateway.router.pick(None, (*self.tried, worker)) is not None
+            and self._pick(None, (*self.tried, worker)) is not None
         ):
             self._again(worker, "")
             return

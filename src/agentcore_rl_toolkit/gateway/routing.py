@@ -85,6 +85,7 @@ class Router:
         self._count = 0
         self.gives_tokens = True  # whether any server is more than a plain OpenAI endpoint
         self.mixed = False  # whether some are and some are not
+        self.several = False  # whether they are of several kinds
         for upstream in upstreams:
             self.add(upstream)
 
@@ -124,6 +125,7 @@ class Router:
         engines = {worker.config.engine for worker in self.workers.values()}
         self.gives_tokens = engines != {"openai"}
         self.mixed = self.gives_tokens and "openai" in engines
+        self.several = len(engines) > 1
 
     def drain(self, worker_id: str) -> Worker | None:
         """Give a server no further calls; it is removed by `sweep` when its running ones are done."""

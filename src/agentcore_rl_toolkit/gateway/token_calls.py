@@ -82,7 +82,10 @@ class TokenCall(SpokenCall):
         impose(self.asked, self.session.settings.sampling_params)
         self.n = self.asked.n
         self.reply_id = new_id("chatcmpl-")
-        worker = self.gateway.router.pick(self.session.worker)
+        router = self.gateway.router
+        if router.several:
+            self.particular = tuple(self.asked.features())
+        worker = self._pick(self.session.worker) or router.pick(self.session.worker)
         if worker is not None:
             self._speak_to(worker)
         else:
@@ -105,6 +108,13 @@ class TokenCall(SpokenCall):
             raise RequestError(why, kind="overloaded")
         self.asked.require(engine.features, engine=engine.name)
         self.token_engine = engine
+
+    def _judge(self, fields: Fields) -> None:
+        """`_read` has."""
+
+    def _fits(self, worker: Worker) -> bool:
+        engine = TOKEN_ENGINES.get(worker.config.engine)
+        return engine is not None and self.asked.features().keys() <= engine.features
 
     def _force_calls(self) -> None:
         """Have a required tool call enforced in the model's own format. Raises: RequestError where that cannot be."""

@@ -42,6 +42,17 @@ _SGLANG = """
 """
 KNOWN = ENGINE_PARAMETERS | frozenset(f"{_OPENAI} {_VLLM} {_SGLANG}".split())
 
+# What shapes a prompt or an answer and one kind of engine only takes: the other passes over it without a word.
+_ONLY_VLLM = """
+    allowed_token_ids bad_words chat_template documents guided_choice guided_grammar guided_json guided_regex
+    include_stop_str_in_output logits_processors repetition_detection structured_outputs thinking_token_budget
+    truncate_prompt_tokens vllm_xargs
+"""
+_ONLY_SGLANG = "custom_params ebnf input_ids json_schema no_stop_trim regex stop_regex task"
+_PARTICULAR = {"vllm": frozenset(_ONLY_VLLM.split()), "sglang": frozenset(_ONLY_SGLANG.split())}
+_PARTICULAR["sglang-experts"] = _PARTICULAR["sglang"]
+_ANY_PARTICULAR = _PARTICULAR["vllm"] | _PARTICULAR["sglang"]
+
 _ENGINES_OWN = """
     bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank disagg_prefill_dp_rank
     ec_transfer_params kv_transfer_params lora_path rid routed_dp_rank session_params
@@ -76,7 +87,7 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
             body.decode()
         except UnicodeDecodeError as e:
             raise RequestError(f"the request body is not UTF-8: {e.reason} at byte {e.start}") from e
-    if more is not None and not fields.keys() <= KNOWN:
+    if more is not None and not KNOWN.issuperset(fields):
         _name_the_unknown(fields, more)
     stream = fields.get("stream")
     if stream is not None and bytes(stream) not in (b"true", b"false", b"null"):
@@ -94,6 +105,20 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
     if count is None or not 1 <= count <= MAX_N:
         raise RequestError(f"n must be a whole number between 1 and {MAX_N}", param="n")
     return count
+
+
+def particular(fields: Fields, more: Collection[str]) -> tuple[str, ...]:
+    """The fields that ask for something and that not every kind of engine takes, but for those in ``more``."""
+    if _ANY_PARTICULAR.isdisjoint(fields):
+        return ()
+    found = (name for name in fields if name in _ANY_PARTICULAR and name not in more)
+    return tuple(name for name in found if bytes(fields[name]) not in _NOTHING)
+
+
+def foreign(names: tuple[str, ...], engine: str) -> str | None:
+    """The first of these fields that the engine does not take. Those of no known kind judge for themselves."""
+    own = _PARTICULAR.get(engine)
+    return None if own is None else next((name for name in names if name not in own), None)
 
 
 def number(value: msgspec.Raw) -> int | None:
