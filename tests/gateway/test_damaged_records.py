@@ -16,6 +16,7 @@ import pytest
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
+from agentcore_rl_toolkit.gateway.http_client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 MODEL = str(Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights")
@@ -167,3 +168,23 @@ async def test_what_goes_on_from_a_damaged_call_is_stored_whole_once_the_damage_
     await ask(session, messages=longer)
     found = await fetched(session, gateway)
     assert [t.prompt_ids for t in found.turns] == [list(call.prompt_ids) for call in engine.calls[1:]]
+
+
+async def test_traces_of_other_calls_are_told_beside_a_damaged_one(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engine)
+    damaged, whole = await opened(gateway), await opened(gateway)
+    for session in (damaged, whole):
+        for seed in range(2):
+            await ask(session, seed=seed)
+    spoil(gateway, damaged, 1)
+    traces = {}
+    for session in (damaged, whole):
+        status, told = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
+        traces[session.session_id] = json.loads(told)
+        assert status == 200
+    assert [len(traces[s.session_id]) for s in (damaged, whole)] == [1, 2]
+    for trace in (each["trace_id"] for group in traces.values() for each in group):
+        status, told = await request("GET", f"{gateway.url}/traces/{trace}")
+        assert (status, json.loads(told)["trace_id"]) == (200, trace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
 from agentcore_rl_toolkit.gateway.exporting import stored_sessions
 from agentcore_rl_toolkit.gateway.http_client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 Start = Callable[..., Awaitable[Gateway]]
 
@@ -71,6 +72,38 @@ async def test_sessions_whose_calls_lie_in_later_segments_outlive_the_first_segm
     assert {n: (turns_of(c), c.closed, c.metadata) for n, c in after.items()} == {
         n: (turns_of(c), c.closed, c.metadata) for n, c in before.items()
     }
+
+
+# -- calls that the disk refuses
+
+
+@pytest.mark.parametrize("invalid", [False, True])
+async def test_a_refused_call_is_an_error_and_uses_up_no_turn(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, invalid: bool
+) -> None:
+    def refused(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def without_tokens(told: dict[str, Any]) -> dict[str, Any]:
+        for choice in told["choices"]:
+            choice.pop("token_ids", None)
+        return told
+
+    gateway = await start_gateway(engine)
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()], max_turns=2)
+    assert await ask(session, "one") == 200
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwritev", refused)
+        if invalid:
+            engine.faults.append(Fault(edit=without_tokens))
+        assert await ask(session, "two") == 503
+    state = gateway.sessions.by_id[session.session_id.encode()]
+    assert (state.turns, state.errors, state.started_turns, gateway.sessions.turns) == (1, 1, 1, 1)
+    for _ in range(200):  # until the store is looked at again
+        if (status := await ask(session, "three")) != 503:
+            break
+        await asyncio.sleep(0.05)
+    assert (status, await ask(session, "four")) == (200, 429)
 
 
 # -- a full disk

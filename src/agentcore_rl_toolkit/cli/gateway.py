@@ -104,6 +104,13 @@ def group() -> None:
     default=None,
     help="Directory with tokenizer and chat template: the gateway renders prompts and speaks token ids to the engine.",
 )
+@click.option(
+    "--template",
+    type=click.Path(exists=True, dir_okay=False),
+    default=None,
+    help="Another chat template than the model's, with --model.",
+)
+@click.option("--parser", default=None, help="Output parser by name, not the one that the template suggests.")
 @click.option("--context-tokens", type=click.IntRange(1), default=None, help="The model's window, with --model.")
 @click.option(
     "--default-max-tokens",
@@ -149,6 +156,8 @@ def serve(
     max_receiving_mb: float,
     max_sessions: int,
     model_dir: str | None,
+    template: str | None,
+    parser: str | None,
     context_tokens: int | None,
     default_max_tokens: int,
     history_mb: float,
@@ -192,6 +201,8 @@ def serve(
         retention_s=None if retention_hours is None else retention_hours * 3600,
         weight_version=weight_version,
         model_dir=model_dir,
+        template=template,
+        parser=parser,
         sampler=sampler,
         context_tokens=context_tokens,
         history_bytes=int(history_mb * 2**20),

@@ -199,9 +199,12 @@ class Answering(Exchange):
 
     def _unrecord(self) -> None:
         """The journal lost this call's frame: nothing may refer to it."""
-        session = self.session
         self.gateway.counters["store_failures"] += 1
-        session.lose(self.position)
+        captured = self.captured
+        if captured is None or not captured.complete or (captured.problem or captured.error) is not None:
+            return  # counted as an error when it was appended
+        self.session.lose()
+        self.gateway.sessions.turns -= 1
 
     def _end(self, error: RequestError | None = None) -> None:
         """Leave every list; answer with `error` if the agent still waits for one."""

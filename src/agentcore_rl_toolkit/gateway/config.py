@@ -108,6 +108,8 @@ class GatewayConfig:
     call without the per-session key (rLLM's agents have none). ``upstream_hosts`` are patterns and networks that may be added
     as upstreams at run time; the hosts of ``upstreams`` always may. ``allow_fields`` are request fields that engines of
     yours take and `dialects.relayed` does not know.
+    ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
+    `render.parsers.GRAMMARS`) instead of the one that the template's text suggests.
     ``history_bytes`` is what the histories of quiet sessions may take in memory, with ``model_dir``; those beyond it
     are read back from the store when they call again.
     Raises: ConfigError.
@@ -129,6 +131,8 @@ class GatewayConfig:
     sampling_params: Mapping[str, object] = field(default_factory=dict)
     weight_version: int | None = None
     model_dir: str | None = None
+    template: str | None = None
+    parser: str | None = None
     context_tokens: int | None = None
     sampler: str | None = None  # engine tinker: tinker:// path of sampler weights, or a base model
     default_max_tokens: int = 4096
@@ -158,6 +162,11 @@ class GatewayConfig:
             raise ConfigError(
                 "engine tinker takes token ids and stands alone: give --model DIR (tokenizer and chat template), and no "
                 "upstream of another kind"
+            )
+        if self.model_dir is None and (self.template is not None or self.parser is not None):
+            name = "template" if self.template is not None else "parser"
+            raise ConfigError(
+                f"a {name} is for prompts that are rendered here: give --model DIR (with the tokenizer) too"
             )
         if self.sampler is not None and "tinker" not in engines:
             raise ConfigError("a sampler is for engine tinker only")

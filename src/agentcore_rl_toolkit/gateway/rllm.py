@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 from array import array
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
 import msgspec
 
 from ..contract import new_session_id
+from ..errors import GatewayError
 from ..trajectory.experts import int32_of, shape_of
 from .dialects.errors import NOT_JSON, RequestError
 from .records import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
+from .restoring import readable
 from .session_settings import SessionSettings
-from .sessions import Session
+from .sessions import Session, Sessions
 from .wire import Request, reply
 
 if TYPE_CHECKING:
@@ -137,7 +141,7 @@ class RLLMRoutes:
             frames = [(s, list(zip(s.positions, s.lengths, strict=True))) for s in everyone[at : at + _AT_ONCE]]
 
             def look(frames: list[tuple[Session, list[tuple[int, int]]]] = frames) -> list[Session]:
-                return [s for s, lie in frames if any(call_id in each for each in sessions.payloads_at(lie))]
+                return [s for s, lie in frames if any(call_id in each for each in _whole(sessions, lie))]
 
             found += await asyncio.get_running_loop().run_in_executor(None, look)
         return found
@@ -161,7 +165,7 @@ class RLLMRoutes:
     async def _read(self, session: Session) -> list[dict[str, Any]]:
         """A session's traces; decoded in a thread, so that agents' calls go on meanwhile."""
         self._gateway.journal.settle()
-        payloads = self._gateway.sessions.payloads(session)
+        payloads = readable(self._gateway.sessions, session)
         metadata = session.settings.metadata
         return await asyncio.get_running_loop().run_in_executor(None, traces_of, session.id, payloads, metadata)
 
@@ -188,6 +192,13 @@ class RLLMRoutes:
         conn.task = None
         conn.write(reply(200, _to_json(value), keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
+
+
+def _whole(sessions: Sessions, frames: list[tuple[int, int]]) -> Iterator[bytes]:
+    """The stored calls that are not damaged."""
+    for frame in frames:
+        with contextlib.suppress(GatewayError):
+            yield from sessions.payloads_at([frame])
 
 
 def traces_of(session_id: str, payloads: list[bytes], metadata: dict[str, Any]) -> list[dict[str, Any]]:

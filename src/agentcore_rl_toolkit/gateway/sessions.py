@@ -99,9 +99,10 @@ class Session:
         self.settings = settings
         self.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
 
-    def lose(self, position: int) -> None:
+    def lose(self) -> None:
         """A call counted as a turn was not stored; what stands in its place `Sessions` has seen to."""
         self.turns -= 1
+        self.started_turns -= 1
         self.errors += 1
 
     def leave_gap(self, position: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -29,10 +30,11 @@ _NOTE = "tokenizer.json"
 
 
 class _Note(msgspec.Struct):
-    """Whose token ids a store holds: those of this vocabulary, from this position of the journal on."""
+    """Whose prompts a store holds: those of this vocabulary and chat template, from this position of the journal on."""
 
     vocabulary: str
     first_position: int
+    template: str = ""
 
 
 class TokenMode:
@@ -68,9 +70,13 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
     unfit = [u.url for u in config.upstreams if u.engine == "openai"]
     if unfit:
         raise ConfigError(f"{unfit[0]} takes no token ids (engine openai); leave --model out, or give its engine")
-    renderer = Renderer.from_path(directory)
+    renderer = Renderer.from_path(directory, template=config.template, parser=config.parser)
     try:
-        first = _first_position(sessions, renderer.tokenizer.vocabulary_digest())
+        first = _first_position(
+            sessions,
+            renderer.tokenizer.vocabulary_digest(),
+            hashlib.blake2b(renderer.template.all_text.encode(), digest_size=16).hexdigest(),
+        )
     except OSError as e:
         raise ConfigError(f"the store {sessions.journal.directory} cannot be used: {e.strerror or e}") from e
     return TokenMode(
@@ -83,25 +89,27 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
     )
 
 
-def _first_position(sessions: Sessions, vocabulary: str) -> int:
-    """Where in the journal the calls begin whose ids are of this vocabulary. Raises: OSError.
+def _first_position(sessions: Sessions, vocabulary: str, template: str) -> int:
+    """Where in the journal the calls begin whose prompts are of this vocabulary and template. Raises: OSError.
 
-    A restart may bring another model, to which the ids that were recorded are other words: nothing may go on from them.
+    A restart may bring another model, to which the ids that were recorded are other words, or another template, in which no
+    prompt would begin as they do: nothing may go on from them.
     """
     path = sessions.journal.directory / _NOTE
     try:
         note = msgspec.json.decode(path.read_bytes(), type=_Note)
-        if note.vocabulary == vocabulary:
+        if (note.vocabulary, note.template) == (vocabulary, template):
             return note.first_position
     except (FileNotFoundError, msgspec.DecodeError):
         pass
     first = 1 + max((max(s.positions, default=0) for s in sessions.by_id.values()), default=0)
     if first > 1:
         log.warning(
-            "the store's calls are of another tokenizer: sessions that go on begin a branch with their next call"
+            "the store's calls are of another tokenizer or chat template: "
+            "sessions that go on begin a branch with their next call"
         )
     written = path.with_suffix(".new")
-    written.write_bytes(msgspec.json.encode(_Note(vocabulary, first)))
+    written.write_bytes(msgspec.json.encode(_Note(vocabulary, first, template)))
     written.replace(path)
     return first
 

@@ -1,0 +1,88 @@
+"""Another chat template and output parser than the model's directory brings, as `--template` and `--parser` name them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit.cli.gateway import group
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle
+from agentcore_rl_toolkit.gateway.http_client import request
+from agentcore_rl_toolkit.gateway.render import Renderer
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"  # as GLM writes one
+
+Start = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    """The model's own, with another beginning."""
+    path = tmp_path / "other.jinja"
+    path.write_text("<|im_start|>system\nother<|im_end|>\n" + (MODEL / "chat_template.jinja").read_text())
+    return path
+
+
+async def ask(session: SessionHandle, messages: list[Any], **more: Any) -> Any:
+    url, body = session.base_url + "/chat/completions", {"model": "m", "messages": messages, **more}
+    status, told = await request("POST", url, body=body, key=session.api_key)
+    assert status == 200, told
+    return json.loads(told)["choices"][0]["message"]
+
+
+async def test_prompts_and_answers_are_those_of_the_named_template_and_parser(
+    engine: ScriptedEngine, start_gateway: Start, template: Path
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    renderer = Renderer.from_path(MODEL)
+    gateway = await start_gateway(engine, model_dir=str(MODEL), template=str(template), parser="glm")
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    engine.replies.append({"token_ids": [*renderer.encode(CALL), min(renderer.stop_token_ids)]})
+    said = await ask(session, [{"role": "user", "content": "What is 2 + 3?"}], tools=[TOOL])
+    assert renderer.decode(engine.calls[-1].prompt_ids).startswith("<|im_start|>system\nother<|im_end|>")
+    [call] = said["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 2})
+
+
+async def test_a_session_does_not_go_on_from_prompts_of_another_template(
+    engine: ScriptedEngine, start_gateway: Start, template: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    renderer, name = Renderer.from_path(MODEL), new_session_id()
+    messages: list[Any] = [{"role": "user", "content": "one"}]
+    for given in (None, None, str(template)):
+        gateway = await start_gateway(engine, model_dir=str(MODEL), template=given, store_dir=str(tmp_path / "store"))
+        [session] = await GatewayClient(gateway.url).create_sessions_async([name])
+        messages += [await ask(session, messages), {"role": "user", "content": "and now?"}]
+        told = (await GatewayClient(gateway.url).fetch_async([name], close=False))[name].turns
+        await gateway.stop(grace_s=0.2)
+    first, second, third = told
+    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+    assert renderer.decode(list(third.prompt_ids)).startswith("<|im_start|>system\nother<|im_end|>")
+    assert third.parent_turn is None
+    assert caplog.text.count("another tokenizer or chat template") == 1
+
+
+@pytest.mark.parametrize("option", ["template", "parser"])
+def test_without_a_model_there_is_nothing_they_could_name(option: str, template: Path) -> None:
+    value = str(template) if option == "template" else "glm"
+    with pytest.raises(ConfigError, match=f"a {option} is for prompts that are rendered here: give --model DIR"):
+        GatewayConfig(**{option: value})  # type: ignore[arg-type]
+    done = CliRunner().invoke(group, ["serve", "--upstream", "http://127.0.0.1:9", f"--{option}", value])
+    assert "give --model DIR" in str(done.output) + str(done.exception)
+
+
+def test_a_parser_that_does_not_exist_is_an_error_that_names_those_that_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no output parser 'hermse'; known: deepseek, dsml, glm"):
+        Gateway(GatewayConfig(model_dir=str(MODEL), parser="hermse", store_dir=str(tmp_path)))
