@@ -13,8 +13,11 @@ RERUNS := $(if $(CI),--reruns 2 -rR)
 # Whole files to three workers, two of which keep two cores busy while one waits; those with slow tests are handed out first.
 TOGETHER := -n 3 --dist loadfile --no-loadscope-reorder
 
+# Where this is set, every process that a test starts would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check fix docs bench policy verl slime clean setup
+.PHONY: help quickstart packages test check fix docs bench policy verl slime clean setup
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -26,9 +29,10 @@ $(VENV)/.base:
 	$(BIN)/python -m pip install -q --disable-pip-version-check 'uv>=0.5'
 	@touch $@
 
-# torch through pip: pip honours PIP_FIND_LINKS and PIP_EXTRA_INDEX_URL, the usual ways to offer a CPU build.
+# torch through pip: pip honours PIP_FIND_LINKS and PIP_EXTRA_INDEX_URL, the usual ways to offer a CPU build. It is compiled with
+# the rest, on all cores.
 $(VENV)/.torch: constraints.txt $(VENV)/.base
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt torch
 	@touch $@
 
 $(VENV)/.local: pyproject.toml hatch_build.py $(SCAN) $(VENV)/.torch
@@ -46,8 +50,10 @@ setup: $(VENV)/.dev ## Make the development environment
 quickstart: $(VENV)/.local ## Train a tool-using agent on this machine and watch its reward rise
 	$(BIN)/agentcore-rl quickstart
 
-test: $(VENV)/.dev ## Run the tests (installs the system packages they use where it may)
+packages: ## Install the system packages that tests use, where that is possible
 	@sh scripts/system_packages.sh
+
+test: $(VENV)/.dev packages ## Run the tests (installs the system packages they use where it may)
 	$(BIN)/python -m pytest -q $(TOGETHER) -m "not serial" $(RERUNS)
 	$(BIN)/python -m pytest -q -m serial $(RERUNS) $$(grep -rl --include='test_*.py' 'mark\.serial' tests)
 

@@ -22,9 +22,17 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
     echo "not installed (needs root and apt):$want; the tests that use them will skip"
     exit 0
 fi
+missing() {
+    echo "not available here: $1; the tests that use it will skip"
+}
 echo "installing system packages for the tests:$want"
 apt-get update -qq >/dev/null 2>&1 || echo "the package lists could not be refreshed"
+install() {
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1
+}
+there=""
 for package in $want; do
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null 2>&1 ||
-        echo "not available here: $package; the tests that use it will skip"
+    if apt-cache show "$package" >/dev/null 2>&1; then there="$there $package"; else missing "$package"; fi
 done
+# All in one go; if that fails, each for itself.
+[ -z "$there" ] || install $there || for package in $there; do install "$package" || missing "$package"; done

@@ -94,22 +94,28 @@ def _make(name: str, *wanted: str, then: Sequence[str] = (), upon_this: bool = F
 
 def _build(home: Path, steps: list[list[str]], below: str | None, limit_s: float) -> str | None:
     """Make the environment, on top of `below` if that is given. What went wrong, if anything did."""
-    python = str(home / "bin" / "python")
-    uv = [sys.executable, "-m", "uv"]
-    if below is None:
-        make = [*uv, "venv", "-q", "--clear", "-p", sys.executable, str(home)]
-        install = [*uv, "pip", "install", "-q", "--python", python]
-    else:  # uv would not see what lies below, and install it again
-        make = [sys.executable, "-m", "venv", "--clear", str(home)]
-        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    for number, command in enumerate([make, *([*install, *step] for step in steps)]):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            return f"{' '.join(command[1:4])} took longer than {limit_s:g} s"
-        if done.returncode != 0:
-            return (done.stderr or done.stdout)[-400:]
-        if number == 0 and below is not None:
+    uv, python = [sys.executable, "-m", "uv"], str(home / "bin" / "python")
+
+    def install(into: str, *wanted: str) -> str:
+        return _said([*uv, "pip", "install", "--color", "never", "--python", into, *wanted], limit_s)
+
+    try:
+        _said([*uv, "venv", "-q", "--clear", "-p", sys.executable, str(home)], limit_s)
+        if below is not None:
             site = next((home / "lib").glob("python*/site-packages"))
             (site / "base.pth").write_text(f"import site; site.addsitedir({below!r})\n")
+        for step in steps:
+            if below is not None:  # uv does not see what lies below: what is missing is asked for there
+                found = install(sys.executable, "--dry-run", *step).splitlines()
+                step = ["--no-deps", *(line.split()[1] for line in found if line.startswith(" + "))]
+            if step != ["--no-deps"]:
+                install(python, *step)
+    except subprocess.TimeoutExpired as e:
+        return f"{' '.join(e.cmd[1:4])} took longer than {limit_s:g} s"
+    except subprocess.CalledProcessError as e:
+        return str(e.stderr)[-400:]
     return None
+
+
+def _said(command: list[str], limit_s: float) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=True).stderr
