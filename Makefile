@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-UV := $(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode -c constraints.txt
+# On CI, which runs everything once, what is imported is compiled then.
+COMPILE := $(if $(CI),,--compile-bytecode)
+UV := $(BIN)/uv pip install -q --python $(BIN)/python $(COMPILE) -c constraints.txt
 
 # Compiled at installation where there is a compiler.
 SCAN := src/agentcore_rl_toolkit/gateway/_scan.c
@@ -30,7 +32,7 @@ $(VENV)/.base:
 	@touch $@
 
 # torch through pip: pip honours PIP_FIND_LINKS and PIP_EXTRA_INDEX_URL, the usual ways to offer a CPU build. It is compiled with
-# the rest, on all cores.
+# the rest, on all cores, if at all.
 $(VENV)/.torch: constraints.txt $(VENV)/.base
 	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt torch
 	@touch $@

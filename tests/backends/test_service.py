@@ -66,6 +66,7 @@ async def test_waiting_for_the_pace_masks_nothing(runtime: ScriptedRuntime, tmp_
     assert ends(groups) == {("ok", None): 40}
 
 
+@pytest.mark.slow
 async def test_a_runtime_that_does_not_answer_is_still_a_timeout_of_the_start(
     runtime: ScriptedRuntime, tmp_path: Path
 ) -> None:

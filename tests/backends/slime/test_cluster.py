@@ -39,6 +39,7 @@ def ray_jobs(make_environment: Callable[..., str]) -> str:
     return make_environment("ray-jobs", "ray[default]>=2.41,<3", limit_s=240)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ending_our_head_ends_nobody_elses_cluster(
     ray_jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
