@@ -19,6 +19,7 @@ from ..errors import (
 )
 from .base import ObjectInfo, ObjectStore
 from .credentials import AwsCredentials, find_region
+from .leaving import watch
 from .retry import RetryPolicy, TransientStoreError
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class RemoteStore(ObjectStore):
     def _build(self) -> Any:
         import obstore.store
 
+        watch()
         # Retries and deadlines live in ObjectStore, in one place; obstore's own would hide them.
         common: dict[str, Any] = {
             "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
