@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 
 import pytest
@@ -74,3 +75,19 @@ async def test_split_request_is_put_together_and_rubbish_closes_the_connection()
     writer.close()
     assert heard == ["s9"]
     listener.close()
+
+
+async def test_close_hangs_up_on_who_is_in_the_middle_of_a_request() -> None:
+    listener = PushListener(lambda _: None)
+    await listener.start()
+    host, _, port = listener.url_for("s").split("/")[2].partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(REQUEST[:20])
+    await writer.drain()
+    for _ in range(100):  # until it is accepted: what is still queued then is reset by the system
+        await asyncio.sleep(0)
+    listener.close()
+    async with asyncio.timeout(5):  # not the ten seconds after which a silent caller is let go
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()

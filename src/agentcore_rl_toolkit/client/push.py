@@ -26,6 +26,7 @@ class PushListener:
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._base = ""
+        self._open: set[asyncio.Transport] = set()
         self.received = 0
 
     async def start(self) -> None:
@@ -35,7 +36,9 @@ class PushListener:
         async with self._starting:
             if self._server is None:
                 loop = asyncio.get_running_loop()
-                self._server = await loop.create_server(lambda: _Connection(self.take), "127.0.0.1", 0, backlog=1024)
+                self._server = await loop.create_server(
+                    lambda: _Connection(self.take, self._open), "127.0.0.1", 0, backlog=1024
+                )
                 port = self._server.sockets[0].getsockname()[1]
                 self._base = f"http://127.0.0.1:{port}/{self._token}/"
 
@@ -53,9 +56,11 @@ class PushListener:
         return True
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and hang up on whoever is in the middle of a request."""
         if self._server is not None:
             self._server.close()
+        for transport in list(self._open):
+            transport.abort()
 
 
 def read_request(data: bytes) -> tuple[str, int] | None:
@@ -81,8 +86,9 @@ def read_request(data: bytes) -> tuple[str, int] | None:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, take: Callable[[str], bool]) -> None:
+    def __init__(self, take: Callable[[str], bool], everyone: set[asyncio.Transport]) -> None:
         self._take = take
+        self._everyone = everyone
         self._data = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -90,11 +96,14 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._everyone.add(transport)
         self._timer = asyncio.get_running_loop().call_later(IDLE_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._transport is not None:
+            self._everyone.discard(self._transport)
 
     def data_received(self, data: bytes) -> None:
         transport = self._transport
