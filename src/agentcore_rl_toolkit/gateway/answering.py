@@ -279,7 +279,7 @@ class Answering(Exchange):
 
     def abort(self, error: RequestError) -> None:
         """Stop the call from our side (deadline, closed session, weight sync) and tell the agent why."""
-        if self.ended:
+        if self.ended or self.captured is not None:  # of a whole reply the record is with the journal: it goes out
             return
         self._stop_upstream()
         if self.relaying:

@@ -80,6 +80,7 @@ class Journal:
         self._tombs: dict[int, int] = {}  # deletions noted in the segment
         self._born: dict[int, float] = {}
         self._damaged: set[int] = set()  # where damage was found since the start
+        self._suspect: set[int] = set()  # segments where it was found at the start: a session may lack a call
         self._current = 0
         self._stuck = False  # no further segment could be begun, and that is logged
         self._pending: list[bytes] = []
@@ -106,26 +107,22 @@ class Journal:
             self._files[number], self._live[number], self._tombs[number] = fd, 0, 0
             self._born[number] = path.stat().st_mtime
             end = 0
-            for kind, session_id, payload, start, length in frames(path):
+            for kind, session_id, payload, start, length in frames(path, last=number == numbers[-1]):
                 position = number << 40 | start
                 if kind == DAMAGED:
                     self.damaged_bytes += length
+                    self._suspect.add(number)
                     log.error("%s: passing over %d damaged bytes at byte %d", path.name, length, start)
-                else:
-                    self._count(number, kind)
-                    count += 1
+                count += kind != DAMAGED
+                self._count(number, kind)
                 replay(kind, session_id, payload, position, length)
                 end = start + length
             size = os.fstat(fd).st_size
             if end < size:
                 self.torn_bytes += size - end
-                if number == numbers[-1]:  # only the last write of a killed process can be torn
-                    log.warning("%s: cutting off the %d bytes after the last whole frame", path.name, size - end)
-                    os.ftruncate(fd, end)
-                    size = end
-                else:
-                    log.error("%s: the last %d bytes hold no whole frame", path.name, size - end)
-            self._sizes[number] = size
+                log.warning("%s: cutting off the %d bytes after the last whole frame", path.name, size - end)
+                os.ftruncate(fd, end)
+            self._sizes[number] = end
         self._current = numbers[-1] if numbers else 0
         if not numbers or self._sizes[self._current] >= self.segment_bytes:
             self._next_segment()
@@ -348,12 +345,16 @@ class Journal:
     def collect(self) -> int:
         """Remove whole segments that hold nothing of a living session. Returns the bytes given back."""
         freed = 0
-        for number in sorted(self._live):
+        for number in sorted(self._live.keys() - self._suspect):
             # A note of deletion must outlive the frames it deletes, which lie in older segments.
             needed = self._live[number] > 0 or (self._tombs[number] and number != min(self._files))
             if number != self._current and not needed:
                 freed += self.drop(number)
         return freed
+
+    def trust(self, since_s: float) -> None:
+        """No session is older (unix seconds): none lacks what lay in a damaged segment that was last written before."""
+        self._suspect = {number for number in self._suspect & self._files.keys() if self._born[number] >= since_s}
 
     def drop(self, number: int) -> int:
         """Remove a segment. Returns the bytes given back."""

@@ -1,7 +1,8 @@
 """Reading a segment of the journal back: its whole frames, and on past what is damaged.
 
 A frame whose checksum does not hold is passed over: the next one is where its length says, or else the first place
-further on where a whole frame lies. Only when none follows is it the torn end of a killed process's last write.
+further on where a whole frame lies. Only in the last segment, and only when none follows, is it the torn end of a killed
+process's last write.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ _LIKELY = re.compile(rb"(?=[\x01-\x05][\x01-\xc8][!-~])")
 Found = tuple[int, str, bytes, int, int]  # kind, session id, payload, start, length
 
 
-def frames(path: Path) -> Iterator[Found]:
-    """Whole frames of one segment in order, and `DAMAGED` ones before which and after which whole ones lie."""
+def frames(path: Path, *, last: bool) -> Iterator[Found]:
+    """Whole frames of one segment in order, and `DAMAGED` stretches, which may have been several frames. In the ``last``
+    segment what comes after the last whole frame is left out where it is shorter than it says: it was torn.
+    """
     with path.open("rb", buffering=2**20) as file:
         end = os.fstat(file.fileno()).st_size
         start = 0
         while True:
             head = file.read(FRAME.size)
             if len(head) < FRAME.size:
+                if head and not last:
+                    yield DAMAGED, "", bytes(1), start, end - start
                 return
             size, crc, kind, id_length = FRAME.unpack(head)
             if 2 + id_length <= size <= end - start - HEAD:
@@ -42,7 +47,9 @@ def frames(path: Path) -> Iterator[Found]:
                     continue
             after = _next(path, start, end)
             if after is None:
-                return
+                if last and size != end - start - HEAD:
+                    return
+                after = end
             file.seek(start + FRAME.size)
             name = file.read(id_length).decode("utf-8", "replace")
             yield DAMAGED, name, bytes([kind]), start, after - start

@@ -2,8 +2,8 @@
 
 Stored calls refer to earlier ones of their session by place (`records.Base`). So a call that the disk refused, or that
 is damaged, keeps its place as a gap, and a call that goes on from a gap becomes one itself: its prompt would be short
-of what is missing. Where damage hides whose call it was, the sessions that lack one give up every later call that
-refers to an earlier one.
+of what is missing. Damage may hide several calls, and whose they were: sessions that lack one after all give up every
+later call that refers to an earlier one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Restoring:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._unopened: set[bytes] = set()  # known by a call only: their opening has not come, or not yet
-        self._doubtful = False  # a damaged frame was passed over, and it is not known whose it was
+        self._doubtful = False  # something damaged was passed over: any session may lack a call
         # Calls behind that which refer to earlier ones: their positions, and whether they are turns.
         self._leaning: dict[bytes, list[tuple[int, bool]]] = {}
 
@@ -101,6 +101,9 @@ class Restoring:
         session = sessions.by_id.get(name)
         if kind == journals.OPENED:
             created_s, settings = msgspec.msgpack.decode(payload, type=tuple[float, SessionSettings])
+            if session is not None and name not in self._unopened and session.created_s != created_s:
+                self._delete(name, session)  # it was opened anew: that it was deleted in between is damaged
+                session = None
             if session is None:
                 sessions.by_id[name] = sessions.make(session_id, settings, created_s)
             else:
@@ -158,8 +161,9 @@ class Restoring:
         session.errors += more
 
     def _pass_over(self, session: Session | None, kind: bytes, position: int) -> None:
+        self._doubtful = True  # whose it was is only what damaged bytes say, and there may have been several
         if session is None or kind[0] in (journals.OPENED, journals.CLOSED, journals.DELETED, journals.GAPS):
-            self._doubtful = True
+            self._sessions.journal.forget_one(position)
             return
         session.positions.append(position)
         session.lengths.append(0)
@@ -201,7 +205,8 @@ class Restoring:
             sessions.finished.append(session.id)
         if unknown:
             log.error("%d sessions are closed, what they may do is lost with a damaged part of the store", len(unknown))
-        sessions.finished.keep(lambda session_id: session_id.encode() in sessions.by_id)
+        closed = {session.id for session in sessions.by_id.values() if session.closed}
+        sessions.finished.keep(closed.__contains__)  # not those that were deleted, or opened anew
 
 
 def _holds(session: Session, place: int) -> bool:

@@ -354,7 +354,7 @@ class Gateway:
         if in_flight == "abort":
             for call in [c for c in self.running if c not in self.waiting]:
                 call.abort(RequestError("the policy is being updated; try again", kind="overloaded"))
-        elif in_flight == "finish":
+        if in_flight != "continue":  # of aborted ones those are left whose record the disk is about to take
             await self._until(lambda: not self._active() or self.paused is None, timeout_s)
         return {"paused": True, "in_flight": self._active()}
 

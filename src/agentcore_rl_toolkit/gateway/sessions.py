@@ -320,6 +320,8 @@ class Sessions:
             self.bury(name)
             gone.append(session)
         if gone:
+            oldest = next(iter(self.by_id.values()), None)
+            self.journal.trust(float("inf") if oldest is None else oldest.created_s)
             self.journal.forget(dead)
             self.deleted += len(gone)
         return gone

@@ -149,6 +149,8 @@ def _pieces(body: bytes) -> list[Piece]:
     version = version_of(answer.weight_version)
     pieces = []
     for choice in answer.choices:
+        if choice.token_ids is None:
+            raise CaptureError("the engine returned no token ids; it must honour return_token_ids")
         logprobs = choice.logprobs
         values: list[float | None] | None = None
         if logprobs is not None and logprobs.content is not None:
@@ -158,7 +160,7 @@ def _pieces(body: bytes) -> list[Piece]:
         pieces.append(
             Piece(
                 choice=choice.index,
-                ids=choice.token_ids or [],
+                ids=choice.token_ids,
                 logprobs=values,
                 finish_reason=choice.finish_reason,
                 stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
