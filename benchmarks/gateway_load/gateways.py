@@ -28,6 +28,7 @@ MEANING = {
     "toolkit": f"{PEERS['toolkit']}, vLLM backend, a renderer that costs nothing; streams are whole answers cut in three",
     "ours+tok": "this gateway rendering and tokenising prompts itself (--model), which `ours` and `rllm` leave to the server",
 }
+HISTORY_MB = 128  # the gateway's default
 SESSIONS = 2000
 
 # Its renderer hands out ready ids: what is measured is the gateway, not a tokenizer.
@@ -145,8 +146,10 @@ def gateway(
             command += ["--upstream", server.url, "--store", str(folder / "store"), "--ready-file", str(ready)]
             if name == "ours+tok":
                 command += ["--model", str(WEIGHTS)]
-            if workers > 1:
-                command += ["--workers", str(workers)]
+            if (
+                workers > 1
+            ):  # twice the calls leave twice the histories: as much memory for each process as for one alone
+                command += ["--workers", str(workers), "--history-mb", str(HISTORY_MB * workers)]
             with said.open("wb") as stderr, process(command, core=core, **{**quiet, "stderr": stderr}) as running:
                 deadline = time.monotonic() + 60
                 while not ready.exists():
