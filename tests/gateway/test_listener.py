@@ -197,6 +197,29 @@ async def test_requests_sent_ahead_are_answered_in_order_however_many(
     assert last[0] == 400
 
 
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("cut", [0, 1, 65_000, 65_537, 150_000])
+async def test_long_bodies_and_what_follows_them_are_told_apart_wherever_they_are_cut(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, version: str, cut: int
+) -> None:
+    def long(letter: str) -> bytes:
+        return json.dumps({"model": "m", "messages": [{"role": "user", "content": letter * 200_000}]}).encode()
+
+    async with Line(gateway) as line:
+        first = post(session, long("a"), "connection: keep-alive", version=version)
+        data = first + post(session, version=version) + post(session, long("b"), version=version)
+        for piece in (data[:cut], data[cut : len(first)], data[len(first) : len(first) + 40], data[len(first) + 40 :]):
+            await line.send(piece)
+            await asyncio.sleep(0.01)  # so that most pieces are read for themselves
+        said = []
+        for _ in range(3 if version == "1.1" else 1):
+            status, _, _ = await line.answer()
+            said.append(status)
+    assert set(said) == {200}
+    texts = [call.body["messages"][0]["content"] for call in engine.calls]
+    assert texts[: len(said)] == ["a" * 200_000, "hi", "b" * 200_000][: len(said)]
+
+
 async def test_garbage_behind_a_request_does_not_get_into_its_reply(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
 ) -> None:

@@ -185,6 +185,8 @@ class Answering(Exchange):
     def _write_whole(self, conn: AgentConnection) -> None:
         """Answer a call that was not streamed. Raises: RequestError."""
         body = self._body()
+        if self.captured is not None and not told_logprobs.wants_numbers(self.fields):
+            body = self.captured.plain or told_logprobs.without_numbers(body)
         headers = passed(self.headers)
         if headers == _PLAIN and self.keep_alive:
             head = _PLAIN_HEAD % len(body)

@@ -93,6 +93,7 @@ class Captured(msgspec.Struct):
     gave none.
 
     ``complete`` is False when a choice has no finish reason, ``problem`` says why the tokens cannot be trained on.
+    ``plain`` is the body of a whole reply with null for token ids and logprobs, where those could be cut out of it.
     """
 
     choices: list[ChoiceRecord]
@@ -108,6 +109,7 @@ class Captured(msgspec.Struct):
     has_tokens: bool = False
     parent_turn: str | None = None
     branch_reason: str | None = None
+    plain: bytes | None = None
 
 
 def parse_ids(text: bytes) -> bytes:
@@ -141,6 +143,7 @@ def read_reply(body: bytes) -> Captured:
         weight_version_last=version,
         usage=raw(reply.usage),
         error=raw(reply.error),
+        plain=None if lifted is None else rest,
     )
     for place, choice in enumerate(reply.choices):
         if captured.prompt is None:

@@ -13,7 +13,7 @@ import msgspec
 
 from .dialects.errors import NOT_JSON
 from .exchange import Fields
-from .prefixes import Prefixes
+from .prefixes import Prefixes, Seen
 from .repeats import digest_of
 
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping
@@ -27,16 +27,17 @@ class Request:
     """A request in two parts. ``fields`` are all but the messages.
 
     ``text`` is the JSON of the message list without its closing bracket, ``crc`` its CRC-32; ``read`` is the part of
-    the body that was decoded.
+    the body that was decoded; ``seen`` what the text was found to begin with.
     """
 
-    __slots__ = ("crc", "fields", "read", "text")
+    __slots__ = ("crc", "fields", "read", "seen", "text")
 
-    def __init__(self, fields: Fields, text: bytes, crc: int, read: bytes) -> None:
+    def __init__(self, fields: Fields, text: bytes, crc: int, read: bytes, seen: Seen | None = None) -> None:
         self.fields = fields
         self.text = text
         self.crc = crc
         self.read = read
+        self.seen = seen
 
     def digest(self) -> int:
         """The same for the same request, however much of it was known before."""
@@ -87,4 +88,4 @@ def _continued(body: bytes, known: Prefixes) -> Request | None:
     if read[start : start + len(new)] != new or new[:1] != b"[" or (new == b"[]") is goes_on:
         return None
     text = body[start : end + len(new) - 1] if goes_on else body[start:end]
-    return Request(fields, text, zlib.crc32(text[seen.length :], seen.crc), read)
+    return Request(fields, text, zlib.crc32(text[seen.length :], seen.crc), read, seen)

@@ -40,6 +40,8 @@ class AgentConnection(asyncio.Protocol):
         "_gateway",
         "_head_bytes",
         "_headers",
+        "_left",
+        "_length",
         "_parser",
         "_queue",
         "_reading",
@@ -47,6 +49,7 @@ class AgentConnection(asyncio.Protocol):
         "_shard",
         "_silent",
         "_size",
+        "_upright",
         "_url",
         "busy",
         "call",
@@ -72,6 +75,9 @@ class AgentConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._size = 0
+        self._length = 0  # of the body, where it is long and told
+        self._left = 0  # of it, when the parser has nothing more to find in it
+        self._upright = (b"", False)  # method and whether to keep the connection, of such a request
         self._silent = 0  # bytes since the parser last had something to tell
         self._counted = 0  # bytes of this request in the gateway's `receiving`
         self._reading = True
@@ -113,14 +119,40 @@ class AgentConnection(asyncio.Protocol):
     def take(self, data: bytes) -> None:
         """Read bytes that are for this process."""
         self._silent += len(data)
+        if self._left:
+            data = self._take_on(data)
+            if not data:
+                return
         try:
             self._parser.feed_data(data)
+            if self._length:
+                self._look_away()
         except httptools.HttpParserUpgrade as e:
             self._stay(data[e.args[0] :])
         except httptools.HttpParserError as e:
             self.refuse(f"the request is not valid HTTP: {e}")
         if self._silent > self._gateway.limits.header_bytes:
             self._refuse_head()
+
+    def _look_away(self) -> None:
+        """The head is read, and how much body follows: the parser would only copy the rest of it once more."""
+        left, self._length = self._length - self._size, 0
+        parser = self._parser
+        if left > 0 and not self._between and not parser.should_upgrade() and parser.get_http_version() == "1.1":
+            self._left = left
+            self._upright = parser.get_method(), parser.should_keep_alive()
+            self._parser = httptools.HttpRequestParser(self)
+
+    def _take_on(self, data: bytes) -> bytes:
+        """Take what belongs to the body; returns what is behind it."""
+        rest = data[self._left :]
+        if rest:
+            data = data[: self._left]
+        self._left -= len(data)
+        self.on_body(data)
+        if self._left == 0:
+            self._complete(*self._upright)
+        return rest
 
     def _stay(self, rest: bytes) -> None:
         """Go on in HTTP/1.1 with a client that offered another protocol (Java's client offers h2c): RFC 9110, 7.8."""
@@ -169,7 +201,7 @@ class AgentConnection(asyncio.Protocol):
         self._headers = {}
         self._head_bytes = 0
         self._body = []
-        self._size = self._silent = 0
+        self._size = self._silent = self._length = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -199,6 +231,8 @@ class AgentConnection(asyncio.Protocol):
             except RequestError as e:
                 self.refuse(e.message, kind=e.kind)
                 return
+            if length is not None and b"transfer-encoding" not in headers:
+                self._length = int(length)
         if headers.get(b"expect", b"").lower() == b"100-continue":
             self.transport.write(CONTINUE)
 
@@ -218,22 +252,31 @@ class AgentConnection(asyncio.Protocol):
                 self.refuse("too many large requests are under way; try again", kind="overloaded")
 
     def on_message_complete(self) -> None:
+        parser = self._parser
+        if parser.should_upgrade():
+            self._between = True
+            self._silent = 0
+            self._release()
+            return
+        self._complete(parser.get_method(), parser.should_keep_alive())
+
+    def _complete(self, method: bytes, keep_alive: bool) -> None:
         self._between = True
         self._silent = 0
         self._release()
-        if self._refused or self._parser.should_upgrade():
+        if self._refused:
             return
         body = self._body
         path, _, query = self._url.partition(b"?")
         if path[:1] != b"/":
             path = path_of(path)
         request = Request(
-            self._parser.get_method(),
+            method,
             path,
             query,
             self._headers,
             body[0] if len(body) == 1 else b"".join(body),
-            self._parser.should_keep_alive(),
+            keep_alive,
         )
         self._body = []
         if self.busy:

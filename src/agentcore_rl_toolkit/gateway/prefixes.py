@@ -93,13 +93,14 @@ class Prefixes:
     def __init__(self) -> None:
         self._seen: list[Seen] = []
 
-    def longest(self, text: bytes, start: int = 0) -> Seen | None:
-        """The longest remembered text that `text` has at `start`, or None."""
+    def longest(self, text: bytes, start: int = 0, *, found: Seen | None = None) -> Seen | None:
+        """The longest remembered text that `text` has at `start`, or None. One `found` there before is not compared again."""
         best: Seen | None = None
         size = len(text) - start
         for seen in reversed(self._seen):
             length = seen.length
-            if length <= size and (best is None or length > best.length) and seen.begins(text, start):
+            longer = length <= size and (best is None or length > best.length)
+            if longer and (seen is found or seen.begins(text, start)):
                 best = seen
         return best
 

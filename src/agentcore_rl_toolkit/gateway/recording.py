@@ -35,7 +35,7 @@ def build(call: Exchange, status: str, captured: Captured) -> CallRecord:
     messages_base, messages = NO_BASE, b""
     long = call.long
     if long is not None:
-        messages_base, messages = _messages(session, long.text, ordinal, long.crc)
+        messages_base, messages = _messages(session, long.text, ordinal, long.crc, long.seen)
     for name in _HISTORY if long is None else ():
         said = fields.pop(name, None)
         if said is not None:
@@ -114,9 +114,11 @@ def _prompt(session: Session, captured: Captured, ordinal: int) -> tuple[Base, b
     return base, ids
 
 
-def _messages(session: Session, text: bytes, ordinal: int, crc: int | None = None) -> tuple[Base, bytes]:
+def _messages(
+    session: Session, text: bytes, ordinal: int, crc: int | None = None, found: Seen | None = None
+) -> tuple[Base, bytes]:
     """What of a message list (without its closing bracket) is new, and what it goes on from."""
-    seen = session.messages.longest(text)
+    seen = session.messages.longest(text, found=found)
     base, new = (NO_BASE, text) if seen is None else (Base(seen.ordinal, -1, seen.length), text[seen.length :])
     if crc is None:
         crc = zlib.crc32(new, seen.crc if seen is not None else 0)
