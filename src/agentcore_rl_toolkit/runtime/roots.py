@@ -74,7 +74,10 @@ def new_root() -> Locked:
     sweep(base)
     while True:
         root = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
-        locked = lock(root)
+        try:
+            locked = lock(root)
+        except FileNotFoundError:  # another server, which sweeps now, took it for one that is gone
+            continue
         if locked is not None and root.exists():
             return locked
 
@@ -83,9 +86,10 @@ def sweep(base: Path) -> int:
     """Remove every root below ``base`` whose server is gone, with all of its processes. Returns how many."""
     count = 0
     for root in base.iterdir():
-        if not root.is_dir() or time.time() - root.stat().st_mtime < 1.0:  # just made, its lock perhaps not yet taken
+        try:
+            locked = lock(root)
+        except OSError:  # no folder, or gone meanwhile
             continue
-        locked = lock(root)
         if locked is None:
             continue
         kill_marked(root)
