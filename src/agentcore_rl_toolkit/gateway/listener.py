@@ -39,6 +39,7 @@ class AgentConnection(asyncio.Protocol):
         "_early",
         "_gateway",
         "_head_bytes",
+        "_head_said",
         "_headers",
         "_left",
         "_length",
@@ -49,7 +50,6 @@ class AgentConnection(asyncio.Protocol):
         "_shard",
         "_silent",
         "_size",
-        "_upright",
         "_url",
         "busy",
         "call",
@@ -77,7 +77,7 @@ class AgentConnection(asyncio.Protocol):
         self._size = 0
         self._length = 0  # of the body, where it is long and told
         self._left = 0  # of it, when the parser has nothing more to find in it
-        self._upright = (b"", False)  # method and whether to keep the connection, of such a request
+        self._head_said = (b"", False)  # method and whether to keep the connection, of such a request
         self._silent = 0  # bytes since the parser last had something to tell
         self._counted = 0  # bytes of this request in the gateway's `receiving`
         self._reading = True
@@ -140,7 +140,7 @@ class AgentConnection(asyncio.Protocol):
         parser = self._parser
         if left > 0 and not self._between and not parser.should_upgrade() and parser.get_http_version() == "1.1":
             self._left = left
-            self._upright = parser.get_method(), parser.should_keep_alive()
+            self._head_said = parser.get_method(), parser.should_keep_alive()
             self._parser = httptools.HttpRequestParser(self)
 
     def _take_on(self, data: bytes) -> bytes:
@@ -151,7 +151,7 @@ class AgentConnection(asyncio.Protocol):
         self._left -= len(data)
         self.on_body(data)
         if self._left == 0:
-            self._complete(*self._upright)
+            self._complete(*self._head_said)
         return rest
 
     def _stay(self, rest: bytes) -> None:

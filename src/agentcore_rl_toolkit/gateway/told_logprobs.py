@@ -1,4 +1,5 @@
-"""The logprobs that an agent asked for, in the engine's own words: kept so that a repeated request gets them again.
+"""The numbers of a reply that an agent asked for: only those reach it, and its logprobs are kept in the engine's own words, so
+that a repeated request gets them again.
 
 Every call's logprobs are recorded as numbers. What an agent reads beside them (the tokens' texts, alternatives) is not in
 there, and is kept only for calls whose agent asked.
@@ -30,8 +31,6 @@ _choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _EMPTY, _NULL = msgspec.Raw(b"[]"), msgspec.Raw(b"null")
 _CUT = frozenset({"prompt_token_ids", "token_ids", "logprobs"})
 _NOTHING = (b"null", b"false")
-
-
 _NUMBERS = frozenset(
     {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
 )
@@ -45,7 +44,9 @@ def wants_numbers(fields: dict[str, msgspec.Raw]) -> bool:
 
 
 def without_numbers(reply: bytes) -> bytes:
-    """A whole reply with null for its token ids and logprobs; as it came, where it is no such reply."""
+    """A whole reply with null for its token ids and logprobs, where the C reader has not made one (`Captured.plain`); as it came,
+    where it is no such reply.
+    """
     try:
         told = _fields.decode(reply)
         choices = _choices.decode(told.get("choices", _EMPTY))
