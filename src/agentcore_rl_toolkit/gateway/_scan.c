@@ -700,11 +700,35 @@ lift_reply(const char *p, Rest *rest, PyObject *found)
     return p == NULL || !seen ? NULL : ws(p);
 }
 
+/* Of a long prompt a view. */
+static PyObject *
+prompt_of(const Rest *rest, PyObject *reply)
+{
+    if (rest->prompt == NULL) {
+        return Py_NewRef(Py_None);
+    }
+    if (rest->prompt_end - rest->prompt < SHORT_PROMPT) {
+        return PyBytes_FromStringAndSize(rest->prompt, rest->prompt_end - rest->prompt);
+    }
+    const char *text = PyBytes_AS_STRING(reply);
+    PyObject *whole = PyMemoryView_FromObject(reply), *part = NULL;
+    PyObject *from = PyLong_FromSsize_t(rest->prompt - text), *to = PyLong_FromSsize_t(rest->prompt_end - text);
+    PyObject *slice = whole && from && to ? PySlice_New(from, to, NULL) : NULL;
+    if (slice != NULL) {
+        part = PyObject_GetItem(whole, slice);
+    }
+    Py_XDECREF(slice);
+    Py_XDECREF(from);
+    Py_XDECREF(to);
+    Py_XDECREF(whole);
+    return part;
+}
+
 PyDoc_STRVAR(lift_doc,
-"lift(reply: bytes) -> tuple[bytes, list[tuple[bytes | None, bytes | None]], bytes | None] | None\n\n"
+"lift(reply: bytes) -> tuple[bytes, list[tuple[bytes | None, bytes | None]], bytes | memoryview | None] | None\n\n"
 "The reply without its numbers (`null` in their place); the token ids (int32) and logprobs (float32) of each choice,\n"
-"packed, the lowest byte first; the JSON of the prompt's ids without brackets, as it came. None when it is not a reply\n"
-"that this function understands to the last byte.");
+"packed, the lowest byte first; the JSON of the prompt's ids without brackets, as it came, of a long one a view. None when\n"
+"it is not a reply that this function understands to the last byte.");
 
 static PyObject *
 lift(PyObject *Py_UNUSED(module), PyObject *reply)
@@ -723,9 +747,7 @@ lift(PyObject *Py_UNUSED(module), PyObject *reply)
         if (p == end) {
             size_t size = (size_t)(end - rest.kept);
             memcpy(rest.out, rest.kept, size);
-            PyObject *prompt = rest.prompt == NULL
-                                   ? Py_NewRef(Py_None)
-                                   : PyBytes_FromStringAndSize(rest.prompt, rest.prompt_end - rest.prompt);
+            PyObject *prompt = prompt_of(&rest, reply);
             if (prompt != NULL) {
                 result = Py_BuildValue("(y#ON)", out, (Py_ssize_t)(rest.out - out) + (Py_ssize_t)size, found, prompt);
             }

@@ -16,6 +16,7 @@ from ..errors import CaptureError
 from . import scan
 from .dialects.errors import NOT_JSON
 from .experts import binary
+from .long_body import Bytes
 from .records import ChoiceRecord, pack_ids, pack_logprobs
 
 _NULL = b"null"
@@ -97,7 +98,7 @@ class Captured(msgspec.Struct):
     """
 
     choices: list[ChoiceRecord]
-    prompt: bytes | None = None
+    prompt: Bytes | None = None
     reply_id: str | None = None
     model: str | None = None
     weight_version_first: int | None = None
@@ -112,7 +113,7 @@ class Captured(msgspec.Struct):
     plain: bytes | None = None
 
 
-def parse_ids(text: bytes) -> bytes:
+def parse_ids(text: Bytes) -> bytes:
     """JSON list content (no brackets) to packed ids. Raises: CaptureError."""
     try:
         return pack_ids(_ids.decode(b"[" + text + b"]"))
@@ -122,6 +123,7 @@ def parse_ids(text: bytes) -> bytes:
 
 def read_reply(body: bytes) -> Captured:
     """Decode a whole (not streamed) reply. Raises: CaptureError when it is no such reply."""
+    prompt: Bytes | None
     lifted = scan.lift(body)
     if lifted is None:
         prompt, rest = take_prompt(body)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .capture import Captured
     from .growing import Request as LongRequest
     from .listener import AgentConnection
+    from .long_body import Bytes
     from .routing import Worker
     from .server import Gateway
     from .sessions import Session
@@ -92,7 +93,7 @@ class Exchange(ABC):
         self.fields: Fields = {}
         self.long: LongRequest | None = None  # what `fields` lack, when the request is a long one
         self.body = b""
-        self.pieces: tuple[bytes, ...] | None = None  # the body, when it is long
+        self.pieces: tuple[Bytes, ...] | None = None  # the body, when it is long
         self.textual: bytes | None = None  # the body for a plain OpenAI endpoint, where there are others as well
         self.path = b""
         self.digest = 0

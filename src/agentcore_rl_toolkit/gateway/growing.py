@@ -13,6 +13,7 @@ import msgspec
 
 from .dialects.errors import NOT_JSON
 from .exchange import Fields
+from .long_body import Bytes
 from .prefixes import Prefixes, Seen
 from .repeats import digest_of
 
@@ -32,7 +33,7 @@ class Request:
 
     __slots__ = ("crc", "fields", "read", "seen", "text")
 
-    def __init__(self, fields: Fields, text: bytes, crc: int, read: bytes, seen: Seen | None = None) -> None:
+    def __init__(self, fields: Fields, text: Bytes, crc: int, read: bytes, seen: Seen | None = None) -> None:
         self.fields = fields
         self.text = text
         self.crc = crc
@@ -43,7 +44,7 @@ class Request:
         """The same for the same request, however much of it was known before."""
         return digest_of(b"%d %d " % (self.crc, len(self.text)), _to_json(self.fields))
 
-    def pieces(self, fields: Fields) -> tuple[bytes, ...]:
+    def pieces(self, fields: Fields) -> tuple[Bytes, ...]:
         """The request with other fields, in pieces: the history is not copied once more to be sent."""
         rest = _to_json(fields)
         return b'{"messages":', self.text, (b"]," if len(rest) > 2 else b"]") + rest[1:]
@@ -87,5 +88,5 @@ def _continued(body: bytes, known: Prefixes) -> Request | None:
     new = bytes(fields.pop("messages", msgspec.Raw(b"")))
     if read[start : start + len(new)] != new or new[:1] != b"[" or (new == b"[]") is goes_on:
         return None
-    text = body[start : end + len(new) - 1] if goes_on else body[start:end]
+    text = memoryview(body)[start : end + len(new) - 1 if goes_on else end]
     return Request(fields, text, zlib.crc32(text[seen.length :], seen.crc), read, seen)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from .dialects.errors import RequestError
+from .long_body import LongBody
 from .sharding import wanted
 from .wire import CONTINUE, Request, error_reply, path_of, reply, retry_after
 
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
 WRITE_HIGH = 256 * 2**10
 LINGER_S = 2.0  # a client that is still sending when it is refused would lose the answer to a reset connection
+SCRATCH = 64 * 2**10  # bytes read at a time, until a long body is known to follow
 SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first, and counts against what may be under way
 
 
-class AgentConnection(asyncio.Protocol):
+class AgentConnection(asyncio.BufferedProtocol):
     """One client connection. ``call`` is the model call it is waiting for, ``task`` the administrative request."""
 
     __slots__ = (
@@ -41,12 +43,13 @@ class AgentConnection(asyncio.Protocol):
         "_head_bytes",
         "_head_said",
         "_headers",
-        "_left",
         "_length",
+        "_long",
         "_parser",
         "_queue",
         "_reading",
         "_refused",
+        "_scratch",
         "_shard",
         "_silent",
         "_size",
@@ -63,6 +66,7 @@ class AgentConnection(asyncio.Protocol):
 
     def __init__(self, gateway: Gateway, *, private: bool = False, begun: bytes = b"") -> None:
         self._gateway = gateway
+        self._scratch = gateway.scratch
         self.private = private
         self._shard = None if private else gateway.shard
         self._between = True  # no request has begun: the connection may still go to another process
@@ -76,7 +80,7 @@ class AgentConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._size = 0
         self._length = 0  # of the body, where it is long and told
-        self._left = 0  # of it, when the parser has nothing more to find in it
+        self._long: LongBody | None = None  # of it, when the parser has nothing more to find in it
         self._head_said = (b"", False)  # method and whether to keep the connection, of such a request
         self._silent = 0  # bytes since the parser last had something to tell
         self._counted = 0  # bytes of this request in the gateway's `receiving`
@@ -101,7 +105,14 @@ class AgentConnection(asyncio.Protocol):
             begun, self._begun = self._begun, b""
             self.take(begun)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._scratch if self._long is None else self._long.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._long is not None:
+            self._take_on(self._long, nbytes)
+            return
+        data = bytes(self._scratch[:nbytes])
         if self._refused:
             return
         shard = self._shard
@@ -119,10 +130,6 @@ class AgentConnection(asyncio.Protocol):
     def take(self, data: bytes) -> None:
         """Read bytes that are for this process."""
         self._silent += len(data)
-        if self._left:
-            data = self._take_on(data)
-            if not data:
-                return
         try:
             self._parser.feed_data(data)
             if self._length:
@@ -139,20 +146,20 @@ class AgentConnection(asyncio.Protocol):
         left, self._length = self._length - self._size, 0
         parser = self._parser
         if left > 0 and not self._between and not parser.should_upgrade() and parser.get_http_version() == "1.1":
-            self._left = left
+            self._long = LongBody(self._size + left, self._body)
+            self._body.clear()
             self._head_said = parser.get_method(), parser.should_keep_alive()
             self._parser = httptools.HttpRequestParser(self)
 
-    def _take_on(self, data: bytes) -> bytes:
-        """Take what belongs to the body; returns what is behind it."""
-        rest = data[self._left :]
-        if rest:
-            data = data[: self._left]
-        self._left -= len(data)
-        self.on_body(data)
-        if self._left == 0:
+    def _take_on(self, body: LongBody, count: int) -> None:
+        """So many more bytes of the body were written to where it stays."""
+        piece = body.filled(count)
+        if piece is not None:
+            self._body.append(piece)
+        self._count(count)
+        if body.left == 0 and not self._refused:
+            self._long = None
             self._complete(*self._head_said)
-        return rest
 
     def _stay(self, rest: bytes) -> None:
         """Go on in HTTP/1.1 with a client that offered another protocol (Java's client offers h2c): RFC 9110, 7.8."""
@@ -239,13 +246,17 @@ class AgentConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self._refused:
             return
-        self._silent = 0
-        self._size += len(body)
         self._body.append(body)
+        self._count(len(body))
+
+    def _count(self, size: int) -> None:
+        """So many more bytes of a body are held."""
+        self._silent = 0
+        self._size += size
         if self._size > SMALL_BODY:
             gateway = self._gateway
-            self._counted += len(body)
-            gateway.receiving += len(body)
+            gateway.receiving += self._size - self._counted
+            self._counted = self._size
             if self._size > gateway.limits.body_bytes:
                 self._refuse_body()
             elif gateway.receiving > gateway.limits.receiving_bytes:
@@ -313,6 +324,7 @@ class AgentConnection(asyncio.Protocol):
         self._refused = True
         self._release()
         self._body.clear()
+        self._long = None
         self._queue.clear()
         if self.busy:
             self._closing = True  # the reply that is being written must not get an error in its middle

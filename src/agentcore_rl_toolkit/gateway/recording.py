@@ -10,6 +10,7 @@ import msgspec
 
 from ..errors import CaptureError
 from .capture import Captured, parse_ids
+from .long_body import Bytes
 from .prefixes import Seen
 from .records import INVALID, NO_BASE, OK, PARTIAL, UNTRAINABLE, VERSION, Base, CallRecord
 
@@ -115,7 +116,7 @@ def _prompt(session: Session, captured: Captured, ordinal: int) -> tuple[Base, b
 
 
 def _messages(
-    session: Session, text: bytes, ordinal: int, crc: int | None = None, found: Seen | None = None
+    session: Session, text: Bytes, ordinal: int, crc: int | None = None, found: Seen | None = None
 ) -> tuple[Base, bytes]:
     """What of a message list (without its closing bracket) is new, and what it goes on from."""
     seen = session.messages.longest(text, found=found)
@@ -123,7 +124,7 @@ def _messages(
     if crc is None:
         crc = zlib.crc32(new, seen.crc if seen is not None else 0)
     session.messages.add(Seen(text, ordinal, 0, crc=crc), instead_of=seen)
-    return base, new + b"]"
+    return base, b"".join((new, b"]"))
 
 
 def whole_again(record: CallRecord) -> bytes:

@@ -26,7 +26,7 @@ from .config import GatewayConfig, is_loopback
 from .dialects.errors import RequestError
 from .exchange import Exchange
 from .journal import Journal
-from .listener import AgentConnection
+from .listener import SCRATCH, AgentConnection
 from .pacing import Pacer
 from .retention import retain
 from .routing import Router, Worker
@@ -75,6 +75,7 @@ class Gateway:
         self.counters: Counter[str] = Counter()
         self.connections: set[AgentConnection] = set()
         self.running: set[Call] = set()
+        self.scratch = memoryview(bytearray(SCRATCH))  # what every client connection reads into
         self.receiving = 0  # bytes of larger request bodies that are on their way in
         self.waiting: list[Exchange] = []
         self.paused: str | None = None  # None, "hold" or "reject"

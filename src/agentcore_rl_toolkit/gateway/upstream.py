@@ -17,6 +17,7 @@ import httptools
 
 from .._open_files import EXHAUSTED
 from .config import UpstreamConfig
+from .long_body import Bytes, LongBody
 from .pacing import SMALL_BYTES, Pacer
 from .wire import JOINED_BYTES
 
@@ -41,7 +42,7 @@ class Reader(Protocol):
     def may_read(self) -> bool: ...
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection(asyncio.BufferedProtocol):
     """One connection; `reader` is the call it serves, None while idle."""
 
     __slots__ = (
@@ -49,11 +50,12 @@ class UpstreamConnection(asyncio.Protocol):
         "_complete",
         "_headers",
         "_keep",
-        "_left",
         "_length",
+        "_long",
         "_parser",
         "_pieces",
         "_pool",
+        "_scratch",
         "_until_close",
         "counted",
         "idle_since",
@@ -65,6 +67,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._scratch = pool.scratch
         self.reader: Reader | None = None
         self.transport: Any = None
         self.idle_since = 0.0
@@ -79,19 +82,21 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep = False
         self._until_close = False
         self._length = 0  # of the reply's body, where it is long and told
-        self._left = 0  # of it, when the parser has nothing more to find in it
+        self._long: LongBody | None = None  # of it, when the parser has nothing more to find in it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
-    def send(self, reader: Reader, head: bytes, *body: bytes) -> None:
+    def send(self, reader: Reader, head: bytes, *body: Bytes) -> None:
         self.reader = reader
         self.uses += 1
         self._began = self._complete = self._until_close = False
-        self._length = self._left = 0
+        self._length, self._long = 0, None
         if sum(map(len, body)) < JOINED_BYTES:
+            self._scratch = self._pool.scratch
             self.transport.write(b"".join((head, *body)))
         else:
+            self._scratch = self._pool.short_scratch  # a long reply is likely; what comes with its head is copied
             self.transport.writelines((head, *body))
 
     def abort(self) -> None:
@@ -102,7 +107,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     # -- from the transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._scratch if self._long is None else self._long.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
         reader = self.reader
         if reader is None:  # bytes nobody asked for: this connection cannot be trusted with another call
             self._pool.forget(self)
@@ -111,10 +119,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._began = True
         pieces = self._pieces
         try:
-            if self._left:
-                self._take_on(data)
+            if self._long is not None:
+                self._take_on(self._long, nbytes)
             else:
-                self._parser.feed_data(data)
+                self._parser.feed_data(self._scratch[:nbytes])
                 if self._length:
                     self._look_away()
         except httptools.HttpParserError as e:
@@ -132,23 +140,26 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 self.transport.close()
             reader.on_complete()
-        elif len(data) < SMALL_BYTES and self.reader is reader and self._pool.pacer is not None:
+        elif nbytes < SMALL_BYTES and self.reader is reader and self._pool.pacer is not None:
             self._pool.pacer.rest(self)
 
     def _look_away(self) -> None:
         """The head is read, and how much body follows: the parser would only copy the rest of it once more."""
         left, self._length = self._length - sum(map(len, self._pieces)), 0
         if left > 0 and not self._complete:
-            self._left = left
+            self._long = LongBody(left + sum(map(len, self._pieces)), self._pieces)
+            self._pieces.clear()
             self._keep = self._parser.should_keep_alive()
             self._parser = httptools.HttpResponseParser(self)
 
-    def _take_on(self, data: bytes) -> None:
-        self._left -= len(data)
-        if self._left < 0:
-            raise httptools.HttpParserError("there are bytes behind the end of the reply")
-        self._pieces.append(data)
-        self._complete = self._left == 0
+    def _take_on(self, body: LongBody, count: int) -> None:
+        """So many more bytes of the reply were written to where they stay."""
+        piece = body.filled(count)
+        if piece is not None:
+            self._pieces.append(piece)
+        if body.left == 0:
+            self._long = None
+            self._complete = True
 
     def eof_received(self) -> None:
         if self._until_close and self.reader is not None:
@@ -185,15 +196,17 @@ class UpstreamConnection(asyncio.Protocol):
         if status < 200:
             return
         framed = status in (204, 304)
-        chunked = False
+        at_once = False  # whoever reads it wants every piece as it comes
         for name, value in headers:
             if name == b"content-length":
                 framed = True
                 if len(value) > _LONG_DIGITS and value.isdigit():
                     self._length = int(value)
             elif name == b"transfer-encoding":
-                framed = chunked = True
-        if chunked:
+                framed = at_once = True
+            elif name == b"content-type" and b"event-stream" in value:
+                at_once = True
+        if at_once:
             self._length = 0
         self._until_close = not framed
         if self.reader is not None:
@@ -205,6 +218,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._keep = self._parser.should_keep_alive()  # the parser has forgotten it once this returns
 
 
+SCRATCH, SHORT_SCRATCH = 256 * 2**10, 32 * 2**10  # bytes read at a time
 _LONG_DIGITS = 5  # of a reply's length: from 100,000 bytes on it comes in several reads
 
 
@@ -215,6 +229,8 @@ class Pool:
         self.config = config
         self.pacer = pacer
         self.connect_s = connect_s
+        self.scratch = memoryview(bytearray(SCRATCH))
+        self.short_scratch = self.scratch[:SHORT_SCRATCH]
         self.idle: deque[UpstreamConnection] = deque()
         self.open = 0
         self.connecting = 0
