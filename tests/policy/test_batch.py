@@ -59,6 +59,29 @@ def test_batched_equals_single(tokenizer: ChatTokenizer, decoder: Decoder, cache
         assert many[-1].cached_tokens >= len(texts[-1]) - 16
 
 
+def test_penalties_are_those_of_transformers_for_sequences_that_come_and_go(
+    tokenizer: ChatTokenizer, decoder: Decoder, hf: tuple[Any, Any]
+) -> None:
+    texts = prompts(tokenizer, 6)
+    settings = [
+        SamplingParams(temperature=0.0, max_tokens=10 + 3 * k, ignore_eos=True, repetition_penalty=1.0 + 0.2 * k)
+        for k in range(6)
+    ]
+    many = [Generation(prompt_ids=ids, params=p) for ids, p in zip(texts, settings, strict=True)]
+    finish(Batch(decoder, tokenizer, seed=1), many, together=4)
+    for generation in many:
+        expected = hf[0].generate(
+            torch.tensor([generation.prompt_ids]),
+            attention_mask=torch.ones(1, len(generation.prompt_ids), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=generation.params.max_tokens,
+            min_new_tokens=generation.params.max_tokens,
+            repetition_penalty=generation.params.repetition_penalty,
+            eos_token_id=None,
+        )
+        assert generation.token_ids == expected[0, len(generation.prompt_ids) :].tolist()
+
+
 def test_logprobs_equal_a_full_forward_over_whole_conversations(
     tokenizer: ChatTokenizer, decoder: Decoder, hf: tuple[Any, Any]
 ) -> None:

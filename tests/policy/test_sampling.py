@@ -7,14 +7,16 @@ import math
 import pytest
 import torch
 
-from agentcore_rl_toolkit.policy.sampling import Sampled, Sampler, SamplingParams, seeded_generator
+from agentcore_rl_toolkit.policy.sampling import History, Sampled, Sampler, SamplingParams, seeded_generator
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0]))
 
 
-def draw(params: SamplingParams, n: int = 20_000) -> Sampled:
-    sampler = Sampler([params] * n, [None] * n)
-    return sampler.sample(LOGITS.expand(n, -1), torch.Generator().manual_seed(3))
+def draw(
+    params: SamplingParams, n: int = 20_000, *, logits: torch.Tensor = LOGITS, history: History = ((), ())
+) -> Sampled:
+    sampler = Sampler([params] * n, [None] * n, [history] * n)
+    return sampler.sample(logits.expand(n, -1), torch.Generator().manual_seed(3))
 
 
 def shares(sampled: Sampled) -> list[float]:
@@ -45,6 +47,88 @@ def test_top_k_and_top_p_cut_and_renormalise() -> None:
     assert shares(draw(SamplingParams(top_p=0.79))) == pytest.approx([0.625, 0.375, 0, 0, 0], abs=0.012)
     assert set(draw(SamplingParams(top_p=0.01), 100).ids_N) == {0}
     assert set(draw(SamplingParams(top_k=3, top_p=0.99, temperature=5.0), 500).ids_N) == {0, 1, 2}
+
+
+def test_a_cut_sees_what_the_cut_before_it_left() -> None:
+    # The shares in which top_p adds up are those of the tokens that top_k left: 0.625 and 0.375.
+    assert set(draw(SamplingParams(top_k=2, top_p=0.6), 500).ids_N) == {0}
+    # Of 0.5 and 0.3, which min_p leaves, likewise.
+    assert set(draw(SamplingParams(min_p=0.5, top_p=0.6), 500).ids_N) == {0}
+    assert set(draw(SamplingParams(min_p=0.5, top_k=4), 500).ids_N) == {0, 1}
+
+
+def test_tokens_as_likely_as_the_last_of_top_k_stay() -> None:
+    logits = torch.log(torch.tensor([0.3, 0.3, 0.3, 0.06, 0.04]))
+    assert shares(draw(SamplingParams(top_k=2), logits=logits)) == pytest.approx([1 / 3] * 3 + [0, 0], abs=0.012)
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (SamplingParams(min_p=0.3), [0.5, 0.3, 0.15, 0, 0]),  # 0.15 is exactly 0.3 of 0.5, and stays
+        (SamplingParams(min_p=0.31), [0.5, 0.3, 0, 0, 0]),
+        (SamplingParams(min_p=1.0), [1, 0, 0, 0, 0]),
+        # At temperature 2 the weights are roots: 0.387 is more than half of 0.707, 0.224 is not.
+        (SamplingParams(min_p=0.5, temperature=2.0), [0.5**0.5, 0.3**0.5, 0.15**0.5, 0, 0]),
+    ],
+)
+def test_min_p_cuts_by_the_share_of_the_likeliest_after_the_temperature(
+    params: SamplingParams, expected: list[float]
+) -> None:
+    assert shares(draw(params)) == pytest.approx([w / sum(expected) for w in expected], abs=0.012)
+
+
+# Two positive and two negative logits; token 0 is in the prompt alone, 1 twice and 3 once in the completion.
+MIXED = torch.tensor([1.0, 2.0, 0.5, -1.0, -2.0])
+SAID: History = ((0, 0), (1, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (SamplingParams(presence_penalty=1.5), [1.0, 0.5, 0.5, -2.5, -2.0]),
+        (SamplingParams(frequency_penalty=0.75), [1.0, 0.5, 0.5, -1.75, -2.0]),
+        (SamplingParams(presence_penalty=-1.0), [1.0, 3.0, 0.5, 0.0, -2.0]),
+        # what is positive is divided, what is negative multiplied; the prompt counts too
+        (SamplingParams(repetition_penalty=2.0), [0.5, 1.0, 0.5, -2.0, -2.0]),
+        (SamplingParams(repetition_penalty=0.5), [2.0, 4.0, 0.5, -0.5, -2.0]),
+        (SamplingParams(logit_bias={1: -100.0, 4: 3.0}), [1.0, -98.0, 0.5, -1.0, 1.0]),
+        # bias first (token 3 becomes positive), then repetition, then frequency and presence
+        (
+            SamplingParams(logit_bias={3: 3.0}, repetition_penalty=2.0, frequency_penalty=0.25, presence_penalty=0.125),
+            [0.5, 1.0 - 0.5 - 0.125, 0.5, 1.0 - 0.25 - 0.125, -2.0],
+        ),
+        # the temperature comes after all of them
+        (SamplingParams(presence_penalty=1.0, temperature=0.5), [2.0, 2.0, 1.0, -4.0, -4.0]),
+    ],
+)
+def test_bias_and_penalties_change_what_is_drawn_but_not_the_logprobs_told(
+    params: SamplingParams, expected: list[float]
+) -> None:
+    sampled = draw(params, logits=MIXED, history=SAID)
+    assert shares(sampled) == pytest.approx(torch.softmax(torch.tensor(expected), -1).tolist(), abs=0.012)
+    raw = torch.log_softmax(MIXED, -1)
+    assert sampled.logprobs_N[:50] == pytest.approx([raw[i].item() for i in sampled.ids_N[:50]], abs=1e-6)
+
+
+def test_penalties_move_the_likeliest_and_count_what_is_drawn() -> None:
+    rows = [
+        SamplingParams(temperature=0.0, frequency_penalty=1.0),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, logit_bias={4: 100.0}),
+    ]
+    sampler = Sampler(rows, [None] * 3)
+    drawn = [sampler.sample(MIXED.expand(3, -1), torch.Generator()).ids_N for _ in range(5)]
+    # 2, 1 and 0.5 less one for every time said; of equal ones the first
+    assert [d[0] for d in drawn] == [1, 0, 1, 2, 0]
+    assert [d[1] for d in drawn] == [1] * 5
+    assert [d[2] for d in drawn] == [4] * 5
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 1e300])
+def test_a_repetition_penalty_beyond_all_measure_stays_a_distribution(penalty: float) -> None:
+    sampled = draw(SamplingParams(repetition_penalty=penalty, temperature=0.01), 50, logits=MIXED, history=SAID)
+    assert set(sampled.ids_N) <= ({0, 1} if penalty < 1 else {2})
 
 
 def test_a_seeded_row_repeats_whatever_stands_beside_it() -> None:

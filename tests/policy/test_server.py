@@ -179,6 +179,50 @@ def test_generate_takes_and_gives_token_ids(server: Any, tokenizer: ChatTokenize
     assert [i for c in streamed for i in c["choices"][0]["token_ids"]] == choice["token_ids"]
 
 
+def test_bias_and_penalties_reach_the_sampler_from_every_endpoint(server: Any, tokenizer: ChatTokenizer) -> None:
+    (one,) = tokenizer.encode("7")
+    common = {"temperature": 0.0, "max_tokens": 6, "logprobs": True, "return_token_ids": True}
+    asked = {**common, "logit_bias": {str(one): 500}, "frequency_penalty": 2, "min_p": 0.1}
+    choice = post(server, "/v1/chat/completions", chat(**asked)).json()["choices"][0]
+    assert choice["token_ids"] == [one] * 6  # 500 counts as 100, which no six times 2 make up for
+    assert all(
+        e["logprob"] < -1 for e in choice["logprobs"]["content"]
+    )  # of the model itself, which says no such thing
+    text = {"prompt": "Tom has 7 7 7 7", **common, "logprobs": 0, "ignore_eos": True}
+    plain = post(server, "/v1/completions", text).json()["choices"][0]["token_ids"]
+    banned = {str(i): -100 for i in plain}
+    others = post(server, "/v1/completions", {**text, "logit_bias": banned}).json()["choices"][0]["token_ids"]
+    assert not set(others) & set(plain)
+    generate = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+    ids = tokenizer.encode("Tom has 7 7 7 7")
+
+    def generated(**changes: Any) -> list[int]:
+        body = {"token_ids": ids, "sampling_params": {**generate, **changes}}
+        return list(post(server, "/inference/v1/generate", body).json()["choices"][0]["token_ids"])
+
+    assert len(set(generated())) < len(set(generated(presence_penalty=2, repetition_penalty=2))) == 40
+    assert not set(generated(repetition_penalty=1e9)) & set(ids)
+
+
+def test_tokenize_gives_the_tokens_of_completions_and_chats(server: Any, tokenizer: ChatTokenizer) -> None:
+    told = post(
+        server, "/tokenize", {"model": "policy", "prompt": "Tom has<|im_end|>", "return_token_strs": True}
+    ).json()
+    ids = tokenizer.encode("Tom has<|im_end|>")
+    names = [tokenizer.tokenizer.id_to_token(i) for i in ids]
+    assert told == {"count": len(ids), "max_model_len": 1024, "tokens": ids, "token_strs": names}
+    assert post(server, "/detokenize", {"model": "policy", "tokens": ids}).json() == {"prompt": "Tom has<|im_end|>"}
+    chatted = post(server, "/tokenize", {"messages": MESSAGES, "tools": TOOLS}).json()
+    assert chatted["tokens"] == tokenizer.encode_chat(MESSAGES, tools=TOOLS)
+    assert (chatted["count"], chatted["token_strs"]) == (len(chatted["tokens"]), None)
+    closed = post(server, "/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}).json()
+    assert closed["tokens"] == tokenizer.encode_chat(MESSAGES, add_generation_prompt=False)
+    assert post(server, "/tokenize", {"prompt": ""}).json()["tokens"] == []
+    assert post(server, "/detokenize", {"tokens": []}).json() == {"prompt": ""}
+    metrics = httpx.get(server.url + "/metrics").text
+    assert 'policy_requests_total{path="/detokenize",status="200"}' in metrics
+
+
 def test_stop_strings_cut_the_text_also_in_a_stream(server: Any) -> None:
     asked = {"prompt": "<|im_start|>assistant\nThe answer is", "temperature": 0.0, "max_tokens": 8}
     text = post(server, "/v1/completions", asked).json()["choices"][0]["text"]
@@ -214,7 +258,16 @@ def test_stop_strings_cut_the_text_also_in_a_stream(server: Any) -> None:
         ("/v1/chat/completions", {"stop": [""]}, 400, "stop", None),
         ("/v1/chat/completions", {"top_logprobs": 3}, 400, "top_logprobs", None),
         ("/v1/chat/completions", {"stream": "yes"}, 400, "stream", None),
-        ("/v1/chat/completions", {"presence_penalty": 0.5}, 400, "presence_penalty", "unsupported_parameter"),
+        ("/v1/chat/completions", {"temperature": 10**400}, 400, "temperature", "invalid_value"),
+        ("/v1/chat/completions", {"min_tokens": 5}, 400, "min_tokens", "unsupported_parameter"),
+        ("/v1/chat/completions", {"presence_penalty": 2.5}, 400, "presence_penalty", "invalid_value"),
+        ("/v1/chat/completions", {"frequency_penalty": "1"}, 400, "frequency_penalty", "invalid_value"),
+        ("/v1/chat/completions", {"repetition_penalty": 0}, 400, "repetition_penalty", "invalid_value"),
+        ("/v1/chat/completions", {"min_p": 1.5}, 400, "min_p", "invalid_value"),
+        ("/v1/chat/completions", {"logit_bias": [1]}, 400, "logit_bias", None),
+        ("/v1/chat/completions", {"logit_bias": {"576": 1}}, 400, "logit_bias", None),
+        ("/v1/chat/completions", {"logit_bias": {"Tom": 1}}, 400, "logit_bias", None),
+        ("/v1/chat/completions", {"logit_bias": {"5": "1"}}, 400, "logit_bias", None),
         ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, 400, "response_format", None),
         ("/v1/chat/completions", {"model": "gpt"}, 404, "model", "model_not_found"),
         (
@@ -229,6 +282,16 @@ def test_stop_strings_cut_the_text_also_in_a_stream(server: Any) -> None:
         ("/v1/completions", {"prompt": [5] * 1024}, 400, "prompt", "context_length_exceeded"),
         ("/v1/completions", {"prompt": "a", "echo": True}, 400, "echo", "unsupported_parameter"),
         ("/inference/v1/generate", {}, 400, "token_ids", None),
+        ("/tokenize", {}, 400, "prompt", None),
+        ("/tokenize", {"prompt": ["Tom"]}, 400, "prompt", None),
+        ("/tokenize", {"prompt": "1" * 1025}, 400, "prompt", "context_length_exceeded"),
+        ("/tokenize", {"prompt": "1", "model": "gpt"}, 404, "model", "model_not_found"),
+        ("/tokenize", {"messages": []}, 400, "messages", None),
+        ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, 400, "chat_template", "unsupported_parameter"),
+        ("/tokenize", {"prompt": "1", "return_token_strs": 1}, 400, "return_token_strs", None),
+        ("/detokenize", {}, 400, "tokens", None),
+        ("/detokenize", {"tokens": [576]}, 400, "tokens", None),
+        ("/detokenize", {"tokens": [1] * 1025}, 400, "tokens", "context_length_exceeded"),
         (
             "/inference/v1/generate",
             {"token_ids": [1], "sampling_params": {"top_k": -5}},

@@ -79,8 +79,8 @@ def serve(
 ) -> None:
     """Serve the policy over an OpenAI-compatible API that also returns exact tokens.
 
-    Endpoints: /v1/chat/completions, /v1/completions, /inference/v1/generate, /update_weights, /pause, /resume, /health,
-    /v1/models, /metrics. Stop it with Ctrl-C or SIGTERM.
+    Endpoints: /v1/chat/completions, /v1/completions, /inference/v1/generate, /tokenize, /detokenize, /update_weights, /pause,
+    /resume, /health, /v1/models, /metrics. Stop it with Ctrl-C or SIGTERM.
     """
     try:
         _need_policy_extra()

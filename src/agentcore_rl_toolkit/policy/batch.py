@@ -185,7 +185,8 @@ class Batch:
         """Sample for the rows from ``first`` on and note the tokens."""
         rows = self.running[first:]
         if first or self._sampler is None:
-            sampler = Sampler([g.params for g in rows], [g.generator for g in rows])
+            histories = [(g.prompt_ids, g.token_ids) for g in rows]
+            sampler = Sampler([g.params for g in rows], [g.generator for g in rows], histories)
             self._sampler = None if first else sampler
         else:
             sampler = self._sampler

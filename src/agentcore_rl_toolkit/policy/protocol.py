@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import PolicyError
+from .fields import RequestError, check_length, flag, integer, logit_bias, number, text, token_ids
 from .sampling import SamplingParams
 from .tokens import ChatTokenizer
 
@@ -18,17 +19,11 @@ Kind = Literal["chat", "completion", "generate"]
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_N = 64
 _MAX_TOP_LOGPROBS = 20
-_KIND_OF_STATUS = {404: "not_found_error", 429: "rate_limit_error"}
 _DEFAULT_MAX_TOKENS = 16  # of completions and of vLLM's generate; a chat may use what the context leaves
 
 # Values under which a field asks for nothing that would have to be done.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
     "min_tokens": (None, 0),
-    "logit_bias": (None, {}),
     "allowed_token_ids": (None,),
     "bad_words": (None, []),
     "best_of": (None, 1),
@@ -46,30 +41,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (None, False),
     "use_beam_search": (None, False),
 }
-
-
-class RequestError(PolicyError):
-    """A request that is answered with an error object: HTTP ``status``, the field in ``param``, OpenAI's ``code``."""
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        status: int = 400,
-        retry_after_s: float | None = None,
-        **ids: Any,
-    ) -> None:
-        super().__init__(message, **ids)
-        self.param = param
-        self.code = code
-        self.status = status
-        self.retry_after_s = retry_after_s
-
-    def to_openai(self) -> dict[str, Any]:
-        kind = "server_error" if self.status >= 500 else _KIND_OF_STATUS.get(self.status, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,43 +68,43 @@ class Call:
 
 def read_chat(body: Mapping[str, Any], tokenizer: ChatTokenizer, *, context: int) -> Call:
     """Check a body of ``/v1/chat/completions`` and render its messages. Raises: RequestError."""
-    _refuse_unsupported(body)
-    messages = _messages(body)
-    tools = _tools(body)
     choice = body.get("tool_choice")
+    prompt = encode_messages(body, tokenizer)
     if choice not in (None, "auto", "none"):
         raise RequestError(
             f"this policy can be offered tools, not made to call one: tool_choice must be 'auto' or 'none', got {choice!r}",
             param="tool_choice",
             code="unsupported_value",
         )
-    try:
-        prompt = tokenizer.encode_chat(
-            messages, tools=tools, add_generation_prompt=_flag(body, "add_generation_prompt", default=True)
-        )
-    except PolicyError as e:
-        raise RequestError(e.message, param="messages") from e
-    wants_logprobs = _flag(body, "logprobs")
-    top = _integer(body, "top_logprobs", low=0, high=_MAX_TOP_LOGPROBS) or 0
+    wants_logprobs = flag(body, "logprobs")
+    top = integer(body, "top_logprobs", low=0, high=_MAX_TOP_LOGPROBS) or 0
     if top and not wants_logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    limit = _integer(body, "max_completion_tokens", low=1)
+    limit = integer(body, "max_completion_tokens", low=1)
     if limit is None:
-        limit = _integer(body, "max_tokens", low=1)
+        limit = integer(body, "max_tokens", low=1)
     stream, include_usage = _stream(body)
     return Call(
         kind="chat",
         prompts=(tuple(prompt),),
-        params=_sampling(body, [prompt], context, limit=context if limit is None else limit, top=top, param="messages"),
-        n=_integer(body, "n", low=1, high=_MAX_N) or 1,
+        params=_sampling(
+            body,
+            [prompt],
+            tokenizer,
+            context=context,
+            limit=context if limit is None else limit,
+            top=top,
+            param="messages",
+        ),
+        n=integer(body, "n", low=1, high=_MAX_N) or 1,
         stream=stream,
         include_usage=include_usage,
         logprobs=wants_logprobs,
-        return_token_ids=_flag(body, "return_token_ids"),
-        token_ids_as_text=_flag(body, "return_tokens_as_token_ids"),
-        parse_tools=bool(tools) and choice != "none",
-        one_call_only=not _flag(body, "parallel_tool_calls", default=True),
-        request_id=_text(body, "request_id"),
+        return_token_ids=flag(body, "return_token_ids"),
+        token_ids_as_text=flag(body, "return_tokens_as_token_ids"),
+        parse_tools=bool(body.get("tools")) and choice != "none",
+        one_call_only=not flag(body, "parallel_tool_calls", default=True),
+        request_id=text(body, "request_id"),
     )
 
 
@@ -141,36 +112,50 @@ def read_completion(body: Mapping[str, Any], tokenizer: ChatTokenizer, *, contex
     """Check a body of ``/v1/completions``: a text, a list of token ids, or a list of either. Raises: RequestError."""
     _refuse_unsupported(body)
     prompts = _prompts(body, tokenizer)
-    top = _integer(body, "logprobs", low=0, high=_MAX_TOP_LOGPROBS)
-    limit = _integer(body, "max_tokens", low=1)
+    top = integer(body, "logprobs", low=0, high=_MAX_TOP_LOGPROBS)
+    limit = integer(body, "max_tokens", low=1)
     stream, include_usage = _stream(body)
     return Call(
         kind="completion",
         prompts=tuple(map(tuple, prompts)),
-        params=_sampling(body, prompts, context, limit=limit or _DEFAULT_MAX_TOKENS, top=top or 0, param="prompt"),
-        n=_integer(body, "n", low=1, high=_MAX_N) or 1,
+        params=_sampling(
+            body,
+            prompts,
+            tokenizer,
+            context=context,
+            limit=limit or _DEFAULT_MAX_TOKENS,
+            top=top or 0,
+            param="prompt",
+        ),
+        n=integer(body, "n", low=1, high=_MAX_N) or 1,
         stream=stream,
         include_usage=include_usage,
         logprobs=top is not None,
-        return_token_ids=_flag(body, "return_token_ids"),
-        token_ids_as_text=_flag(body, "return_tokens_as_token_ids"),
-        request_id=_text(body, "request_id"),
+        return_token_ids=flag(body, "return_token_ids"),
+        token_ids_as_text=flag(body, "return_tokens_as_token_ids"),
+        request_id=text(body, "request_id"),
     )
 
 
 def read_generate(body: Mapping[str, Any], tokenizer: ChatTokenizer, *, context: int) -> Call:
     """Check a body of ``/inference/v1/generate`` (vLLM): ``token_ids`` in, token ids out. Raises: RequestError."""
-    ids = _token_ids(body.get("token_ids"), "token_ids", tokenizer)
+    ids = token_ids(body.get("token_ids"), "token_ids", tokenizer)
     settings = body.get("sampling_params", {})
     if not isinstance(settings, Mapping):
         raise RequestError("sampling_params must be an object", param="sampling_params")
     try:
         _refuse_unsupported(settings)
-        top = _integer(settings, "logprobs", low=0, high=_MAX_TOP_LOGPROBS)
-        limit = _integer(settings, "max_tokens", low=1)
-        n = _integer(settings, "n", low=1, high=_MAX_N) or 1
+        top = integer(settings, "logprobs", low=0, high=_MAX_TOP_LOGPROBS)
+        limit = integer(settings, "max_tokens", low=1)
+        n = integer(settings, "n", low=1, high=_MAX_N) or 1
         params = _sampling(
-            settings, [ids], context, limit=limit or _DEFAULT_MAX_TOKENS, top=top or 0, param="token_ids"
+            settings,
+            [ids],
+            tokenizer,
+            context=context,
+            limit=limit or _DEFAULT_MAX_TOKENS,
+            top=top or 0,
+            param="token_ids",
         )
     except RequestError as e:
         if e.param not in (None, "token_ids"):
@@ -187,8 +172,19 @@ def read_generate(body: Mapping[str, Any], tokenizer: ChatTokenizer, *, context:
         logprobs=top is not None,
         return_token_ids=True,
         token_ids_as_text=True,
-        request_id=_text(body, "request_id"),
+        request_id=text(body, "request_id"),
     )
+
+
+def encode_messages(body: Mapping[str, Any], tokenizer: ChatTokenizer) -> list[int]:
+    """The token ids of a body's messages and tools, as a chat's prompt has them. Raises: RequestError."""
+    _refuse_unsupported(body)
+    messages, tools = _messages(body), _tools(body)
+    begin = flag(body, "add_generation_prompt", default=True)
+    try:
+        return tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=begin)
+    except PolicyError as e:
+        raise RequestError(e.message, param="messages") from e
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
@@ -198,16 +194,18 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def _sampling(
-    body: Mapping[str, Any], prompts: list[list[int]], context: int, *, limit: int, top: int, param: str
+    body: Mapping[str, Any],
+    prompts: list[list[int]],
+    tokenizer: ChatTokenizer,
+    *,
+    context: int,
+    limit: int,
+    top: int,
+    param: str,
 ) -> SamplingParams:
-    longest = max(map(len, prompts))
-    if longest >= context:
-        raise RequestError(
-            f"This model's maximum context length is {context} tokens, your prompt has {longest}; shorten it.",
-            param=param,
-            code="context_length_exceeded",
-        )
-    top_k = _integer(body, "top_k", low=-1)
+    # a prompt that fills the context leaves no room for a token
+    check_length(max(map(len, prompts)), context - 1, context=context, param=param)
+    top_k = integer(body, "top_k", low=-1)
     stop = body.get("stop")
     stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, (tuple, list)) or len(stops) > 16 or any(not isinstance(s, str) or not s for s in stops):
@@ -215,20 +213,30 @@ def _sampling(
     stop_ids = body.get("stop_token_ids") or ()
     if not isinstance(stop_ids, (tuple, list)) or any(type(s) is not int for s in stop_ids):
         raise RequestError("stop_token_ids must be a list of integers", param="stop_token_ids")
-    temperature = _number(body, "temperature", low=0.0)
-    top_p = _number(body, "top_p", low=0.0, high=1.0)
+    temperature = number(body, "temperature", low=0.0)
+    top_p = number(body, "top_p", low=0.0, high=1.0)
     if top_p == 0.0:
         raise RequestError("top_p must be above 0 and at most 1, got 0", param="top_p", code="invalid_value")
+    repetition = number(body, "repetition_penalty", low=0.0)
+    if repetition == 0.0:
+        raise RequestError(
+            "repetition_penalty must be above 0, got 0", param="repetition_penalty", code="invalid_value"
+        )
     return SamplingParams(
         temperature=1.0 if temperature is None else temperature,
         top_p=1.0 if top_p is None else top_p,
         top_k=max(0, top_k or 0),
+        min_p=number(body, "min_p", low=0.0, high=1.0) or 0.0,
+        presence_penalty=number(body, "presence_penalty", low=-2.0, high=2.0) or 0.0,
+        frequency_penalty=number(body, "frequency_penalty", low=-2.0, high=2.0) or 0.0,
+        repetition_penalty=1.0 if repetition is None else repetition,
+        logit_bias=logit_bias(body, tokenizer),
         max_tokens=limit,  # the engine ends a completion with "length" where the context does
         stop=tuple(stops),
         stop_token_ids=tuple(stop_ids),
-        ignore_eos=_flag(body, "ignore_eos"),
-        include_stop=_flag(body, "include_stop_str_in_output"),
-        seed=_integer(body, "seed"),
+        ignore_eos=flag(body, "ignore_eos"),
+        include_stop=flag(body, "include_stop_str_in_output"),
+        seed=integer(body, "seed"),
         top_logprobs=top,
     )
 
@@ -305,66 +313,18 @@ def _prompts(body: Mapping[str, Any], tokenizer: ChatTokenizer) -> list[list[int
         raise RequestError(f"at most {_MAX_N} prompts in one request", param="prompt")
     read: list[list[int]] = []
     for one in many:
-        ids = tokenizer.encode(one) if isinstance(one, str) else _token_ids(one, "prompt", tokenizer)
+        ids = tokenizer.encode(one) if isinstance(one, str) else token_ids(one, "prompt", tokenizer)
         if not ids:
             raise RequestError("prompt must not be empty", param="prompt")
         read.append(ids)
     return read
 
 
-def _token_ids(value: Any, name: str, tokenizer: ChatTokenizer) -> list[int]:
-    size = tokenizer.vocabulary_size
-    if not isinstance(value, list) or not value or any(type(i) is not int or not 0 <= i < size for i in value):
-        raise RequestError(f"{name} must be a non-empty list of token ids, each from 0 to {size - 1}", param=name)
-    return value
-
-
 def _stream(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    stream = _flag(body, "stream")
+    stream = flag(body, "stream")
     options = body.get("stream_options")
     if options is None:
         return stream, False
     if not isinstance(options, Mapping) or not stream:
         raise RequestError("stream_options must be an object, and needs stream to be true", param="stream_options")
-    return stream, _flag(options, "include_usage")
-
-
-def _flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false, got {value!r}", param=name, code="invalid_type")
-    return value
-
-
-def _text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and (not isinstance(value, str) or len(value) > 256):
-        raise RequestError(f"{name} must be a string of at most 256 characters", param=name, code="invalid_type")
-    return value
-
-
-def _integer(body: Mapping[str, Any], name: str, *, low: int | None = None, high: int | None = None) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if type(value) is not int or (low is not None and value < low) or (high is not None and value > high):
-        bounds = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high}"
-        raise RequestError(f"{name} must be an integer{bounds}, got {value!r}", param=name, code="invalid_value")
-    return value
-
-
-def _number(body: Mapping[str, Any], name: str, *, low: float, high: float = float("inf")) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not low <= value <= high
-        or value == float("inf")
-    ):
-        bounds = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
-        raise RequestError(f"{name} must be a number, {bounds}; got {value!r}", param=name, code="invalid_value")
-    return float(value)
+    return stream, flag(options, "include_usage")

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .batch import Generation
-from .protocol import Call, RequestError
+from .fields import RequestError
+from .protocol import Call
 from .tokens import ChatTokenizer
 from .tool_calls import ParsedText, StreamParser, parse_tool_calls
 

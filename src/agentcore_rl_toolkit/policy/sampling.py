@@ -1,11 +1,19 @@
-"""Choosing the next token of many sequences at once, each with its own settings."""
+"""Choosing the next token of many sequences at once, each with its own settings.
+
+What happens to the logits of a row, in vLLM's order: ``logit_bias`` is added; repetition, frequency and presence are penalised;
+here temperature 0 takes the largest. Otherwise they are divided by the temperature and cut by ``min_p``, ``top_k`` and ``top_p``,
+each of which sees what the one before it left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
+
+History = tuple[Sequence[int], Sequence[int]]
+_LARGEST = 1e30  # of adjusted logits; still finite in fp32 when divided by the lowest temperature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,11 +22,21 @@ class SamplingParams:
 
     ``temperature`` 0 takes the likeliest token. ``top_k`` 0 and ``top_p`` 1 switch these cuts off. ``seed`` makes a completion
     repeatable whatever else is in the batch. ``top_logprobs`` asks for that many alternatives per token.
+
+    ``min_p`` cuts tokens that are less likely than this share of the likeliest. ``repetition_penalty`` divides positive
+    logits, and multiplies negative ones, of every token in the prompt or the completion so far; ``frequency_penalty`` is
+    subtracted once for each time a token stands in the completion, ``presence_penalty`` once if it does. ``logit_bias`` maps
+    token ids to what is added.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -27,13 +45,19 @@ class SamplingParams:
     seed: int | None = None
     top_logprobs: int = 0
 
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether a bias or a penalty is asked for: what changes also which token is the likeliest."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return bool(self.logit_bias) or penalties != (0.0, 0.0, 1.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
     """One token per row. Shapes: N rows; ``tops_N`` is None unless somebody asked, else per row (token id, logprob) pairs.
 
-    Logprobs are those of the model's own distribution: log-softmax of the logits, before temperature, ``top_k`` and ``top_p``
-    (vLLM's default, ``raw_logprobs``). At temperature 1 without cuts that is the distribution sampled from.
+    Logprobs are those of the model's own distribution: log-softmax of the logits, before bias, penalties, temperature and cuts
+    (vLLM's default, ``raw_logprobs``). At temperature 1 without any of these that is the distribution sampled from.
     """
 
     ids_N: list[int]
@@ -42,17 +66,65 @@ class Sampled:
     tensor_N: torch.Tensor
 
 
-class Sampler:
-    """The settings of the rows of a batch as tensors, made anew only when the rows change."""
+class _Adjustments:
+    """Biases and penalties of the rows that ask for any, and which tokens these rows hold. Shapes: R such rows."""
 
-    def __init__(self, params: Sequence[SamplingParams], seeded: Sequence[torch.Generator | None]) -> None:
-        self._plain = all(p.temperature == 1.0 and p.top_p >= 1.0 and p.top_k <= 0 for p in params)
+    def __init__(self, params: Sequence[SamplingParams], histories: Sequence[History], vocabulary: int) -> None:
+        asking = [row for row, p in enumerate(params) if p.adjusts_logits]
+        self._rows_R = torch.tensor(asking)
+        self._repetition_R1 = torch.tensor([params[row].repetition_penalty for row in asking])[:, None]
+        self._frequency_R1 = torch.tensor([params[row].frequency_penalty for row in asking])[:, None]
+        self._presence_R1 = torch.tensor([params[row].presence_penalty for row in asking])[:, None]
+        self._bias_RV = torch.zeros(len(asking), vocabulary)
+        self._prompt_RV = torch.zeros(len(asking), vocabulary, dtype=torch.bool)
+        self._counts_RV = torch.zeros(len(asking), vocabulary)  # in the completion
+        for r, row in enumerate(asking):
+            bias, (prompt, completion) = params[row].logit_bias, histories[row] if histories else ((), ())
+            self._bias_RV[r, list(bias)] = torch.tensor(list(bias.values()), dtype=torch.float)
+            self._prompt_RV[r, list(prompt)] = True
+            self._counts_RV[r] = torch.bincount(torch.tensor(completion, dtype=torch.long), minlength=vocabulary)
+
+    def apply(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """The logits with those of the asking rows adjusted; the others stay, bit by bit."""
+        said_RV = self._counts_RV > 0
+        biased_RV = logits_NV[self._rows_R] + self._bias_RV
+        repetition_RV = torch.where(self._prompt_RV | said_RV, self._repetition_R1, 1.0)
+        penalised_RV = torch.where(biased_RV > 0, biased_RV / repetition_RV, biased_RV * repetition_RV)
+        penalised_RV -= self._frequency_R1 * self._counts_RV
+        penalised_RV -= self._presence_R1 * said_RV
+        # a repetition penalty may be so near to 0, or so large, that the quotient or product overflows
+        return logits_NV.index_copy(0, self._rows_R, penalised_RV.nan_to_num().clamp(-_LARGEST, _LARGEST))
+
+    def note(self, chosen_N: torch.Tensor) -> None:
+        """Count the tokens that were drawn."""
+        self._counts_RV.scatter_add_(1, chosen_N[self._rows_R][:, None], torch.ones_like(self._repetition_R1))
+
+
+class Sampler:
+    """The settings of the rows of a batch as tensors, made anew only when the rows change.
+
+    ``histories`` are the prompt and the completion so far of each row, which penalties need; the sampler counts on from there.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        seeded: Sequence[torch.Generator | None],
+        histories: Sequence[History] = (),
+    ) -> None:
+        self._params = params
+        self._histories = histories
+        self._adjusts = any(p.adjusts_logits for p in params)
+        self._adjustments: _Adjustments | None = None
+        self._cuts = any(p.top_p < 1.0 or p.top_k > 0 or p.min_p > 0.0 for p in params)
+        self._plain = not self._adjusts and not self._cuts and all(p.temperature == 1.0 for p in params)
         self._temperatures = torch.tensor([p.temperature for p in params])[:, None]
         self._greedy = self._temperatures[:, 0] == 0.0
         self._any_greedy = bool(self._greedy.any())
         self._top_k = torch.tensor([p.top_k if p.top_k > 0 else 2**30 for p in params])[:, None]
-        self._top_p = torch.tensor([p.top_p for p in params])[:, None]
-        self._cuts = any(p.top_p < 1.0 or p.top_k > 0 for p in params)
+        # sums of probabilities may exceed 1 by rounding
+        self._top_p = torch.tensor([p.top_p if p.top_p < 1.0 else 2.0 for p in params])[:, None]
+        self._min_p = torch.tensor([p.min_p for p in params])[:, None]
         self._seeded = [(row, g) for row, g in enumerate(seeded) if g is not None]
         self._tops = [p.top_logprobs for p in params]
         self._most_tops = max(self._tops, default=0)
@@ -61,14 +133,19 @@ class Sampler:
     def sample(self, logits_NV: torch.Tensor, generator: torch.Generator) -> Sampled:
         """Draw a token for each row; seeded rows draw from their own generators, the others from the shared one."""
         logprobs_NV = torch.log_softmax(logits_NV, -1)
+        if self._adjusts and self._adjustments is None:
+            self._adjustments = _Adjustments(self._params, self._histories, logits_NV.shape[1])
+        adjusted_NV = logits_NV if self._adjustments is None else self._adjustments.apply(logits_NV)
         uniform_N1 = torch.rand(logprobs_NV.shape[0], 1, generator=generator)
         for row, own in self._seeded:
             uniform_N1[row] = torch.rand(1, generator=own)
         # Inverse transform. 1 - u lies in (0, 1], so a token of probability 0 can never be hit.
-        cumulated_NV = self._distribution(logprobs_NV).cumsum(-1)
+        cumulated_NV = (logprobs_NV.exp() if self._plain else self._distribution(adjusted_NV)).cumsum(-1)
         chosen_N = (cumulated_NV < (1 - uniform_N1) * cumulated_NV[:, -1:]).sum(-1)
         if self._any_greedy:
-            chosen_N = torch.where(self._greedy, logits_NV.argmax(-1), chosen_N)
+            chosen_N = torch.where(self._greedy, adjusted_NV.argmax(-1), chosen_N)
+        if self._adjustments is not None:
+            self._adjustments.note(chosen_N)
         picked_N = logprobs_NV.gather(1, chosen_N[:, None])[:, 0]
         tops = None
         if self._most_tops:
@@ -79,17 +156,19 @@ class Sampler:
             ]
         return Sampled(ids_N=chosen_N.tolist(), logprobs_N=picked_N.tolist(), tops_N=tops, tensor_N=chosen_N)
 
-    def _distribution(self, logprobs_NV: torch.Tensor) -> torch.Tensor:
-        if self._plain:
-            return logprobs_NV.exp()
-        scaled_NV = logprobs_NV / self._temperatures.clamp(min=1e-5)
+    def _distribution(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """What is drawn from; rows need not sum to 1."""
+        scaled_NV = logits_NV / self._temperatures.clamp(min=1e-5)
         if not self._cuts:
             return torch.softmax(scaled_NV, -1)
         ordered = scaled_NV.sort(-1, descending=True)
         probabilities_NV = torch.softmax(ordered.values, -1)
-        before_NV = probabilities_NV.cumsum(-1) - probabilities_NV
-        ranks = torch.arange(scaled_NV.shape[1])
-        kept_NV = (ranks < self._top_k) & (before_NV < self._top_p)
+        last_of_top_k_N1 = ordered.values.gather(-1, self._top_k.clamp(max=scaled_NV.shape[1]) - 1)
+        kept_NV = probabilities_NV >= self._min_p * probabilities_NV[:, :1]
+        kept_NV &= ordered.values >= last_of_top_k_N1  # as many more as are just as likely as the last
+        probabilities_NV = probabilities_NV * kept_NV
+        probabilities_NV /= probabilities_NV.sum(-1, keepdim=True)
+        kept_NV = probabilities_NV.cumsum(-1) - probabilities_NV < self._top_p
         kept_NV[:, 0] = True
         return torch.zeros_like(scaled_NV).scatter(-1, ordered.indices, probabilities_NV * kept_NV)
 

@@ -1,4 +1,4 @@
-"""The policy behind HTTP: OpenAI's chat and completion endpoints, vLLM's token endpoint, weights, health and metrics.
+"""The policy behind HTTP: OpenAI's chat and completion endpoints, vLLM's token endpoints, weights, health and metrics.
 
 Generating endpoints are plain ASGI functions: they watch for the client hanging up while the engine works, and a request that
 nobody waits for any more leaves the batch at its next token.
@@ -26,8 +26,10 @@ from starlette.types import Receive, Scope, Send
 from ..errors import PolicyError
 from .batch import Generation
 from .engine import Engine, QueueFullError
-from .protocol import Call, RequestError, read_chat, read_completion, read_generate
+from .fields import RequestError
+from .protocol import Call, read_chat, read_completion, read_generate
 from .replies import Reply
+from .tokenization import detokenize, tokenize
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +102,31 @@ class _GenerateEndpoint:
                 events.append(b"data: [DONE]\n\n")
             if events:
                 await send({"type": "http.response.body", "body": b"".join(events), "more_body": not finished})
+
+
+class _TokenEndpoint:
+    """An ASGI endpoint that needs the tokenizer alone: body to reply at once."""
+
+    def __init__(self, service: PolicyService, answer: Callable[..., dict[str, Any]]) -> None:
+        self._service = service
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, engine = 200, self._service.engine
+        try:
+            body = _json_object(await _read_body(receive, MAX_BODY_BYTES))
+            self._service.check_model(body.get("model"))
+            # a thread: 8 MiB of new text take the tokenizer a second or more
+            await _send_json(
+                send, 200, await asyncio.to_thread(self._answer, body, engine.tokenizer, context=engine.context)
+            )
+        except RequestError as e:
+            status = e.status
+            await _send_error(send, e)
+        except _ClientGoneError:
+            status = 499
+        finally:
+            self._service.count(scope["path"], status)
 
 
 class PolicyService:
@@ -221,6 +248,8 @@ def create_app(
             Route("/v1/chat/completions", _GenerateEndpoint(service, read_chat), methods=["POST"]),
             Route("/v1/completions", _GenerateEndpoint(service, read_completion), methods=["POST"]),
             Route("/inference/v1/generate", _GenerateEndpoint(service, read_generate), methods=["POST"]),
+            Route("/tokenize", _TokenEndpoint(service, tokenize), methods=["POST"]),
+            Route("/detokenize", _TokenEndpoint(service, detokenize), methods=["POST"]),
             Route("/update_weights", _Asgi(update_weights), methods=["POST"]),
             Route("/pause", pause, methods=["POST"]),
             Route("/resume", resume, methods=["POST"]),

@@ -96,9 +96,13 @@ class ChatTokenizer:
         """Token ids of a conversation. Raises: PolicyError as `render` does."""
         return self.encode(self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens; the marks of tool calls stay, those of messages (``<|im_end|>``, ...) are left out."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens; the marks of tool calls stay, those of messages (``<|im_end|>``, ...) are left out by default."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_name(self, token_id: int) -> str:
+        """The token as the vocabulary writes it: in a byte-level one every byte is a visible character (a space is ``Ġ``)."""
+        return str(self.tokenizer.id_to_token(token_id))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for."""
