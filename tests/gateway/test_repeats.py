@@ -29,6 +29,8 @@ from agentcore_rl_toolkit.trajectory.experts import int32_of, shape_of
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = [{"role": "user", "content": "hello there"}]
+TOOL = {"name": "add", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+CLAUDES = {"name": "add", "input_schema": TOOL["parameters"]}
 Start = Callable[..., Awaitable[Gateway]]
 
 
@@ -469,6 +471,62 @@ async def test_a_repeated_answer_names_the_stop_sequence_it_ended_at(
                 reply = await llm.messages.create(**asked)
             told.append((reply.stop_reason, reply.stop_sequence))
     assert told == [("stop_sequence", "zz")] * 2
+    assert gateway.counters["turns_joined"] == 1
+
+
+async def told_by_anthropic(session: SessionHandle, asked: dict[str, Any], *, stream: bool) -> list[str]:
+    url = session.base_url.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0) as llm:
+        asked = {"model": "m", "max_tokens": 50, "messages": USER, "tools": [CLAUDES], **asked}
+        if stream:
+            async with llm.messages.stream(**asked) as events:
+                reply = await events.get_final_message()
+        else:
+            reply = await llm.messages.create(**asked)
+    return [reply.id, *(block.id for block in reply.content if block.type == "tool_use")]
+
+
+async def told_by_openai(session: SessionHandle, asked: dict[str, Any], *, stream: bool) -> list[str]:
+    asked = {"model": "m", "input": "hello there", "tools": [{**TOOL, "type": "function", "strict": False}], **asked}
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        if stream:
+            events = [event async for event in await llm.responses.create(**asked, stream=True)]
+            response = events[-1].response
+        else:
+            response = await llm.responses.create(**asked)
+    calls = [item.call_id for item in response.output if item.type == "function_call"]
+    return [response.id, *(item.id for item in response.output), *calls]
+
+
+@pytest.mark.parametrize("told", [told_by_anthropic, told_by_openai])
+@pytest.mark.parametrize(("rendered", "stream"), [(False, False), (True, False), (True, True)])
+async def test_a_repeated_reply_has_the_ids_of_the_first_in_every_dialect(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, rendered: bool, stream: bool, told: Any
+) -> None:
+    """Also where the engine gives calls of whole replies no ids, and after a restart. Other replies have others."""
+    settings = {"store_dir": str(tmp_path), **({"model_dir": str(MODEL)} if rendered else {})}
+    gateway = await start_gateway(engine, **settings)
+    session = await opened(gateway)
+    if rendered:
+        engine.first_id, engine.last_id = 300, 500
+    else:
+        call: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+        for k in range(2):
+            named = {"id": f"call_{k}"} if stream else {}
+            engine.replies.append({"content": "w7 w8", "tool_calls": [call | named]})
+
+    def attempt(retry: int) -> dict[str, Any]:
+        return {"extra_headers": {"x-stainless-retry-count": str(retry)}}
+
+    first, again = [await told(session, attempt(k), stream=stream) for k in range(2)]
+    assert all(first)
+    assert again == first
+    assert gateway.counters["turns_joined"] == 1
+    assert not {*first} & {*await told(session, {**attempt(0), "extra_body": {"temperature": 0.5}}, stream=stream)}
+    await gateway.stop(grace_s=0.2)
+    gateway = await start_gateway(engine, **settings)
+    session = dataclasses.replace(session, base_url=f"{gateway.url}/{session.base_url.split('/', 3)[3]}")
+    assert await told(session, attempt(1), stream=stream) == first
     assert gateway.counters["turns_joined"] == 1
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, new_id, text_of
+from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, text_of
 from .chat import named_tool
 from .errors import NOT_JSON, RequestError, no_threads, unsupported
 from .fields import Fields, decode_body
+from .ids import own_id
 
 _NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "diagnostics")
 
@@ -301,20 +302,17 @@ def tool_input(arguments: str) -> Any:
     return decoded if isinstance(decoded, dict) else {"_raw": decoded}
 
 
-def _blocks(choice: Choice) -> list[dict[str, Any]]:
+def _blocks(choice: Choice, reply_id: str) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if choice.reasoning:
         blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
     text = choice.content or choice.refusal
     if text:
         blocks.append({"type": "text", "text": text})
-    for call in choice.tool_calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": tool_input(call.arguments)})
+    for place, call in enumerate(choice.tool_calls):
+        call_id = call.id or own_id("toolu_", reply_id, place)
+        blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "input": tool_input(call.arguments)})
     return blocks
-
-
-def message_id(reply_id: str) -> str:
-    return reply_id if reply_id.startswith("msg_") else new_id("msg_")
 
 
 def encode_reply(reply: Reply, request: Request) -> bytes:
@@ -323,11 +321,11 @@ def encode_reply(reply: Reply, request: Request) -> bytes:
     stopped = named_stop(choice.stop_sequence, request)
     return msgspec.json.encode(
         {
-            "id": message_id(reply.id),
+            "id": own_id("msg_", reply.id),
             "type": "message",
             "role": "assistant",
             "model": reply.model or request.model,
-            "content": _blocks(choice),
+            "content": _blocks(choice, reply.id),
             "stop_reason": stop_reason(choice.finish_reason, stopped),
             "stop_sequence": stopped,
             "usage": usage_dict(reply.usage),

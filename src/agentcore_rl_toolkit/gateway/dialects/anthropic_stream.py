@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from .anthropic import SIGNATURE, message_id, named_stop, stop_reason, usage_dict
-from .canonical import Delta, Request, ToolDelta, Usage, new_id
+from .anthropic import SIGNATURE, named_stop, stop_reason, usage_dict
+from .canonical import Delta, Request, ToolDelta, Usage
 from .errors import RequestError, anthropic_error
+from .ids import own_id
 from .one_by_one import OneByOne
 from .sse import encode_event
 
@@ -29,7 +30,7 @@ class Encoder:
 
     def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
-        self._id = message_id(reply_id)
+        self._id = own_id("msg_", reply_id)
         self._model = model or request.model
         self._usage = request.counted or Usage()
         self._kind: str | None = None
@@ -112,7 +113,8 @@ class Encoder:
     def _write(self, piece: ToolDelta) -> bytes:
         out = b""
         if self._kind != "tool_use" or self._call != piece.index:
-            block = {"type": "tool_use", "id": piece.id or new_id("toolu_"), "name": piece.name or "", "input": {}}
+            call_id = piece.id or own_id("toolu_", self._id, piece.index)
+            block = {"type": "tool_use", "id": call_id, "name": piece.name or "", "input": {}}
             out += self._close() + self._open("tool_use", block)
             self._call = piece.index
         if piece.arguments:

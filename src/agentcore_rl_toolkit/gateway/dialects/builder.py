@@ -103,7 +103,7 @@ class ReplyBuilder:
         choice.reasoning = "".join(growing.reasoning)
         choice.refusal = "".join(growing.refusal) or None
         choice.tool_calls = [
-            ToolCall(id=ids[0] if ids else new_id("call_"), name="".join(names), arguments="".join(arguments))
+            ToolCall(id=ids[0] if ids else "", name="".join(names), arguments="".join(arguments))
             for _, (ids, names, arguments) in sorted(growing.calls.items())
         ]
         if choice.tool_calls and choice.parse_status == "none":

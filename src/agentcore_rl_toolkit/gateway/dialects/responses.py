@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from .canonical import CONTENT_FILTER, LENGTH, Choice, Reply, Request, Usage, new_id
+from .canonical import CONTENT_FILTER, LENGTH, Choice, Reply, Request, Usage
 from .chat import named_choice, named_tool
 from .errors import RequestError, unsupported
 from .fields import Fields, decode_body
+from .ids import own_id
 
 _NO_EFFECT = (
     "user",
@@ -299,10 +300,6 @@ def response_head(request: Request, *, response_id: str, model: str, created: in
     }
 
 
-def response_id(reply_id: str) -> str:
-    return reply_id if reply_id.startswith("resp_") else new_id("resp_")
-
-
 def closing(finish_reason: str | None) -> dict[str, Any]:
     """``status`` and ``incomplete_details`` for a finish reason."""
     if finish_reason == LENGTH:
@@ -342,28 +339,29 @@ def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str
     }
 
 
-def output_items(choice: Choice, *, logprobs: bool) -> list[dict[str, Any]]:
+def output_items(choice: Choice, reply_id: str, *, logprobs: bool) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if choice.reasoning:
-        items.append(reasoning_item(choice.reasoning, new_id("rs_")))
+        items.append(reasoning_item(choice.reasoning, own_id("rs_", reply_id, 0)))
     parts = []
     if choice.content:
         parts.append(text_part(choice.content, choice.logprob_entries if logprobs else None))
     if choice.refusal:
         parts.append({"type": "refusal", "refusal": choice.refusal})
     if parts or not choice.tool_calls:
-        items.append(message_item(parts or [text_part("")], new_id("msg_")))
-    items += [call_item(call.id, call.name, call.arguments, new_id("fc_")) for call in choice.tool_calls]
+        items.append(message_item(parts or [text_part("")], own_id("msg_", reply_id, len(items))))
+    for place, call in enumerate(choice.tool_calls):
+        call_id = call.id or own_id("call_", reply_id, place)
+        items.append(call_item(call_id, call.name, call.arguments, own_id("fc_", reply_id, len(items))))
     return items
 
 
 def encode_reply(reply: Reply, request: Request) -> bytes:
     """The JSON body of a whole answer."""
     choice = reply.choices[0] if reply.choices else Choice()
-    head = response_head(
-        request, response_id=response_id(reply.id), model=reply.model, created=reply.created or int(time.time())
-    )
-    end, output = closing(choice.finish_reason), output_items(choice, logprobs=request.logprobs)
+    response_id, created = own_id("resp_", reply.id), reply.created or int(time.time())
+    head = response_head(request, response_id=response_id, model=reply.model, created=created)
+    end, output = closing(choice.finish_reason), output_items(choice, response_id, logprobs=request.logprobs)
     output[-1]["status"] = end["status"]  # a call that the answer broke off in has only the beginning of its arguments
     body = {
         **head,

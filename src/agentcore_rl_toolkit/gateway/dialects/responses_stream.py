@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from .canonical import Delta, Request, ToolDelta, Usage, new_id
+from .canonical import Delta, Request, ToolDelta, Usage
 from .errors import KINDS, RequestError, openai_error
+from .ids import own_id
 from .one_by_one import OneByOne
 from .responses import (
     call_item,
@@ -21,7 +22,6 @@ from .responses import (
     message_item,
     reasoning_item,
     response_head,
-    response_id,
     text_part,
     usage_dict,
 )
@@ -48,9 +48,8 @@ class Encoder:
 
     def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
-        self._head = response_head(
-            request, response_id=response_id(reply_id), model=model, created=created or int(time.time())
-        )
+        self._id = own_id("resp_", reply_id)
+        self._head = response_head(request, response_id=self._id, model=model, created=created or int(time.time()))
         self._number = 0
         self._output: list[dict[str, Any]] = []
         self._open: _Item | None = None
@@ -132,7 +131,8 @@ class Encoder:
         if self._open is not None and self._open.kind == kind:
             return b""
         out = self._close()
-        item = _Item(kind, new_id("rs_" if kind == "reasoning" else "msg_"), len(self._output))
+        place = len(self._output)
+        item = _Item(kind, own_id("rs_" if kind == "reasoning" else "msg_", self._id, place), place)
         self._open = item
         if kind == "reasoning":
             empty = {**reasoning_item("", item.id), "content": [], "status": "in_progress"}
@@ -177,8 +177,9 @@ class Encoder:
         out = b""
         if item is None:
             out += self._close()
-            item = _Item("call", new_id("fc_"), len(self._output))
-            item.call_id = piece.id or new_id("call_")
+            place = len(self._output)
+            item = _Item("call", own_id("fc_", self._id, place), place)
+            item.call_id = piece.id or own_id("call_", self._id, piece.index)
             item.name = piece.name or ""
             self._call = item
             empty = call_item(item.call_id, item.name, "", item.id, "in_progress")
