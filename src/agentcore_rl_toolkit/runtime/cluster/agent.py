@@ -13,7 +13,6 @@ import base64
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ..._open_files import raise_file_limit
 from ...errors import AgentCoreRLError, AgentLoadError, LocalRuntimeError
 from .. import environments, roots
 from ..agents import Agent
@@ -36,7 +36,6 @@ OUTPUT_AFTER_EXIT_S = 0.5
 LOG_BYTES = 256 * 1024  # of a session's log, handed over at its end
 MAX_BUNDLE_BYTES = 2 * bundles.MAX_BUNDLE_BYTES
 CHUNK_BYTES = 64_000
-MAX_OPEN_FILES = 65_536
 
 
 def code_dir() -> Path:
@@ -338,11 +337,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < MAX_OPEN_FILES:  # a session holds a few files here
-        with contextlib.suppress(OSError, ValueError):
-            limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    raise_file_limit()  # a session holds a few files here
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(options.host, options.port))
 
