@@ -145,15 +145,26 @@ class GrowingHistory:
         self._head, self._tail = head + b'"prompt_token_ids":[', tail.partition(b"]")[2]
         self._sampled = b"," + dumps(sampled_ids(64))[1:-1]
         self._size, self._prompt = 0, b""
+        first, *self._chunks = chat_stream(64).chunks
+        self._event = first.split(b"\r\n")[1].split(dumps(prompt_ids()))
 
     def reply(self, size: int) -> bytes:
         """The whole HTTP answer to a prompt of `size` tokens; a smaller size than before starts another session."""
+        self._grow(size)
+        usage = dumps(_usage(64, size))
+        head = self._head.replace(dumps(_usage(64, PROMPT_TOKENS)), usage)
+        return whole(head + self._prompt + b"]" + self._tail)
+
+    def stream(self, size: int) -> bytes:
+        """The same streamed: the prompt's ids in the first event, as vLLM does."""
+        self._grow(size)
+        event = self._event[0] + b"[" + self._prompt + b"]" + self._event[1]
+        return b"%b%x\r\n%b\r\n" % (_SSE_HEAD, len(event), event) + b"".join(self._chunks)
+
+    def _grow(self, size: int) -> None:
         if size <= self._size:
             self._size, self._prompt = 0, b""
         new = size - self._size - (64 if self._size else 0)
         ids = b",".join(b"%d" % (1000 + (self._size + i) % 50_000) for i in range(new))
         self._prompt = self._prompt + self._sampled + b"," + ids if self._size else ids
         self._size = size
-        usage = dumps(_usage(64, size))
-        head = self._head.replace(dumps(_usage(64, PROMPT_TOKENS)), usage)
-        return whole(head + self._prompt + b"]" + self._tail)

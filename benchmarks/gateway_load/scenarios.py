@@ -46,11 +46,12 @@ class Agent:
         return (cpu_s(self.pid) - before) * 1000
 
 
-def _body(messages: list[dict[str, str]], tokens: int, model: str = "m") -> bytes:
-    return json.dumps({"model": model, "messages": messages, "max_tokens": tokens}, separators=(",", ":")).encode()
+def _body(messages: list[dict[str, str]], tokens: int, model: str = "m", *, stream: bool = False) -> bytes:
+    request = {"model": model, "messages": messages, "max_tokens": tokens} | ({"stream": True} if stream else {})
+    return json.dumps(request, separators=(",", ":")).encode()
 
 
-def history(server: Server, turns: int, tokens: int) -> dict[str, float]:
+def history(server: Server, turns: int, tokens: int, *, stream: bool = False) -> dict[str, float]:
     """CPU of the gateway for a late turn against an early one, in a session that grows evenly to `tokens` of context."""
     step = tokens // turns
     early: list[float] = []
@@ -61,7 +62,7 @@ def history(server: Server, turns: int, tokens: int) -> dict[str, float]:
             messages: list[dict[str, str]] = []
             for turn in range(1, length + 1):
                 messages.append({"role": "user", "content": "word " * (step - 64)})
-                spent = agent.cost_ms(rows[number], _body(messages, 64, f"history-{turn * step}"))
+                spent = agent.cost_ms(rows[number], _body(messages, 64, f"history-{turn * step}", stream=stream))
                 messages.append({"role": "assistant", "content": "".join(f" word{i}" for i in range(64))})
                 if 2 <= turn <= 8:
                     early.append(spent)

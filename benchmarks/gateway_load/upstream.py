@@ -147,7 +147,9 @@ class Upstream:
             return
         grown = _HISTORY.search(request, body_at)
         if grown:
-            self.write(agent, self.history.reply(int(grown[1])))
+            streamed = _STREAM.search(request, body_at)
+            grow = self.history.stream if streamed else self.history.reply
+            self.write(agent, grow(int(grown[1])))
             return
         found = _SIZE.search(request, body_at)
         size = int(found[1]) if found else 64

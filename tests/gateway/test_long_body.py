@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -333,4 +334,78 @@ async def test_a_stream_that_tells_its_length_is_still_handed_on_at_once() -> No
         assert len(reads) > 2
         assert b"".join(reads).count(b"z" * 1000) >= 4
         writer.close()
+        await gateway.stop(grace_s=0.2)
+
+
+def events_of(count: int) -> bytes:
+    """A stream whose first event carries a long prompt's ids, as vLLM writes it."""
+    delta: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+    told = [{"id": "r", "choices": [delta], "prompt_token_ids": list(range(count))}]
+    for i in range(3):
+        token = {"token": f"w{i}", "logprob": -0.5, "bytes": [119], "top_logprobs": []}
+        told.append(
+            {
+                "id": "r",
+                "choices": [
+                    {"index": 0, "delta": {"content": f"w{i} "}, "logprobs": {"content": [token]}, "token_ids": [i]}
+                ],
+            }
+        )
+    told.append({"id": "r", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    return b"".join(b"data: %b\n\n" % json.dumps(t, separators=(",", ":")).encode() for t in told) + b"data: [DONE]\n\n"
+
+
+async def streamed(session: SessionHandle, letter: str) -> str:
+    """The text of a streamed call, by the official client."""
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        stream = await llm.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": letter}], stream=True, timeout=30
+        )
+        return "".join([event.choices[0].delta.content or "" async for event in stream])
+
+
+@pytest.mark.parametrize("step", [1_000, 65_536, 300_000])
+async def test_a_stream_that_begins_with_a_long_prompt_is_read_in_pieces(step: int) -> None:
+    text = events_of(100_000)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    cut = len(text) - 5_000 if step == 1_000 else 0  # the small pieces are those in which the events end
+    pieces = [text[:cut]] * bool(cut) + [text[at : at + step] for at in range(cut, len(text), step)]
+
+    def reply(body: bytes) -> list[bytes]:
+        return [head, *[b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces], b"0\r\n\r\n"]
+
+    async with answering(reply) as url:
+        gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),)))
+        await gateway.start()
+        client = GatewayClient(gateway.url)
+        [session] = await client.create_sessions_async([new_session_id()])
+        assert await streamed(session, "x") == "w0 w1 w2 "
+        [turn] = (await client.fetch_async([session.session_id]))[session.session_id].turns
+        assert list(turn.prompt_ids) == list(range(100_000))
+        assert list(turn.completion_ids) == [0, 1, 2]
+        await gateway.stop(grace_s=0.2)
+
+
+async def test_the_beginning_of_a_broken_stream_does_not_get_into_the_next_try() -> None:
+    """The first answer ends in the middle of its first event: nothing has reached the agent, so the call is tried again."""
+    text = events_of(5_000)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    tries: list[bytes] = []
+
+    def reply(body: bytes) -> list[bytes]:
+        tries.append(body)
+        if len(tries) == 1:
+            return [head + b"%x\r\n%b\r\n" % (9_000, text[:9_000]), b"no chunk\r\n"]
+        return [head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(text), text)]
+
+    async with answering(reply) as first, answering(reply) as second:
+        upstreams = tuple(UpstreamConfig(url=url, engine="vllm") for url in (first, second))
+        gateway = Gateway(GatewayConfig(upstreams=upstreams))
+        await gateway.start()
+        client = GatewayClient(gateway.url)
+        [session] = await client.create_sessions_async([new_session_id()])
+        assert await streamed(session, "x") == "w0 w1 w2 "
+        assert len(tries) == 2
+        [turn] = (await client.fetch_async([session.session_id]))[session.session_id].turns
+        assert len(turn.prompt_ids) == 5_000
         await gateway.stop(grace_s=0.2)

@@ -1,4 +1,4 @@
-"""What a whole reply tells the agent of its numbers: those that it asked for, though the gateway has the engine tell all."""
+"""What a reply tells the agent of its numbers: those that it asked for, though the gateway has the engine tell all."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, scan
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 Start = Callable[..., Awaitable[Gateway]]
+ASKED = [{}, {"logprobs": False}, {"logprobs": True, "top_logprobs": 1}, {"return_token_ids": True}]
 
 
 @pytest.fixture(params=["compiled", "plain Python"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "plain Python":
         monkeypatch.setattr(scan, "lift", lambda reply: None)
+        monkeypatch.setattr(scan, "lift_events", lambda stream: None)
+        monkeypatch.setattr(scan, "plain_events", scan._plain_events)
+        monkeypatch.setattr(scan, "whole_events", scan._whole_events)
     elif not scan.COMPILED:
         pytest.skip("built without the C extension")
 
 
-@pytest.mark.parametrize(
-    "asked", [{}, {"logprobs": False}, {"logprobs": True, "top_logprobs": 1}, {"return_token_ids": True}]
-)
+@pytest.mark.parametrize("asked", ASKED)
 async def test_an_agent_gets_the_numbers_it_asked_for(
     engine: ScriptedEngine, start_gateway: Start, reader: None, asked: dict[str, Any]
 ) -> None:
@@ -51,3 +53,48 @@ async def test_an_agent_gets_the_numbers_it_asked_for(
     [turn] = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
     assert turn.completion_ids == engine.calls[0].completion_ids[0]
     assert None not in turn.logprobs
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("asked", ASKED)
+async def test_a_stream_brings_the_numbers_that_were_asked_for(
+    engine: ScriptedEngine, start_gateway: Start, reader: None, asked: dict[str, Any], n: int
+) -> None:
+    gateway = await start_gateway(engine)
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    engine.replies.append({"content": "w11 w12 w13"})
+    ours = {k: v for k, v in asked.items() if k != "return_token_ids"}
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        stream = await llm.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            n=n,
+            extra_body={k: v for k, v in asked.items() if k == "return_token_ids"},
+            **ours,
+        )
+        events = [event async for event in stream]
+    choices = [choice for event in events for choice in event.choices]
+    assert "".join(c.delta.content or "" for c in choices if c.index == 0) == "w11 w12 w13"
+    wanted = any(asked.values())
+    assert any(c.logprobs is not None for c in choices) is wanted
+    assert any((c.model_extra or {}).get("token_ids") for c in choices) is wanted
+    assert any((event.model_extra or {}).get("prompt_token_ids") for event in events) is wanted
+    turns = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
+    assert [list(turn.completion_ids) for turn in turns] == [list(ids) for ids in engine.calls[0].completion_ids]
+    assert all(None not in turn.logprobs for turn in turns)
+
+
+async def test_completions_are_streamed_without_them_too(engine: ScriptedEngine, start_gateway: Start) -> None:
+    gateway = await start_gateway(engine)
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        events = [
+            event async for event in await llm.completions.create(model="m", prompt="w1 w2", max_tokens=4, stream=True)
+        ]
+    choices = [choice for event in events for choice in event.choices]
+    assert all(c.logprobs is None for c in choices)
+    assert not any((c.model_extra or {}).get(name) for c in choices for name in ("token_ids", "prompt_token_ids"))
+    [turn] = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
+    assert list(turn.prompt_ids) == engine.calls[0].prompt_ids
+    assert turn.completion_ids == engine.calls[0].completion_ids[0]

@@ -21,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.gateway import scan, told_logprobs
+from agentcore_rl_toolkit.gateway import scan
 from agentcore_rl_toolkit.gateway.capture import Captured, read_reply
 from agentcore_rl_toolkit.gateway.capture_stream import read_stream
 
@@ -373,8 +373,105 @@ def test_the_rest_of_a_reply_is_what_it_was_without_its_numbers() -> None:
     told["choices"][0]["logprobs"] = told["choices"][0]["token_ids"] = None
     told["prompt_token_ids"] = None
     assert prompt == b"1,2"
-    assert json.loads(rest) == told == json.loads(told_logprobs.without_numbers(sample_reply()))
+    assert json.loads(rest) == told == json.loads(scan.without_numbers(sample_reply()))
     assert numbers == [(struct.pack("<2i", 11, 12), struct.pack("<2f", -0.5, -1e-7))]
+
+
+def meant(stream: bytes) -> list[Any]:
+    """What the lines of a stream say; short lists that stay and null are the same to whoever has not asked."""
+    said: list[Any] = []
+    for line in stream.split(b"\n"):
+        try:
+            event = json.loads(line.removeprefix(b"data:"))
+        except ValueError:
+            said.append(line)
+            continue
+        for part in [event, *event.get("choices", [])] if isinstance(event, dict) else []:
+            for name in part:
+                part[name] = part[name] or None
+        said.append(event)
+    return said
+
+
+@compiled
+@settings(max_examples=200, deadline=None)
+@given(told=events(), separators=compact, ascii_only=st.booleans(), newline=st.sampled_from([b"\n", b"\r\n"]))
+def test_streams_without_their_numbers_say_the_same_otherwise(
+    told: list[dict[str, Any]], separators: tuple[str, str], ascii_only: bool, newline: bytes
+) -> None:
+    text = b": hi" + newline * 2
+    for event in told:
+        body = json.dumps(event, separators=separators, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+        text += b"data: " + body + newline * 2
+    text += b"data: [DONE]" + newline * 2
+    plain = scan.plain_events(text)
+    assert scan.plain_events(plain) == plain
+    if all(scan.without_numbers(line[6:]) != line[6:] for line in text.split(b"\n") if b"ids" in line):
+        assert meant(plain) == meant(
+            scan._plain_events(text)
+        )  # where the decoder takes it; half surrogates it does not
+    for event in meant(plain):
+        for choice in (event.get("choices") if isinstance(event, dict) else None) or []:
+            assert not choice.get("token_ids")
+            assert not choice.get("logprobs")
+
+
+@compiled
+@settings(max_examples=500, deadline=None)
+@given(
+    at=st.floats(0, 1), byte=st.sampled_from(list(DAMAGE)), how=st.sampled_from(["replace", "insert", "drop", "cut"])
+)
+def test_damaged_events_are_left_as_they_are(at: float, byte: int, how: str) -> None:
+    text = sample_stream()
+    place = min(int(at * len(text)), len(text) - 1)
+    end = {"replace": place + 1, "insert": place, "cut": len(text), "drop": place + 1}[how]
+    damaged = text[:place] + (bytes([byte]) if how in ("replace", "insert") else b"") + text[end:]
+    plain = scan.plain_events(damaged)
+    for event in text.split(b"\n\n")[:-1]:
+        if event in damaged.split(b"\n\n"):
+            assert scan.plain_events(event) in plain
+    intact = [line for line in damaged.split(b"\n") if scan.plain_events(line) == line]
+    assert all(line in plain for line in intact)
+
+
+def test_an_event_of_several_lines_or_another_kind_stays_as_it_is() -> None:
+    for plain in (scan.plain_events, scan._plain_events):
+        for text in (
+            b"",
+            b"\n\n",
+            b'data: {"choices":[{"token_ids":[1,2,3],\ndata: "x":1}]}\n\n',
+            b'data: {"choices":[{"token_ids":[1,2,3]\n}]}\n\n',
+            b'event: x\ndata: {"token_ids":[1,2,3]}\n\n',
+            b'data: {"choices":[{"delta":{"content":"\\"token_ids\\":[1,2,3]"}}]}\n\n',
+            b'data: {"choices":[{"token_ids":[1,2,3]',
+            b"data: [DONE]\n\n",
+        ):
+            assert plain(text) == text
+        assert plain(b'data:{"prompt_token_ids":[1,2],"choices":[{"token_ids":[1,2,3]}]}\n\n').split() == [
+            *plain(b'data:{"prompt_token_ids":null,"choices":[{"token_ids":null}]}\n\n').split()
+        ]
+
+
+@compiled
+@settings(max_examples=300, deadline=None)
+@given(text=st.lists(st.sampled_from([b"\n", b"\r\n", b"x", b"\r"]), max_size=12).map(b"".join), data=st.data())
+def test_whole_events_end_with_an_empty_line(text: bytes, data: st.DataObject) -> None:
+    end = data.draw(st.integers(0, len(text)))
+    found = scan.whole_events(text, end)
+    assert found == scan._whole_events(text, end)
+    assert found == 0 or text[:found].endswith((b"\n\n", b"\n\r\n"))
+    rest = text[found:end]
+    assert b"\n\n" not in rest
+    assert b"\n\r\n" not in rest
+
+
+@compiled
+def test_whole_events_needs_a_place_that_is_there() -> None:
+    for wrong in (-1, 4):
+        with pytest.raises(ValueError, match="not that many bytes"):
+            scan.whole_events(b"abc", wrong)
+    with pytest.raises(TypeError):
+        scan.whole_events("abc", 1)  # type: ignore[arg-type]
 
 
 @compiled

@@ -274,8 +274,9 @@ skip_bytes(const char *p)
     return NULL;
 }
 
+/* `any`: also half pairs of surrogates, which are nothing to whoever only hands the text on. */
 static const char *
-skip_value(const char *p, int depth)
+skip_any(const char *p, int depth, int any)
 {
     const char *end;
     int found = 0, done = 0, first = 1;
@@ -283,13 +284,13 @@ skip_value(const char *p, int depth)
     switch (*p) {
     case '"':
         p = string_end(p + 1, &found);
-        return p == NULL || found & SURROGATE ? NULL : p + 1;
+        return p == NULL || (!any && found & SURROGATE) ? NULL : p + 1;
     case '{':
         if (depth == 0) {
             return NULL;
         }
         for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
-            if ((p = skip_value(p, depth - 1)) == NULL) {
+            if ((p = skip_any(p, depth - 1, any)) == NULL) {
                 return NULL;
             }
         }
@@ -302,7 +303,7 @@ skip_value(const char *p, int depth)
             return end;
         }
         for (p++; (p = next_item(p, first, &done)) != NULL && !done; first = 0) {
-            if ((p = skip_value(p, depth - 1)) == NULL) {
+            if ((p = skip_any(p, depth - 1, any)) == NULL) {
                 return NULL;
             }
         }
@@ -316,6 +317,12 @@ skip_value(const char *p, int depth)
     default:
         return skip_number(p);
     }
+}
+
+static inline const char *
+skip_value(const char *p, int depth)
+{
+    return skip_any(p, depth, 0);
 }
 
 static const char *
@@ -554,6 +561,13 @@ typedef struct {
     const char *prompt, *prompt_end;
 } Rest;
 
+/* Bytes for a copy in which values may have become `null`: two more than `[]`, each behind a key of ten letters or so. */
+static size_t
+room_for(Py_ssize_t size)
+{
+    return (size_t)size + (size_t)size / 4 + 16;
+}
+
 static void
 leave_out(Rest *rest, const char *from, const char *to)
 {
@@ -598,9 +612,7 @@ lift_prompt(const char *p, Rest *rest)
     }
     rest->prompt = p + 1;
     rest->prompt_end = stop;
-    if (stop + 1 - p >= 4) {
-        leave_out(rest, p, stop + 1);
-    }
+    leave_out(rest, p, stop + 1);
     return stop + 1;
 }
 
@@ -626,9 +638,7 @@ lift_choice(const char *p, Rest *rest, PyObject *found)
                     goto end;
                 }
                 has_ids = 1;
-                if (p - value >= 4) { /* `[]` and the like stay: what is written instead must not be longer */
-                    leave_out(rest, value, p);
-                }
+                leave_out(rest, value, p);
                 continue;
             }
         } else if (IS(key, "logprobs")) {
@@ -639,9 +649,7 @@ lift_choice(const char *p, Rest *rest, PyObject *found)
                 if ((p = read_logprobs(p, rest->end, &logprobs, &has_logprobs)) == NULL) {
                     goto end;
                 }
-                if (p - value >= 4) {
-                    leave_out(rest, value, p);
-                }
+                leave_out(rest, value, p);
                 continue;
             }
         }
@@ -739,7 +747,7 @@ lift(PyObject *Py_UNUSED(module), PyObject *reply)
     }
     const char *text = PyBytes_AS_STRING(reply), *end = text + PyBytes_GET_SIZE(reply);
     PyObject *found = PyList_New(0);
-    char *out = PyMem_Malloc((size_t)(end - text) + 1);
+    char *out = PyMem_Malloc(room_for(end - text));
     PyObject *result = NULL;
     if (found != NULL && out != NULL) {
         Rest rest = {out, text, end, NULL, NULL};
@@ -1064,6 +1072,109 @@ lift_events(PyObject *Py_UNUSED(module), PyObject *stream)
     return items;
 }
 
+/* -- what goes to an agent that did not ask for numbers -------------------------------------------------------------------- */
+
+/* A value that is left out, unless it is null. Of a list of ids only the end is looked for: what is wrong
+   with it shows behind it. */
+static const char *
+drop(const char *p, const char *end, Rest *rest, int ids)
+{
+    const char *stop = NULL;
+    if (ids && *p == '[') {
+        stop = memchr(p, ']', (size_t)(end - p));
+        stop += stop != NULL;
+    } else {
+        stop = skip_any(p, DEEPEST, 1);
+    }
+    if (stop != NULL && !is_null(p)) {
+        leave_out(rest, p, stop);
+    }
+    return stop;
+}
+
+static const char *
+plain_event(const char *p, const char *end, Rest *rest)
+{
+    Key key, inner;
+    int first = 1;
+    if (*p != '{') {
+        return NULL;
+    }
+    for (p++; (p = next_key(p, &key, first)) != NULL && key.text != NULL; first = 0) {
+        if (IS(key, "prompt_token_ids")) {
+            p = drop(p, end, rest, 1);
+        } else if (!IS(key, "choices")) {
+            p = skip_any(p, DEEPEST, 1);
+        } else {
+            int done = 0, begin = 1;
+            if (*p != '[') {
+                return NULL;
+            }
+            for (p++; (p = next_item(p, begin, &done)) != NULL && !done; begin = 0) {
+                int start = 1;
+                if (*p != '{') {
+                    return NULL;
+                }
+                for (p++; (p = next_key(p, &inner, start)) != NULL && inner.text != NULL; start = 0) {
+                    int ids = IS(inner, "token_ids") || IS(inner, "prompt_token_ids");
+                    p = ids || IS(inner, "logprobs") ? drop(p, end, rest, ids) : skip_any(p, DEEPEST, 1);
+                    if (p == NULL) {
+                        return NULL;
+                    }
+                }
+                if (p == NULL) {
+                    return NULL;
+                }
+            }
+        }
+        if (p == NULL) {
+            return NULL;
+        }
+    }
+    return p;
+}
+
+PyDoc_STRVAR(plain_events_doc,
+"plain_events(stream: bytes) -> bytes\n\n"
+"Whole events of a streamed reply with null for token ids and logprobs. An event that is not understood stays as it is.");
+
+static PyObject *
+plain_events(PyObject *Py_UNUSED(module), PyObject *stream)
+{
+    if (!PyBytes_CheckExact(stream)) {
+        PyErr_SetString(PyExc_TypeError, "plain_events() needs bytes");
+        return NULL;
+    }
+    const char *text = PyBytes_AS_STRING(stream), *end = text + PyBytes_GET_SIZE(stream), *p = text;
+    char *out = PyMem_Malloc(room_for(end - text));
+    if (out == NULL) {
+        return PyErr_NoMemory();
+    }
+    Rest rest = {out, text, end, NULL, NULL};
+    while (p < end) {
+        const char *stop = memchr(p, '\n', (size_t)(end - p)), *data = word(p, "data:");
+        stop = stop == NULL ? end : stop;
+        if (data != NULL) {
+            Rest before = rest;
+            const char *last = plain_event(ws(data), stop, &rest);
+            if (last == NULL || last > stop || ws(last) < stop) { /* JSON of several lines would go on into the next */
+                rest = before;
+            }
+        }
+        p = stop + 1;
+    }
+    PyObject *result;
+    if (rest.kept == text) {
+        result = Py_NewRef(stream);
+    } else {
+        size_t left = (size_t)(end - rest.kept);
+        memcpy(rest.out, rest.kept, left);
+        result = PyBytes_FromStringAndSize(out, (rest.out - out) + (Py_ssize_t)left);
+    }
+    PyMem_Free(out);
+    return result;
+}
+
 PyDoc_STRVAR(find_end_doc, "find_end(data: bytes, finish: bool) -> int\n\n"
 "Where a streamed reply says that it ends: at its first finish reason that is a string, where `finish` is set, else at\n"
 "`data: [DONE]`; -1 when it says neither.");
@@ -1096,9 +1207,43 @@ find_end(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return PyLong_FromLong(-1);
 }
 
+PyDoc_STRVAR(whole_events_doc, "whole_events(data: bytes, end: int) -> int\n\n"
+"How many of the first `end` bytes of a streamed reply are whole events: up to behind the last empty line, 0 without one.");
+
+static PyObject *
+whole_events(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2 || !PyBytes_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "whole_events() needs bytes and how many of them count");
+        return NULL;
+    }
+    const char *text = PyBytes_AS_STRING(args[0]);
+    Py_ssize_t size = PyLong_AsSsize_t(args[1]);
+    if (size == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (size < 0 || size > PyBytes_GET_SIZE(args[0])) {
+        PyErr_SetString(PyExc_ValueError, "there are not that many bytes");
+        return NULL;
+    }
+    while (size > 1) {
+        const char *p = memrchr(text, '\n', (size_t)size);
+        if (p == NULL || p == text) {
+            break;
+        }
+        size = p - text;
+        if (p[-1] == '\n' || (size > 1 && p[-1] == '\r' && p[-2] == '\n')) {
+            return PyLong_FromSsize_t(size + 1);
+        }
+    }
+    return PyLong_FromLong(0);
+}
+
 static PyMethodDef methods[] = {
     {"lift", lift, METH_O, lift_doc},
     {"lift_events", lift_events, METH_O, lift_events_doc},
+    {"plain_events", plain_events, METH_O, plain_events_doc},
+    {"whole_events", (PyCFunction)(void (*)(void))whole_events, METH_FASTCALL, whole_events_doc},
     {"find_end", (PyCFunction)(void (*)(void))find_end, METH_FASTCALL, find_end_doc},
     {NULL, NULL, 0, NULL},
 };

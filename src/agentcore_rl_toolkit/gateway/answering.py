@@ -39,37 +39,50 @@ class Answering(Exchange):
             self.held.append(data)
             return
         if self.carry:
-            data, self.carry = self.carry + data, b""
+            if not self._ends_event(data):
+                self.carry.append(data)
+                return
+            data = b"".join((*self.carry, data))
+            self.carry = []
         if not self.relaying and data.startswith(_ERROR_EVENT):
             self.held = [data]  # nothing has reached the agent: it can still be told with a true status
             return
-        size = len(data)
+        size = scan.whole_events(data, len(data))
+        if size < len(data):
+            # The event goes on in the next read; it is of no use to the agent before that.
+            self.carry, data = [data[size:]], data[:size]
+            if not size:
+                return
+        data = self._for_agent(data)
         end = scan.find_end(data, self.n == 1)
         if end >= 0:
             # Whoever reads the finish reason takes the reply for whole, so it must be in the journal by then.
-            cut = data.rfind(b"\n\n", 0, end) + 2
-            if cut == 1:
-                cut = 0
-            self.held = [data[cut:]]
-            data, size = data[:cut], cut
-        elif data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
-            # The event goes on in the next read; it is of no use to the agent before that.
-            cut = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
-            size = cut if cut >= 4 else 0
-            self.carry, data = data[size:], data[:size]
-        if size:
-            if not self.relaying:
-                self.relaying = True
-                conn.write(
-                    stream_head(200, passed(self.headers), keep_alive=self.keep_alive) + b"%x\r\n%b\r\n" % (size, data)
-                )
-            else:
-                conn.write(b"%x\r\n%b\r\n" % (size, data))
+            cut = scan.whole_events(data, end)
+            self.held, data = [data[cut:], *self.carry], data[:cut]
+            if not cut:
+                return
+        self.gone += len(data)
+        if not self.relaying:
+            self.relaying = True
+            head = stream_head(200, passed(self.headers), keep_alive=self.keep_alive)
+            conn.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
+        else:
+            conn.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _ends_event(self, data: bytes) -> bool:
+        """Whether the event that lies in `carry` is whole with these bytes."""
+        if scan.whole_events(data, len(data)):
+            return True
+        seam = b"".join(part[-3:] for part in self.carry[-3:])[-3:] + data[:3]
+        return scan.whole_events(seam, len(seam)) > 0
+
+    def _for_agent(self, events: bytes) -> bytes:
+        """Whole events of the engine, without the numbers the agent did not ask for."""
+        return events if self.numbers or self.engine == "openai" else scan.plain_events(events)
 
     def _sent(self) -> bytes:
         """What of the stream has gone to the agent."""
-        unsent = len(self.carry) + (sum(map(len, self.held)) if self.held is not None else 0)
-        return b"".join(self.parts)[: self.received - unsent]
+        return self._for_agent(b"".join(self.parts))[: self.gone]
 
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
         return passed(self.headers)
@@ -180,13 +193,13 @@ class Answering(Exchange):
 
     def _stream_end(self) -> bytes:
         """What of the stream the agent has not got yet."""
-        return b"".join(self.held) if self.held is not None else self.carry
+        return self._for_agent(b"".join(self.held if self.held is not None else self.carry))
 
     def _write_whole(self, conn: AgentConnection) -> None:
         """Answer a call that was not streamed. Raises: RequestError."""
         body = self._body()
-        if self.captured is not None and not told_logprobs.wants_numbers(self.fields):
-            body = self.captured.plain or told_logprobs.without_numbers(body)
+        if self.captured is not None and not self.numbers:
+            body = self.captured.plain or scan.without_numbers(body)
         headers = passed(self.headers)
         if headers == _PLAIN and self.keep_alive:
             head = _PLAIN_HEAD % len(body)

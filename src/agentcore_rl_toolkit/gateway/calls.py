@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from . import repeats
+from . import repeats, told_logprobs
 from .answering import Answering
 from .bounds import hold_to_settings
 from .dialects import relayed
@@ -122,6 +122,7 @@ class Call(Answering):
 
         A plain OpenAI endpoint has none to give, and refuses requests with fields of another's.
         """
+        self.numbers = told_logprobs.wants_numbers(fields)
         router = self.gateway.router
         if router.mixed:
             self.textual = _to_json(fields) if self.long is None else b"".join(self.long.pieces(fields))

@@ -210,6 +210,16 @@ def take_prompt(body: bytes) -> tuple[bytes | None, bytes]:
     return prompt, body if len(prompt) < _SHORT else b"".join((body[: first - 1], _NULL, body[end + 1 :]))
 
 
+def long_prompt(stream: bytes) -> tuple[Bytes | None, bytes]:
+    """Cut long prompt ids out of a stream that begins with them, before anything else copies them."""
+    start = stream.find(_PROMPT, 0, _NEAR_END)
+    end = stream.find(b"]", start) if start >= 0 else -1
+    first = start + len(_PROMPT)
+    if end < 0 or end - first < _SHORT:
+        return None, stream
+    return memoryview(stream)[first:end], b"".join((stream[: first - 1], _NULL, stream[end + 1 :]))
+
+
 def loose_prompt(data: bytes) -> bytes | None:
     """The prompt ids of an event that is not written compactly."""
     told = _prompted.decode(data)

@@ -21,6 +21,7 @@ from .capture import (
     check,
     choice_record,
     logprob_values,
+    long_prompt,
     loose_prompt,
     packed_logprobs,
     raw,
@@ -29,6 +30,7 @@ from .capture import (
     version_number,
 )
 from .dialects.errors import NOT_JSON
+from .long_body import Bytes
 from .records import ChoiceRecord, pack_ids
 
 
@@ -91,30 +93,25 @@ def read_stream(pieces: list[bytes]) -> Captured:
     A stream that broke off gives what had arrived, with ``complete`` False. Raises: CaptureError when an event is not
     JSON of this kind.
     """
-    stream = b"".join(pieces)
+    prompt, stream = long_prompt(pieces[0] if len(pieces) == 1 else b"".join(pieces))
     items = scan.lift_events(stream)
-    try:
-        if items is not None:
-            return _read(items)
-        # Right if every piece is an event: `data: ` and JSON and an empty line.
-        data: list[bytes | scan.Run] = [piece[6:-2] for piece in pieces]
-        if data and data[-1] == b"[DONE]":
-            data.pop()
-        return _read(data)
-    except (CaptureError, *NOT_JSON):
-        pass
+    if items is not None:
+        try:
+            return _read(items, prompt)
+        except (CaptureError, *NOT_JSON):
+            pass
     events = events_of(stream)
     if not events and stream.strip().startswith((b"{", b"[", b"<")):
         raise CaptureError(f"the engine was asked for a stream and sent something else: {stream[:100]!r}")
     try:
-        return _read([*events])
+        return _read([*events], prompt)
     except NOT_JSON as e:
         raise CaptureError(f"the engine's stream cannot be read: {e}") from e
 
 
-def _read(items: list[bytes | scan.Run]) -> Captured:
-    """A stream from its events' JSON, runs of plain events being read already."""
-    captured = Captured(choices=[], prompt=_cut_prompt(items))
+def _read(items: list[bytes | scan.Run], prompt: Bytes | None) -> Captured:
+    """A stream from its events' JSON, runs of plain events being read already, and the prompt if that was cut out."""
+    captured = Captured(choices=[], prompt=_cut_prompt(items) if prompt is None else prompt)
     parts: dict[int, _Parts] = {}
     if items and isinstance(items[0], bytes):
         origin = _origin.decode(items[0])

@@ -42,7 +42,6 @@ class Exchange(ABC):
         "captured",
         "carry",
         "conn",
-        "cut",
         "deadline",
         "dialect",
         "digest",
@@ -51,6 +50,7 @@ class Exchange(ABC):
         "fields",
         "first_token_s",
         "gateway",
+        "gone",
         "headers",
         "held",
         "index",
@@ -58,6 +58,7 @@ class Exchange(ABC):
         "length",
         "long",
         "n",
+        "numbers",
         "particular",
         "parts",
         "path",
@@ -90,6 +91,7 @@ class Exchange(ABC):
         self.first_token_s: float | None = None
         self.stream = False
         self.n = 1
+        self.numbers = True  # whether the agent gets the token ids and logprobs that the engine tells
         self.fields: Fields = {}
         self.long: LongRequest | None = None  # what `fields` lack, when the request is a long one
         self.body = b""
@@ -107,15 +109,15 @@ class Exchange(ABC):
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
-        self.cut = False  # whether the last of `parts` is an event that goes on in the next read
         self.received = 0
         self.held: list[bytes] | None = None
-        self.carry = b""
+        self.carry: list[bytes] = []  # of an event that is not whole yet
         self.engine = "openai"
         self.upstream_id: str | None = None
         self.position = -1
         self.length = 0
         self.relaying = False
+        self.gone = 0  # bytes of a stream that the agent has got
         self.captured: Captured | None = None
         self.version: int | None = None
         self.deadline: float | None = None
@@ -206,9 +208,10 @@ class Exchange(ABC):
             body = self.textual
         elif self.pieces is not None:
             head = self.gateway.head(worker, self.path, sum(map(len, self.pieces)), self.session.id_bytes)
-            connection.send(self, head, *self.pieces)
+            connection.send(self, head, *self.pieces, whole=not self.stream)
             return
-        connection.send(self, self.gateway.head(worker, self.path, len(body), self.session.id_bytes), body)
+        head = self.gateway.head(worker, self.path, len(body), self.session.id_bytes)
+        connection.send(self, head, body, whole=not self.stream)
 
     def _leave(self) -> Worker | None:
         """Let go of the server; returns it."""
@@ -224,7 +227,7 @@ class Exchange(ABC):
         if self.relaying:
             self._break_off(why)
             return
-        self.parts, self.received, self.held, self.first_token_s, self.cut = [], 0, None, None, False
+        self.parts, self.received, self.held, self.carry, self.first_token_s = [], 0, None, [], None
         other = self._pick(None, self.tried)
         if other is None and once_more and not worker.draining:
             self.second, self.tried, other = True, self.tried[:-1], worker
@@ -247,18 +250,11 @@ class Exchange(ABC):
     def _on_data(self, pieces: list[bytes]) -> None:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self.received += len(data)
+        self.parts.append(data)
         if self.stream and self.status == 200:
             if self.first_token_s is None:
                 self.first_token_s = time.time()
-            if self.cut:
-                self.parts[-1] += pieces[0]
-                self.parts += pieces[1:]
-            else:
-                self.parts += pieces
-            self.cut = data[-2:] != b"\n\n" and data[-2:] != b"\r\n"
             self._relay(data)
-        else:
-            self.parts.append(data)
         if self.received > self.gateway.limits.reply_bytes:
             self._stop_upstream()
             self._again_never(f"the inference server's reply is larger than {self.gateway.limits.reply_bytes} bytes")

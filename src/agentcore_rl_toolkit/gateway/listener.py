@@ -1,7 +1,4 @@
-"""The side of a connection that faces an agent (or a trainer):
-
-reads requests, hands them on one at a time, writes what it is told to write.
-"""
+"""The side of a connection that faces an agent (or a trainer): reads requests, hands them on one at a time, writes replies."""
 
 from __future__ import annotations
 
@@ -143,10 +140,15 @@ class AgentConnection(asyncio.BufferedProtocol):
 
     def _look_away(self) -> None:
         """The head is read, and how much body follows: the parser would only copy the rest of it once more."""
-        left, self._length = self._length - self._size, 0
+        length, self._length = self._length, 0
         parser = self._parser
-        if left > 0 and not self._between and not parser.should_upgrade() and parser.get_http_version() == "1.1":
-            self._long = LongBody(self._size + left, self._body)
+        if (
+            length > self._size
+            and not self._between
+            and not parser.should_upgrade()
+            and parser.get_http_version() == "1.1"
+        ):
+            self._long = LongBody(length, self._body)
             self._body.clear()
             self._head_said = parser.get_method(), parser.should_keep_alive()
             self._parser = httptools.HttpRequestParser(self)
@@ -315,10 +317,7 @@ class AgentConnection(asyncio.BufferedProtocol):
     # -- towards the client
 
     def refuse(self, message: str, *, kind: str = "invalid_request", status: int | None = None) -> None:
-        """Answer with an error and end the connection:
-
-        what follows on it cannot be told apart from the refused request.
-        """
+        """Answer with an error and end the connection: what follows cannot be told apart from the refused request."""
         if self._refused:
             return
         self._refused = True

@@ -11,7 +11,11 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-__all__ = ["COMPILED", "Run", "find_end", "lift", "lift_events"]
+import msgspec
+
+from .dialects.errors import NOT_JSON
+
+__all__ = ["COMPILED", "Run", "find_end", "lift", "lift_events", "plain_events", "whole_events"]
 
 Run = tuple[int, bytes | None, bytes | None, bool, bytes]  # see `lift_events` in `_scan.c`
 
@@ -29,17 +33,60 @@ def _find_end(data: bytes, finish: bool, /) -> int:
     return -1 if end is None else end.start()
 
 
+class _Told(msgspec.Struct):
+    """What of an event is looked at."""
+
+    choices: list[dict[str, msgspec.Raw]] = []
+
+
+_NULL = msgspec.Raw(b"null")
+_CUT = frozenset({"prompt_token_ids", "token_ids", "logprobs"})
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_told = msgspec.json.Decoder(_Told)
+
+
+def without_numbers(reply: bytes) -> bytes:
+    """A whole reply, or an event of one, with null for its token ids and logprobs; as it came, where it is no such reply."""
+    try:
+        told, choices = _fields.decode(reply), _told.decode(reply).choices
+    except NOT_JSON:
+        return reply
+    for choice in choices:
+        choice |= dict.fromkeys(_CUT & choice.keys(), _NULL)
+    told |= dict.fromkeys({"prompt_token_ids"} & told.keys(), _NULL)
+    return msgspec.json.encode({**told, "choices": choices} if choices else told)
+
+
+def _plain_line(line: bytes) -> bytes:
+    data = line.removeprefix(b"data:").strip()
+    if data[:1] != b"{" or not (b"token_ids" in data or b'"logprobs"' in data):
+        return line
+    plain = without_numbers(data)
+    return line if plain == data else line.replace(data, plain)
+
+
+def _plain_events(stream: bytes, /) -> bytes:
+    return b"\n".join(_plain_line(line) if line.startswith(b"data:") else line for line in stream.split(b"\n"))
+
+
+def _whole_events(data: bytes, end: int, /) -> int:
+    places = data.rfind(b"\n\n", 0, end), data.rfind(b"\n\r\n", 0, end)
+    return max(place + size if place >= 0 else 0 for place, size in zip(places, (2, 3), strict=True))
+
+
+_PURE = _find_end, _decline, _decline, _plain_events, _whole_events
+
 if TYPE_CHECKING:
-    from ._scan import find_end, lift, lift_events
+    from ._scan import find_end, lift, lift_events, plain_events, whole_events
 
     COMPILED = True
 else:
     try:
         if os.environ.get("AGENTCORE_RL_PURE"):
             raise ImportError("left out by AGENTCORE_RL_PURE")
-        from ._scan import find_end, lift, lift_events
+        from ._scan import find_end, lift, lift_events, plain_events, whole_events
 
         COMPILED = True
     except ImportError:
-        find_end, lift, lift_events = _find_end, _decline, _decline
+        find_end, lift, lift_events, plain_events, whole_events = _PURE
         COMPILED = False

@@ -26,10 +26,6 @@ class _Reply(msgspec.Struct):
 
 
 _reply = msgspec.json.Decoder(_Reply)
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
-_EMPTY, _NULL = msgspec.Raw(b"[]"), msgspec.Raw(b"null")
-_CUT = frozenset({"prompt_token_ids", "token_ids", "logprobs"})
 _NOTHING = (b"null", b"false")
 _NUMBERS = frozenset(
     {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
@@ -41,21 +37,6 @@ def wants_numbers(fields: dict[str, msgspec.Raw]) -> bool:
     if _NUMBERS.isdisjoint(fields):
         return False
     return any(name in fields and bytes(fields[name]) not in _NOTHING for name in _NUMBERS)
-
-
-def without_numbers(reply: bytes) -> bytes:
-    """A whole reply with null for its token ids and logprobs, where the C reader has not made one (`Captured.plain`); as it came,
-    where it is no such reply.
-    """
-    try:
-        told = _fields.decode(reply)
-        choices = _choices.decode(told.get("choices", _EMPTY))
-    except NOT_JSON:
-        return reply
-    for choice in choices:
-        choice |= dict.fromkeys(_CUT & choice.keys(), _NULL)
-    told |= dict.fromkeys({"prompt_token_ids"} & told.keys(), _NULL)
-    return msgspec.json.encode({**told, "choices": choices} if choices else told)
 
 
 def asked_for(fields: dict[str, msgspec.Raw]) -> bool:

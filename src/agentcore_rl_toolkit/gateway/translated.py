@@ -110,7 +110,7 @@ class SpokenCall(Call):
         if worker is None or not thinking.refused(status, body):
             return False
         thinking.leave_out(self.gateway.router, worker)
-        self.parts, self.received, self.first_token_s, self.cut = [], 0, None, False
+        self.parts, self.received, self.first_token_s = [], 0, None
         self._forget()
         self.go()
         return True

@@ -87,16 +87,17 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
-    def send(self, reader: Reader, head: bytes, *body: Bytes) -> None:
+    def send(self, reader: Reader, head: bytes, *body: Bytes, whole: bool = False) -> None:
+        """``whole``: the reply comes in one piece, and is long where the request is."""
         self.reader = reader
         self.uses += 1
         self._began = self._complete = self._until_close = False
         self._length, self._long = 0, None
-        if sum(map(len, body)) < JOINED_BYTES:
-            self._scratch = self._pool.scratch
+        long = sum(map(len, body)) >= JOINED_BYTES
+        self._scratch = self._pool.short_scratch if long and whole else self._pool.scratch
+        if not long:
             self.transport.write(b"".join((head, *body)))
         else:
-            self._scratch = self._pool.short_scratch  # a long reply is likely; what comes with its head is copied
             self.transport.writelines((head, *body))
 
     def abort(self) -> None:
@@ -218,7 +219,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._keep = self._parser.should_keep_alive()  # the parser has forgotten it once this returns
 
 
-SCRATCH, SHORT_SCRATCH = 256 * 2**10, 32 * 2**10  # bytes read at a time
+SCRATCH = 256 * 2**10  # bytes read at a time
+SHORT_SCRATCH = 32 * 2**10  # the same before a long body, of which only what comes with the head is copied
 _LONG_DIGITS = 5  # of a reply's length: from 100,000 bytes on it comes in several reads
 
 
