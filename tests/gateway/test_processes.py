@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.gateway.http_client import request
 from agentcore_rl_toolkit.gateway.merging import added_metrics
 from agentcore_rl_toolkit.gateway.processes import share_of
 from agentcore_rl_toolkit.gateway.sharding import shard_of, wanted
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 
 def command(engine: str, store: Path, ready: Path, workers: int) -> list[str]:
@@ -285,3 +285,75 @@ def test_the_process_of_a_request_is_in_its_first_line() -> None:
     assert wanted(b"POST /admin/fetch HTTP/1.1\r\n", 7) == 0
     assert wanted(b"POST /sessions/batch_delete HTTP/1.1\r\n", 7) == 0
     assert wanted(b"GET /healthz HTTP/1.1\r\n", 7) is None
+
+
+class Gateways:
+    """Gateways of two processes, started on one store and port, one after the other or beside each other."""
+
+    def __init__(self, engine: ScriptedEngine, folder: Path) -> None:
+        self.folder, self.engine, self.port = folder, engine, 0
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    async def start(self, name: str) -> tuple[subprocess.Popen[bytes], GatewayClient]:
+        ready = self.folder / name
+        line = [*command(self.engine.url, self.folder / "store", ready, 2), "--port", str(self.port)]
+        process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.PIPE)
+        self.running.append(process)
+        async with asyncio.timeout(60):
+            while not ready.exists():
+                assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
+                await asyncio.sleep(0.02)
+        url = json.loads(ready.read_text())["url"]
+        self.port = int(url.rpartition(":")[2])
+        return process, GatewayClient(url)
+
+    def kill(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
+            if process.stderr is not None:
+                process.stderr.close()
+
+
+@pytest.fixture
+async def gateways(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[Gateways]:
+    made = Gateways(engine, tmp_path)
+    yield made
+    made.kill()
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_start_waits_for_the_processes_of_a_gateway_that_ends_or_whose_parent_was_killed(
+    gateways: Gateways, engine: ScriptedEngine, how: signal.Signals
+) -> None:
+    """They let their calls finish first, and these are in the store that the next one serves."""
+    process, client = await gateways.start("first")
+    sessions = await client.create_sessions_async([new_session_id() for _ in range(6)])
+    assert {shard_of(s.session_id.encode(), 2) for s in sessions} == {0, 1}
+    engine.faults.append(Fault(delay_s=2.0))
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    url = sessions[0].base_url + "/chat/completions"
+    call = asyncio.ensure_future(request("POST", url, body=body, key=sessions[0].api_key, timeout_s=30.0))
+    async with asyncio.timeout(30):
+        while not engine.calls:  # noqa: ASYNC110  (a socket at the other end)
+            await asyncio.sleep(0.01)
+    process.send_signal(how)
+    _, client = await gateways.start("second")
+    assert (await call)[0] == 200
+    assert await turns(client, sessions) == [1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.serial
+async def test_a_store_that_is_served_from_is_refused_soon(
+    gateways: Gateways, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    process, client = await gateways.start("first")
+    [session] = await client.create_sessions_async([new_session_id()])
+    line = command(engine.url, tmp_path / "store", tmp_path / "second", 2)
+    second = await asyncio.to_thread(subprocess.run, line, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 2
+    assert "is in use by another gateway" in second.stderr
+    assert "waiting" not in second.stderr
+    assert await turns(client, [session]) == [0]
+    assert process.poll() is None

@@ -34,6 +34,7 @@ from .server import Gateway
 from .service import check_ready, settle_memory, write_ready
 from .sessions import store_secret
 from .sharding import Shard, inbox, remove_folder
+from .store_lock import StoreLock
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,9 @@ def serve_sharded(
 ) -> None:
     """Run `workers` gateway processes behind one port until SIGTERM or SIGINT.
 
-    Raises: ConfigError when the port is in use or the store was written with another number of processes;
+    A gateway that is ending on the same store, or whose parent was killed, is waited for.
+
+    Raises: ConfigError when the port or the store is in use or was written with another number of processes;
     GatewayError when one does not start, or they die again and again, after stopping the others.
     """
     raise_file_limit()
@@ -58,20 +61,42 @@ def serve_sharded(
     try:
         base.mkdir(parents=True, exist_ok=True)
         _check_count(base, workers)
+        held = StoreLock(base, workers)
+    except OSError as e:
+        raise ConfigError(f"the store {base} cannot be used: {e}") from e
+    try:
+        _serve_from(base, held, config, workers, ready_file=ready_file, parent_pid=parent_pid)
+    finally:
+        held.release()
+        if config.store_dir is None:
+            shutil.rmtree(base, ignore_errors=True)
+
+
+def _serve_from(
+    base: Path,
+    held: StoreLock,
+    config: GatewayConfig,
+    workers: int,
+    *,
+    ready_file: str | None,
+    parent_pid: int | None,
+) -> None:
+    try:
         secret = store_secret(base)
     except OSError as e:
         raise ConfigError(f"the store {base} cannot be used: {e}") from e
-    folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-shards-", dir=_for_sockets()))
     listening = listen(config.host, config.port)
+    folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-shards-", dir=_for_sockets()))
     stopping = False
 
     def stop(number: int, frame: Any) -> None:
         nonlocal stopping
         stopping = True
+        held.release()  # whoever starts now waits for the processes
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    family = _Family(config, workers, base, folder, listening, secret)
+    family = _Family(config, workers, base, held, folder, listening, secret)
     try:
         family.start_all()
         host, port = listening.getsockname()[:2]
@@ -89,11 +114,10 @@ def serve_sharded(
             if parent_pid is not None and not _alive(parent_pid):
                 break
     finally:
+        listening.close()  # before the processes are gone, for whom another start waits
+        held.release()
         family.stop()
-        listening.close()
         remove_folder(folder)
-        if config.store_dir is None:
-            shutil.rmtree(base, ignore_errors=True)
 
 
 def share_of(config: GatewayConfig, count: int) -> GatewayConfig:
@@ -111,10 +135,18 @@ class _Family:
     """The processes, by the number of their part of the sessions."""
 
     def __init__(
-        self, config: GatewayConfig, count: int, base: Path, folder: Path, listening: socket.socket, secret: bytes
+        self,
+        config: GatewayConfig,
+        count: int,
+        base: Path,
+        held: StoreLock,
+        folder: Path,
+        listening: socket.socket,
+        secret: bytes,
     ) -> None:
         self._config = config
         self._base = base
+        self._held = held
         self._folder = folder
         self._listening = listening
         self._secret = secret
@@ -141,7 +173,7 @@ class _Family:
         shard = Shard(index, self._urls, self._folder, self._key, self._inboxes[index], store=kept, again=again)
         child = self._context.Process(
             target=_child,
-            args=(config, shard, self._listening, self._private[index], theirs, self._secret, os.getpid()),
+            args=(config, shard, self._held, self._listening, self._private[index], theirs, self._secret, os.getpid()),
             daemon=True,
         )
         child.start()
@@ -242,6 +274,7 @@ def _alive(pid: int) -> bool:
 def _child(
     config: GatewayConfig,
     shard: Shard,
+    held: StoreLock,
     listening: socket.socket,
     private: socket.socket,
     pipe: Connection,
@@ -250,6 +283,7 @@ def _child(
 ) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # the parent's handler would only note it
+    held.drop()
     try:
         import uvloop
 
