@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.backends.data import encode_payload, payload_id, read_rows
 from agentcore_rl_toolkit.backends.gsm8k import write_rows
+from agentcore_rl_toolkit.backends.service import RolloutSettings
 from agentcore_rl_toolkit.backends.settings import Plan, read_settings
+from agentcore_rl_toolkit.backends.slime.runner import known_fields
+from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
+from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig
 from agentcore_rl_toolkit.contract import check_id
 from agentcore_rl_toolkit.errors import ConfigError
 
@@ -152,3 +158,23 @@ def test_a_plans_command_can_be_pasted_into_a_shell() -> None:
     text = Plan(backend="x", facts=[("a", "b")], command=command).render()
     shown = text.split("command:\n")[1].replace("\\\n", " ")
     assert shlex.split(shown) == command
+
+
+@pytest.mark.parametrize(
+    ("make", "service"),
+    [
+        (SlimeSettings, SlimeSettings.service),
+        (AgentCoreConfig, lambda config: config.service("models/small")),
+    ],
+)
+def test_what_backends_share_reaches_the_rollouts_whole(make: Any, service: Any) -> None:
+    given = {f.name: f"value of {f.name}" for f in fields(RolloutSettings)} | {"gateway_port": 4711, "max_turns": 3}
+    told = service(make(exp_id="e", gateway_admin_key="hush", **given))
+    assert {name: getattr(told, name) for name in given} == given
+    assert (told.exp_id, told.gateway_admin_key) == ("e", "hush")
+
+
+def test_slimes_runs_take_no_key_from_their_file_and_hand_everything_else_on() -> None:
+    of_rollouts = {f.name for f in fields(SlimeSettings)} - {"gateway_admin_key"}
+    assert of_rollouts < set(known_fields())
+    assert "gateway_admin_key" not in known_fields()

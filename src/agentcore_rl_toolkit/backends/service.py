@@ -12,7 +12,7 @@ import secrets
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..contract import Outcome, new_session_id
@@ -26,19 +26,42 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceSettings:
-    """What rollouts inside a trainer's process need.
+class RolloutSettings:
+    """Where agents, records and the gateway are: the settings whose names and meanings all trainers share.
 
     `gateway_host` is where a gateway that we start listens. Agents on AWS must reach it, so it is not loopback by
-    default; beyond loopback the gateway asks for keys, and one is made up unless `gateway_admin_key` is given.
-    `gateway_public_url` is the gateway as agents see it; None takes this machine's own address. `gateway_url` uses a
-    gateway that already runs. `gateway_model` is a folder with tokenizer and chat template: the gateway that we start
-    then renders prompts itself and speaks token ids to the engine, `gateway_context_tokens` being the model's window.
-    Units: seconds.
+    default. `gateway_public_url` is the gateway as agents see it; None takes this machine's own address. `gateway_url` uses a
+    gateway that already runs. `gateway_store` is a folder for captured turns, None a temporary one. `gateway_model` is a
+    folder with tokenizer and chat template: the gateway that we start then renders prompts itself and speaks token ids to
+    the engine.
     """
 
     agent_runtime_arn: str
     s3_bucket: str
+    endpoint_url: str | None = None
+    gateway_host: str = "0.0.0.0"
+    gateway_port: int = 0
+    gateway_public_url: str | None = None
+    gateway_url: str | None = None
+    gateway_store: str | None = None
+    gateway_model: str | None = None
+    max_turns: int | None = None
+
+    def service_settings(self, **others: Any) -> ServiceSettings:
+        """These settings and ``others``, which go by other names here, under the names of `ServiceSettings`."""
+        shared = {f.name: getattr(self, f.name) for f in fields(RolloutSettings)}
+        return ServiceSettings(**{**shared, **others})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings(RolloutSettings):
+    """What rollouts inside a trainer's process need.
+
+    Beyond loopback the gateway asks for keys, and one is made up unless `gateway_admin_key` is given.
+    `gateway_context_tokens` is the window of the model in `gateway_model`.
+    Units: seconds.
+    """
+
     exp_id: str
     model_id: str
     rollout_timeout_s: float = 900.0
@@ -46,17 +69,9 @@ class ServiceSettings:
     tps_limit: int = 25
     max_concurrent: int = 128
     max_pool_connections: int = 100
-    endpoint_url: str | None = None
-    gateway_host: str = "0.0.0.0"
-    gateway_port: int = 0
-    gateway_public_url: str | None = None
-    gateway_url: str | None = None
     gateway_admin_key: str | None = field(default=None, repr=False)
-    gateway_store: str | None = None
     gateway_patience_s: float = 120.0
-    gateway_model: str | None = None
     gateway_context_tokens: int | None = None
-    max_turns: int | None = None
     extra_rollouts: int = 0
 
     def public_url(self, url: str) -> str:

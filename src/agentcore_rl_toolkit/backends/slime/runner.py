@@ -24,6 +24,7 @@ from . import cluster
 from .checks import check
 from .cluster import SlimeError
 from .rows import prepare_data
+from .settings import SlimeRolloutSettings
 
 __all__ = ["SlimeError", "SlimeRunner", "known_fields", "prepare_data"]
 
@@ -36,13 +37,8 @@ JOB_ENV = (
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),
 )
 
-# Fields that reach the rollout process through slime's --custom-config-path; `settings.SlimeSettings` reads them there.
-_ROLLOUT_KEYS = (
-    *("agent_runtime_arn", "s3_bucket", "exp_id", "model_id", "acr_timeout", "acr_tps_limit", "max_concurrent"),
-    *("acr_submit_timeout", "max_staleness"),
-    *("max_pool_connections", "gateway_port", "gateway_host", "gateway_public_url", "gateway_url", "gateway_store"),
-    *("gateway_model", "endpoint_url", "max_turns"),
-)
+# They reach the rollout process through slime's --custom-config-path; `settings.SlimeSettings` reads them there.
+_ROLLOUT_KEYS = tuple(f.name for f in fields(SlimeRolloutSettings))
 _ROLLOUT_FUNCTIONS = {
     "sync": "generate_rollout",
     "async": "generate_rollout",
@@ -51,12 +47,9 @@ _ROLLOUT_FUNCTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlimeRunner:
+class SlimeRunner(SlimeRolloutSettings):
     """A slime training run. Raises: ConfigError on impossible values."""
 
-    exp_id: str
-    agent_runtime_arn: str
-    s3_bucket: str
     model_dir: str
     data_path: str
     model_type: str
@@ -66,20 +59,6 @@ class SlimeRunner:
     slime_dir: str = "slime"
     megatron_dir: str = "Megatron-LM"
     cuda_home: str | None = None
-    model_id: str = "default"
-    acr_timeout: float = 900.0
-    acr_submit_timeout: float = 120.0
-    acr_tps_limit: int = 25
-    max_concurrent: int = 100
-    max_pool_connections: int = 100
-    endpoint_url: str | None = None
-    gateway_port: int = 9090
-    gateway_host: str = "0.0.0.0"
-    gateway_public_url: str | None = None
-    gateway_url: str | None = None
-    gateway_store: str | None = None
-    gateway_model: str | None = None
-    max_turns: int | None = None
     reward_postprocessing: str = "grpo"
     sglang_tool_call_parser: str | None = "qwen"
     sglang_reasoning_parser: str | None = None
@@ -91,7 +70,6 @@ class SlimeRunner:
     gateway_log_level: str = "warning"
     rollout_batch_size: int = 32
     over_sampling_batch_size: int | None = None
-    max_staleness: int | None = None
     n_samples_per_prompt: int = 8
     rollout_max_response_len: int = 1024
     rollout_temperature: float = 1.0

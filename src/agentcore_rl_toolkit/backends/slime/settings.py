@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigError
-from ..service import ServiceSettings
+from ..service import RolloutSettings, ServiceSettings
 
 # Names under which the published toolkit's slime integration read the same settings from the environment.
 _ENVIRONMENT = {
@@ -26,17 +26,14 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlimeSettings:
-    """What a rollout needs. slime hands them over as attributes of its arguments (``--custom-config-path``).
+class SlimeRolloutSettings(RolloutSettings):
+    """What a run says of its rollouts, in its file and in the process that rolls out.
 
     Names and defaults are those of the published toolkit where it has them; `service.ServiceSettings` says what they
-    mean, except `max_staleness`, which `rollout` looks at when it hands a step over. Without `gateway_model` the gateway
-    renders with the tokenizer of slime's `hf_checkpoint`, so that prompts and replies are those tokens that slime trains.
+    mean, except `max_staleness`, which `rollout` looks at when it hands a step over.
     Units: seconds.
     """
 
-    agent_runtime_arn: str
-    s3_bucket: str
     exp_id: str
     model_id: str = "default"
     acr_timeout: float = 900.0
@@ -44,16 +41,19 @@ class SlimeSettings:
     acr_tps_limit: int = 25
     max_concurrent: int = 100
     max_pool_connections: int = 100
-    endpoint_url: str | None = None
     gateway_port: int = 9090
-    gateway_host: str = "0.0.0.0"
-    gateway_public_url: str | None = None
-    gateway_url: str | None = None
-    gateway_admin_key: str | None = dataclasses.field(default=None, repr=False)
-    gateway_store: str | None = None
-    gateway_model: str | None = None
-    max_turns: int | None = None
     max_staleness: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlimeSettings(SlimeRolloutSettings):
+    """What a rollout needs. slime hands them over as attributes of its arguments (``--custom-config-path``).
+
+    Without `gateway_model` the gateway renders with the tokenizer of slime's `hf_checkpoint`, so that prompts and replies are
+    those tokens that slime trains.
+    """
+
+    gateway_admin_key: str | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
     def from_args(cls, args: Any, environ: Mapping[str, str] = os.environ) -> SlimeSettings:
@@ -84,9 +84,7 @@ class SlimeSettings:
 
     def service(self) -> ServiceSettings:
         """The same under the names that all backends share."""
-        return ServiceSettings(
-            agent_runtime_arn=self.agent_runtime_arn,
-            s3_bucket=self.s3_bucket,
+        return self.service_settings(
             exp_id=self.exp_id,
             model_id=self.model_id,
             rollout_timeout_s=self.acr_timeout,
@@ -94,15 +92,7 @@ class SlimeSettings:
             tps_limit=self.acr_tps_limit,
             max_concurrent=self.max_concurrent,
             max_pool_connections=self.max_pool_connections,
-            endpoint_url=self.endpoint_url,
-            gateway_host=self.gateway_host,
-            gateway_port=self.gateway_port,
-            gateway_public_url=self.gateway_public_url,
-            gateway_url=self.gateway_url,
             gateway_admin_key=self.gateway_admin_key,
-            gateway_store=self.gateway_store,
-            gateway_model=self.gateway_model,
-            max_turns=self.max_turns,
         )
 
 

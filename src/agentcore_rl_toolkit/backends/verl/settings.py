@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ...errors import ConfigError
 from ..data import read_rows
 from ..hydra import hydra_value, unquoted
-from ..service import ServiceSettings
+from ..service import RolloutSettings, ServiceSettings
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 
 PACKAGE = "agentcore_rl_toolkit.backends.verl"
@@ -50,8 +50,8 @@ HTTP_DEFAULTS: tuple[tuple[str, str], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentCoreConfig:
-    """The ``agentcore`` section of a verl run; names and defaults of the published guide, then ours.
+class AgentCoreConfig(RolloutSettings):
+    """The ``agentcore`` section of a verl run: `RolloutSettings`, and names and defaults of the published guide, then ours.
 
     Units: `max_rollout_time`, `max_submit_time` seconds. `gateway_store` is a folder for captured turns; the published
     "memory" keeps them in a temporary one. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` are accepted
@@ -60,8 +60,6 @@ class AgentCoreConfig:
     relays chats to verl's servers). After `max_empty_prompts` prompts in a row without a sample the run ends.
     """
 
-    agent_runtime_arn: str
-    s3_bucket: str
     exp_id: str = "verl"
     reqs_per_sec: int = 25
     max_pool_connections: int = 10
@@ -71,24 +69,16 @@ class AgentCoreConfig:
     gateway_store: str = "memory"
     gateway_cumulative_token_mode: bool = False
     gateway_renderer_model_family: str = "auto"
-    gateway_host: str = "0.0.0.0"
-    gateway_public_url: str | None = None
-    gateway_url: str | None = None
     gateway_admin_key: str | None = field(default=None, repr=False)
     gateway_upstream: Literal["tokens", "http"] = "tokens"
-    gateway_model: str | None = None
-    endpoint_url: str | None = None
     model_id: str | None = None
     max_concurrent: int = 256
-    max_turns: int | None = None
     extra_rollouts: int = 0
     max_empty_prompts: int = 64
 
     def service(self, model_path: str) -> ServiceSettings:
         """The same under shared names. verl serves a model under its path unless told otherwise."""
-        return ServiceSettings(
-            agent_runtime_arn=self.agent_runtime_arn,
-            s3_bucket=self.s3_bucket,
+        return self.service_settings(
             exp_id=self.exp_id,
             model_id=self.model_id or model_path,
             rollout_timeout_s=self.max_rollout_time,
@@ -96,15 +86,8 @@ class AgentCoreConfig:
             tps_limit=self.reqs_per_sec,
             max_concurrent=self.max_concurrent,
             max_pool_connections=self.max_pool_connections,
-            endpoint_url=self.endpoint_url,
-            gateway_host=self.gateway_host,
-            gateway_port=self.gateway_port,
-            gateway_public_url=self.gateway_public_url,
-            gateway_url=self.gateway_url,
             gateway_admin_key=self.gateway_admin_key,
             gateway_store=None if self.gateway_store == "memory" else self.gateway_store,
-            gateway_model=self.gateway_model,
-            max_turns=self.max_turns,
             extra_rollouts=self.extra_rollouts,
         )
 
