@@ -71,21 +71,24 @@ def history(server: Server, turns: int, tokens: int, *, stream: bool = False) ->
     return {"turn_2_cpu_ms": median(early), f"turn_{turns}_cpu_ms": median(late), "ratio": median(late) / median(early)}
 
 
-def rendering(server: Server, turns: int) -> dict[str, float]:
-    """CPU of a turn when the gateway tokenises (built-in policy's template), early and late in a session."""
+def rendering(server: Server, turns: int, tokens: int) -> dict[str, float]:
+    """As `history`, when the gateway tokenises (built-in policy's template)."""
     spent = []
+    line = 15  # tokens, about
     with gateway("ours+tok", server) as target:
         agent, row = Agent(target), target.rows()[0]
         messages: list[dict[str, str]] = [{"role": "system", "content": "Solve the problem. Use the calculator."}]
         for turn in range(turns):
-            messages.append({"role": "user", "content": f"What is {turn} + {turn * 7}? " * 10})
+            messages.append(
+                {"role": "user", "content": f"What is {turn} + {turn * 7}? " * ((tokens // turns - 64) // line)}
+            )
             before = cpu_s(agent.pid)
             told = json.loads(agent.ask(row, _body(messages, 64)))
             time.sleep(AFTER_S)
             spent.append((cpu_s(agent.pid) - before) * 1000)
             messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
-    early, late = median(spent[2:10]), median(spent[-8:])
-    return {"turns": turns, "early_cpu_ms": early, "late_cpu_ms": late, "ratio": late / early}
+    early, late, length = median(spent[1:8]), median(spent[-7:]), told["usage"]["prompt_tokens"]
+    return {"turn_2_cpu_ms": early, f"turn_{turns}_cpu_ms": late, "ratio": late / early, "prompt_tokens": length}
 
 
 def bulk(server: Server, sessions: int, turns: int, rounds: int = 3) -> dict[str, float]:
