@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-from botocore.exceptions import ClientError, ParamValidationError, ReadTimeoutError
+from botocore.exceptions import ClientError, ParamValidationError, ReadTimeoutError, ResponseStreamingError
 
 from .conftest import Server, alive, wait_for
 
@@ -67,6 +67,33 @@ def test_a_bare_id_needs_the_account(server: Server, client: Any) -> None:
         client.invoke_agent_runtime(agentRuntimeArn=identity, payload=b"{}")
     assert code_of(error) == (400, "ValidationException")
     assert error.value.response["reason"] == "FieldValidationFailed"
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({"n": 2, "size": 10_000_000}, "a chunk of its stream has more than 10000000 bytes"),
+        ({"n": 11, "size": 9_500_000}, "it has more than 100000000 bytes"),
+    ],
+)
+def test_a_stream_above_aws_sizes_is_cut_off_and_the_console_says_why(
+    server: Server, client: Any, session_id: str, what: dict[str, int], why: str
+) -> None:
+    payload = json.dumps({"do": "stream", **what}).encode()
+    reply = client.invoke_agent_runtime(agentRuntimeArn=server.arn, runtimeSessionId=session_id, payload=payload)
+    with pytest.raises(ResponseStreamingError):
+        reply["response"].read()
+    assert f"the reply of session {session_id} is cut off: {why}" in server.output.read_text()
+    assert server.invoke({}, session_id)["calls"] == 2  # the session is as it was
+
+
+def test_a_reply_in_one_piece_and_chunks_below_aws_sizes_come_whole(
+    server: Server, client: Any, session_id: str
+) -> None:
+    assert len(server.invoke({"pad": "x" * 15_000_000}, session_id)["echo"]["pad"]) == 15_000_000
+    payload = b'{"do": "stream", "n": 2, "size": 9999000}'
+    reply = client.invoke_agent_runtime(agentRuntimeArn=server.arn, runtimeSessionId=session_id, payload=payload)
+    assert reply["response"].read().count(b"x") == 2 * 9_999_000
 
 
 def test_stream_arrives_as_it_is_made(server: Server, client: Any, session_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from .session import Session
 from .sessions import SessionTable
 from .upstream import Connection, UpstreamLostError, header
 from .wire import (
+    MAX_CHUNK_BYTES,
+    MAX_PAYLOAD_BYTES,
     REQUEST_ID_HEADER,
     SESSION_HEADER,
     Headers,
@@ -23,6 +26,7 @@ from .wire import (
     trace_headers,
 )
 
+log = logging.getLogger(__name__)
 WHOLE_BYTES = 64 * 1024  # of a reply that says its length and is no larger, nothing is sent before it is complete
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -88,6 +92,7 @@ async def relay(
     A caller that goes away changes nothing for the agent: its reply is read to the end all the same, as on AWS. ``asked``: the
     request is on its way already, only the reply is wanted.
     Raises: WireError 424 when the agent answers 4xx or 5xx, breaks off before its reply starts, or takes too long.
+    UpstreamLostError when the reply had started and its rest will not come: the agent broke off, or exceeds AWS's sizes.
     """
     config = table.config
     connection = None if asked is None else asked.connection
@@ -123,6 +128,7 @@ async def relay(
                 reply.append((b"content-length", length))
             await send({"type": "http.response.start", "status": 200, "headers": reply})
             async for data in connection.body():
+                _check_size(connection, session)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
     except UpstreamLostError as e:
@@ -143,3 +149,18 @@ async def relay(
         if connection is not None:
             session.give_back(connection)
         table.release(session)
+
+
+def _check_size(connection: Connection, session: Session) -> None:
+    """AWS's quotas for what an agent answers. Nothing but its end can tell the caller: its status was sent long ago.
+
+    Raises: UpstreamLostError; the runtime's log says which quota.
+    """
+    if connection.chunk_bytes > MAX_CHUNK_BYTES:
+        why = f"a chunk of its stream has more than {MAX_CHUNK_BYTES} bytes"
+    elif connection.body_bytes > MAX_PAYLOAD_BYTES:
+        why = f"it has more than {MAX_PAYLOAD_BYTES} bytes"
+    else:
+        return
+    log.warning("the reply of session %s is cut off: %s", session.id, why)
+    raise UpstreamLostError(f"the reply is cut off: {why}")

@@ -27,7 +27,8 @@ class Connection(asyncio.Protocol):
     """One connection. `send` starts a request, `head` waits for status and headers, `body` yields its bytes as they come.
 
     ``listener`` is called whenever there is more of the reply, or the connection is ``lost``. ``complete``: nothing is asked that
-    is not answered in full.
+    is not answered in full. ``body_bytes`` of the reply were received so far; ``chunk_bytes`` is its largest HTTP chunk so far, 0
+    where it has none.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,9 @@ class Connection(asyncio.Protocol):
         self.listener: Callable[[], None] | None = None
         self.head_done = False
         self.lost = False
+        self.body_bytes = 0
+        self.chunk_bytes = 0
+        self._chunk_began: int | None = None  # at which of `body_bytes`
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
         self._chunks: deque[bytes] = deque()
@@ -86,8 +90,14 @@ class Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
         self.head_done = self.status >= 200 or self.status == 101
 
+    def on_chunk_header(self) -> None:
+        self._chunk_began = self.body_bytes
+
     def on_body(self, data: bytes) -> None:
         self._chunks.append(data)
+        self.body_bytes += len(data)
+        if self._chunk_began is not None:
+            self.chunk_bytes = max(self.chunk_bytes, self.body_bytes - self._chunk_began)
         self._waiting_bytes += len(data)
         if self._waiting_bytes > HIGH_WATER_BYTES and self._transport is not None:
             self._transport.pause_reading()
@@ -110,6 +120,7 @@ class Connection(asyncio.Protocol):
         Raises: UpstreamLostError when the connection is gone.
         """
         self.status, self.headers, self.complete, self.head_done = 0, [], False, False
+        self.body_bytes, self.chunk_bytes, self._chunk_began = 0, 0, None
         if self._transport is None or self._transport.is_closing():
             raise UpstreamLostError("the connection is closed")
         size = sum(map(len, body))

@@ -23,6 +23,7 @@ REQUEST_ID_HEADER = b"x-amzn-bedrock-agentcore-runtime-request-id"
 USER_ID_HEADER = b"x-amzn-bedrock-agentcore-runtime-user-id"
 CUSTOM_HEADER_PREFIX = b"x-amzn-bedrock-agentcore-runtime-custom-"
 MAX_PAYLOAD_BYTES = 100_000_000
+MAX_CHUNK_BYTES = 10_000_000  # of a streamed reply
 SESSION_ID_MIN, SESSION_ID_MAX = 33, 256
 
 # Handed to the agent as they came; anything else only when the runtime's requestHeaderAllowlist names it.
