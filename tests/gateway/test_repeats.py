@@ -499,7 +499,7 @@ async def told_by_openai(session: SessionHandle, asked: dict[str, Any], *, strea
 
 
 @pytest.mark.parametrize("told", [told_by_anthropic, told_by_openai])
-@pytest.mark.parametrize(("rendered", "stream"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("rendered", "stream"), [(False, False), (False, True), (True, False), (True, True)])
 async def test_a_repeated_reply_has_the_ids_of_the_first_in_every_dialect(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, rendered: bool, stream: bool, told: Any
 ) -> None:

@@ -155,7 +155,12 @@ async def test_an_engine_that_was_away_is_used_again(start_gateway: Start) -> No
     _, [session] = await opened(gateway, 1)
     assert await ask(session) == 200
     await engine.stop()
-    assert await ask(session) == 502
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    status, told = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+    assert (status, b"cannot be reached" in told) == (502, True)
+    assert b"127.0.0.1" not in told  # where the engine is, is not the agent's to know
+    status, told = await request("GET", session.base_url + "/models", key=session.api_key)
+    assert (status, b"127.0.0.1" in told) == (502, False)
     again = ScriptedEngine()
     await again.start(port)
     assert await ask(session) == 200

@@ -225,6 +225,49 @@ async def test_weights_that_are_not_there_change_nothing(
     assert turn.weight_version_first == 1
 
 
+@pytest.mark.parametrize("what", ["weights", "port", "path"])
+async def test_agents_are_not_told_where_the_service_is_nor_what_it_samples(
+    service: TinkerServer, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = "tinker://inner/secret" if what == "weights" else "scripted/model"
+    url = service.url + ("/inner/services" if what != "path" else "/inner")
+    if what == "port":
+        await service.stop()
+    if what == "path":
+        service.fail("client/config", 404)
+    upstream = UpstreamConfig(url=url, engine="tinker", api_key="tml-test")
+    gateway = Gateway(config(service, upstreams=(upstream,), sampler=sampler, limits=Limits(patience_s=0.0)))
+    await gateway.start()
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async([new_session_id()])
+    with caplog.at_level("WARNING"), pytest.raises(openai.APIStatusError) as told:
+        await say(session)
+    shown = told.value.response.text
+    assert "inference server" in shown
+    for inner in ("127.0.0.1", url.rpartition(":")[2].partition("/")[0], "inner", "secret", "api/v1"):
+        assert inner not in shown
+    assert url in caplog.text  # the operator is
+    if what == "weights":
+        with pytest.raises(GatewayError, match="no weights") as refused:  # and so is the trainer
+            await client.set_weight_version_async(1, sampler="tinker://inner/other")
+        assert url in str(refused.value)
+    await gateway.stop(grace_s=0.2)
+
+
+async def test_a_service_that_goes_away_is_not_named_to_agents(service: TinkerServer) -> None:
+    gateway = Gateway(config(service, limits=Limits(patience_s=0.0)))
+    await gateway.start()
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    await say(session)
+    await service.stop()
+    with pytest.raises(openai.APIStatusError) as told:
+        await say(session)
+    assert "inference server" in told.value.response.text
+    assert service.url.partition("://")[2] not in told.value.response.text
+    assert "127.0.0.1" not in told.value.response.text
+    await gateway.stop(grace_s=0.2)
+
+
 async def test_before_any_weights_a_call_is_told_so(service: TinkerServer) -> None:
     gateway = Gateway(config(service, sampler=None))
     await gateway.start()

@@ -194,8 +194,8 @@ class Exchange(ABC):
         if isinstance(error, NoDescriptorError):
             self._fail(RequestError(f"the gateway has no connection left for this call: {error}", kind="overloaded"))
         elif worker is not None:
-            worker.failed(time.monotonic(), unreachable=True)
-            self._again(worker, f"inference server {worker.config.url} cannot be reached: {error}")
+            worker.failed(time.monotonic(), unreachable=True, why=f"it cannot be reached: {error}")
+            self._again(worker, "the inference server cannot be reached")
 
     def _send(self, connection: UpstreamConnection) -> None:
         worker = self.worker
@@ -273,8 +273,8 @@ class Exchange(ABC):
             if self.session.worker is worker and not worker.draining:
                 self.route()
                 return
-        worker.failed(time.monotonic(), unreachable=True)
-        why = f"inference server {worker.config.url} closed the connection before its reply was whole"
+        why = "the inference server closed the connection before its reply was whole"
+        worker.failed(time.monotonic(), unreachable=True, why=why)
         self._again(worker, why, once_more=not self.second)
 
     def on_complete(self) -> None:
@@ -294,7 +294,7 @@ class Exchange(ABC):
             return
         body = self._body()
         if status >= 500:
-            worker.failed(time.monotonic(), unreachable=False)
+            worker.failed(time.monotonic(), unreachable=False, why=f"it answered {status} several times in a row")
         if (
             status in _TRY_ELSEWHERE
             and len(self.tried) + 1 < MAX_TRIES

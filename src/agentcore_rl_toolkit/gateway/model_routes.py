@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .admin import Admin
     from .listener import AgentConnection
     from .server import Gateway
+
+log = logging.getLogger(__name__)
 
 _to_json = msgspec.json.Encoder().encode
 
@@ -64,7 +67,8 @@ class ModelRoutes:
         try:
             status, body = await get(worker, b"/v1/models", timeout_s=10.0)
         except (OSError, TimeoutError) as e:
-            raise RequestError(f"the inference server did not list its models: {e}", kind="upstream") from e
+            log.warning("%s did not list its models: %s", worker.config.url, e)
+            raise RequestError("the inference server did not list its models", kind="upstream") from e
         if status != 200:
             raise upstream_error(status, body)
         try:
@@ -111,7 +115,8 @@ class ModelRoutes:
         try:
             status, told = await post(worker, b"/tokenize", asked, timeout_s=30.0)
         except (OSError, TimeoutError) as e:
-            raise RequestError(f"the inference server did not count: {e}", kind="upstream") from e
+            log.warning("%s did not count tokens: %s", worker.config.url, e)
+            raise RequestError("the inference server did not count", kind="upstream") from e
         if status != 200:
             raise RequestError("this inference server cannot count tokens (no /tokenize)", kind="unsupported")
         try:

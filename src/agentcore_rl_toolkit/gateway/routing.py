@@ -9,6 +9,7 @@ busy, not dead. When all servers rest, the one that rests least is tried anyway:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
@@ -16,6 +17,8 @@ from ..errors import ConfigError
 from .config import UpstreamConfig
 from .pacing import Pacer
 from .upstream import Pool
+
+log = logging.getLogger(__name__)
 
 FIRST_REST_S = 0.25
 MAX_REST_S = 10.0
@@ -66,11 +69,16 @@ class Worker:
         self.rest_s = 0.0
         self.resting_until = 0.0
 
-    def failed(self, now: float, *, unreachable: bool) -> None:
-        """Count a failed call. `unreachable`: no connection, or it broke; otherwise the server answered with a 5xx."""
+    def failed(self, now: float, *, unreachable: bool, why: str) -> None:
+        """Count a failed call. `unreachable`: no connection, or it broke; otherwise the server answered with a 5xx.
+
+        ``why`` is for the log, which alone names the server: agents are not told where it is.
+        """
         self.failures += 1
         self.total_failures += 1
         if unreachable or self.failures >= FAILURES_IN_A_ROW:
+            if now >= self.resting_until:  # once, however many calls it fails at the same time
+                log.warning("inference server %s is left alone for a while: %s", self.config.url, why)
             self.rest_s = min(MAX_REST_S, self.rest_s * 2 or FIRST_REST_S)
             self.resting_until = now + self.rest_s
 

@@ -139,7 +139,7 @@ class TinkerCall(TokenCall):
         told = error if isinstance(error, RequestError) else RequestError(f"no sampler: {error!r}", kind="upstream")
         worker = self._leave()
         if worker is not None and told.kind == "upstream":
-            worker.failed(time.monotonic(), unreachable=True)
+            worker.failed(time.monotonic(), unreachable=True, why=str(told))
         self._fail(told)
 
     def _go(self) -> None:
@@ -158,7 +158,7 @@ class TinkerCall(TokenCall):
         if connection is not None:
             self._send(connection)
         elif self.worker is not None:
-            self._trouble(f"{self.worker.config.url} cannot be reached: {error}")
+            self._trouble("the inference server cannot be reached", detail=f"it cannot be reached: {error}")
 
     def _on_data(self, pieces: list[bytes]) -> None:
         self.parts += pieces
@@ -175,7 +175,7 @@ class TinkerCall(TokenCall):
             self.gateway.counters["stale_connections"] += 1
             self._go()
             return
-        self._trouble(f"{self.worker.config.url} closed the connection before its reply was whole")
+        self._trouble("the inference server closed the connection before its reply was whole")
 
     def _silent(self) -> None:
         up, self.up = self.up, None
@@ -278,8 +278,8 @@ class TinkerCall(TokenCall):
         else:
             self._refused(error if isinstance(error, RequestError) else RequestError(repr(error), kind="upstream"))
 
-    def _trouble(self, why: str | RequestError, *, pause_s: float | None = None) -> None:
-        """Try the same again after a pause, unless it has gone on for too long."""
+    def _trouble(self, why: str | RequestError, *, pause_s: float | None = None, detail: str = "") -> None:
+        """Try the same again after a pause, unless it has gone on for too long; ``detail`` is for the log alone."""
         if self.worker is None or self.ended:
             return
         self._calm()
@@ -289,7 +289,7 @@ class TinkerCall(TokenCall):
         if now - self.troubles_s >= self.gateway.limits.patience_s:
             worker = self._leave()
             if worker is not None:
-                worker.failed(now, unreachable=isinstance(why, str))
+                worker.failed(now, unreachable=isinstance(why, str), why=detail or str(why))
                 if isinstance(why, str):
                     self._again(worker, why)
                 else:

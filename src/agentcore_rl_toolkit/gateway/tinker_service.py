@@ -37,7 +37,19 @@ _TIMEOUT_S = 30.0
 _encode = msgspec.json.Encoder().encode
 
 
-class UnavailableError(RequestError):
+class ServiceError(RequestError):
+    """A request outside model calls failed. The message names the service, for logs and trainers; ``to_agent`` does not."""
+
+    def __init__(self, message: str = "", *, to_agent: str = "", **more: Any) -> None:
+        super().__init__(message, **more)
+        self._to_agent = to_agent
+
+    def to_agent(self) -> RequestError:
+        """The same for an agent, which is not told where the service is, nor what it says of weights and sessions."""
+        return RequestError(self._to_agent, kind=self.kind, status=self.status)
+
+
+class UnavailableError(ServiceError):
     """The service cannot be reached or has too much to do: the same request may be answered in a moment."""
 
 
@@ -101,7 +113,11 @@ class TinkerService:
                 "the gateway has no weights to sample from yet: give --sampler, or publish some (set_weight_version)",
                 kind="overloaded",
             )
-        self.sampler = await self.make(*wanted)
+        try:
+            self.sampler = await self.make(*wanted)
+        except ServiceError as e:
+            log.warning("no sampler for %s: %s", wanted[0], e)
+            raise e.to_agent() from e
 
     async def make(self, model: str, version: int | None) -> Sampler:
         """A sampler for a ``tinker://`` path or a base model; a service in trouble is waited for. Raises: RequestError."""
@@ -157,7 +173,14 @@ class TinkerService:
 
     def renewing(self) -> asyncio.Task[None]:
         """`renew_token` as a task, for calls that were told that their token is no good."""
-        return self._task(self.renew_token())
+        return self._task(self._renew_for_call())
+
+    async def _renew_for_call(self) -> None:
+        try:
+            await self.renew_token()
+        except ServiceError as e:
+            log.warning("no token: %s", e)
+            raise e.to_agent() from e
 
     async def _read_flags(self) -> None:
         """Flags that may change while we run. A service without that route has the defaults."""
@@ -195,7 +218,7 @@ class TinkerService:
     # -- asking
 
     async def ask(self, path: bytes, body: dict[str, Any]) -> dict[str, Any]:
-        """One request outside model calls. Raises: RequestError."""
+        """One request outside model calls. Raises: ServiceError."""
         where = f"{self.worker.config.url} {path.decode()}"
         try:
             status, told = await post(
@@ -206,16 +229,22 @@ class TinkerService:
                 headers=[USER_AGENT, b"accept: application/json", b"x-api-key: " + self._token.encode()],
             )
         except (OSError, TimeoutError) as e:
-            raise UnavailableError(f"{where} cannot be reached: {e}", kind="upstream") from e
+            to_agent = "the inference server cannot be reached"
+            raise UnavailableError(f"{where} cannot be reached: {e}", to_agent=to_agent, kind="upstream") from e
         if status >= 400:
             error = upstream_error(status, told)
+            to_agent = f"the inference server answered {status} when the gateway prepared this call"
+            if status in (401, 403):
+                to_agent = error.message  # our own words
+            known: dict[str, Any] = {"to_agent": to_agent, "kind": error.kind}
             if status in (408, 409, 429) or status >= 500:
-                raise UnavailableError(f"{where}: {error}", kind=error.kind, status=status)
-            raise RequestError(f"{where}: {error}", kind=error.kind, status=status if status != 401 else 502)
+                raise UnavailableError(f"{where}: {error}", status=status, **known)
+            raise ServiceError(f"{where}: {error}", status=status if status != 401 else 502, **known)
         try:
             decoded = msgspec.json.decode(told or b"{}")
         except NOT_JSON as e:
-            raise RequestError(f"{where}: the answer is not JSON: {e}", kind="upstream") from e
+            to_agent = "the inference server's answer is not JSON"
+            raise ServiceError(f"{where}: the answer is not JSON: {e}", to_agent=to_agent, kind="upstream") from e
         return decoded if isinstance(decoded, dict) else {}
 
     def cancel(self, request_id: str) -> None:

@@ -102,9 +102,7 @@ class TokenCall(SpokenCall):
         """Take a server's engine for the call's. Raises: RequestError when it cannot serve it."""
         engine = TOKEN_ENGINES.get(worker.config.engine)
         if engine is None:
-            why = (
-                f"{worker.config.url} (engine {worker.config.engine}) takes no token ids, and this gateway sends those"
-            )
+            why = f"an inference server of kind {worker.config.engine} takes no token ids, and this gateway sends those"
             raise RequestError(why, kind="overloaded")
         self.asked.require(engine.features, engine=engine.name)
         self.token_engine = engine

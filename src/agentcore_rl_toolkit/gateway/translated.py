@@ -193,6 +193,7 @@ class TranslatedCall(SpokenCall):
 
     def _capture(self) -> Captured:
         captured = super()._capture()
+        captured.reply_id = self.reply_id  # what the agent is told, now and when it asks again
         if self.asked.sampling.stop:
             try:
                 said = self.reader.reply() if self.stream else decode_reply(self._body())
@@ -205,9 +206,11 @@ class TranslatedCall(SpokenCall):
 
     def _write_whole(self, conn: AgentConnection) -> None:
         try:
-            body = self.speaks.encode_reply(decode_reply(self._body()), self.asked)
+            said = decode_reply(self._body())
         except UpstreamError as e:
             raise RequestError(str(e), kind="upstream") from e
+        said.id = self.reply_id
+        body = self.speaks.encode_reply(said, self.asked)
         conn.write(reply(200, body, headers=self._notes(), keep_alive=self.keep_alive))
 
 
