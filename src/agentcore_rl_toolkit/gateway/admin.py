@@ -94,6 +94,12 @@ class Admin:
             self.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
             return
         shard = self._gateway.shard
+        if shard is not None and not conn.private:
+            try:
+                shard.must_be_here(request)
+            except RequestError as e:
+                self.refuse(conn, request, e)
+                return
         if shard is not None and not conn.private and shard.administers(path) and not path.startswith(_AMONG):
             self.start(self.run(shard.administer, conn, request), conn)
             return

@@ -105,6 +105,8 @@ class Router:
             self._changed()
             return known
         if worker_id is None:
+            while f"w{self._count}" in self.workers:  # whoever added that one gave it the name
+                self._count += 1
             worker_id = f"w{self._count}"
         if worker_id in self.workers:
             raise ConfigError(f"there is another upstream with id {worker_id}")

@@ -36,7 +36,7 @@ from .sharding import Shard
 from .slices import Slices
 from .state import StateFile
 from .translated import TranslatedCall
-from .wire import Request, error_reply
+from .wire import Request, error_reply, retry_after
 
 if TYPE_CHECKING:
     from .tinker_service import TinkerServices
@@ -260,7 +260,7 @@ class Gateway:
                 raise RequestError("use POST", kind="method_not_allowed")
         except RequestError as e:
             self.counters["refused"] += 1
-            headers = ((b"allow", b"POST"),) if e.kind == "method_not_allowed" else ()
+            headers = ((b"allow", b"POST"),) if e.kind == "method_not_allowed" else retry_after(e)
             conn.write(error_reply(dialect, e, headers=headers, keep_alive=request.keep_alive))
             conn.done(keep_alive=request.keep_alive)
             return
@@ -281,6 +281,8 @@ class Gateway:
         session = self.sessions.find(name)
         if session is not None:
             return session
+        if self.shard is not None:
+            self.shard.must_be_here(request)
         if self.config.implicit_sessions and not self.sessions.deleted_before(unquote_to_bytes(name)):
             try:
                 return self.sessions.create(unquote_to_bytes(name).decode(), SessionSettings())

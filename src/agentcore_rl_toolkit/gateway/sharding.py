@@ -58,7 +58,11 @@ def wanted(head: bytes, count: int) -> int | None:
     """The process a request is for, by the first bytes of it; None when any will do, or they do not say yet."""
     line = head[: head.find(b"\r\n")] if b"\r\n" in head else head
     _, _, target = line.partition(b" ")
-    path = path_of(target.partition(b" ")[0].partition(b"?")[0])
+    return process_of(path_of(target.partition(b" ")[0].partition(b"?")[0]), count)
+
+
+def process_of(path: bytes, count: int) -> int | None:
+    """The process that requests for this path are for; None when any will do."""
     if path in _LOCAL:
         return None
     if path.startswith(b"/sessions/") and path not in _SPLIT:
@@ -126,6 +130,18 @@ class Shard:
         log.warning("no other process of the gateway answers: process %d goes on with what is stored", self.index)
 
     # -- moving connections
+
+    def must_be_here(self, request: Request) -> None:
+        """Raises: RequestError for a request that is for another process.
+
+        A connection moves between requests. One that was sent ahead, behind another that this process answers, came along.
+        """
+        if process_of(request.path, self.count) not in (self.index, None):
+            request.keep_alive = False
+            raise RequestError(
+                "this request was sent before the one ahead of it was answered; send it again on a new connection",
+                kind="overloaded",
+            )
 
     def hand_on(self, conn: AgentConnection, data: bytes, target: int) -> None:
         """Give a connection and the bytes read from it to another process."""
@@ -242,6 +258,8 @@ class Shard:
         else:
             if path in (b"/sessions", b"/admin/sessions") and request.method == b"POST":
                 told = await self._create(request)
+            elif path == b"/admin/workers" and request.method == b"POST":
+                told = await self._add_server(request)
             else:
                 told = await self._all(request, self._split(request.body) if path in _SPLIT else None)
             if path.startswith(b"/traces/") and path not in _SPLIT:  # one of them has it
@@ -263,6 +281,14 @@ class Shard:
         conn.task = None
         conn.write(reply(200, body, keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
+
+    async def _add_server(self, request: Request) -> list[tuple[int, int, bytes]]:
+        """Add a server here first, and in the others by the name it has got here."""
+        [(_, status, told)] = first = await self._all(request, {0: request.body})
+        if status >= 400:
+            return first
+        named = decode_body(request.body, dict[str, Any]) | {"worker_id": msgspec.json.decode(told)["worker_id"]}
+        return first + await self._all(request, dict.fromkeys(range(1, self.count), _to_json(named)))
 
     async def _create(self, request: Request) -> list[tuple[int, int, bytes]]:
         from ..contract import new_session_id
