@@ -106,6 +106,38 @@ async def test_a_refused_call_is_an_error_and_uses_up_no_turn(
     assert (status, await ask(session, "four")) == (200, 429)
 
 
+async def test_a_disk_that_is_tried_again_and_again_costs_no_call_when_there_is_room(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is only written to try it is no frame that a session needs, nor one that it has no longer."""
+    gateway = await start_gateway(engine)
+    client = GatewayClient(gateway.url)
+    one, two = await client.create_sessions_async([new_session_id(), new_session_id()])
+    assert await ask(one, "one") == 200
+    tried = 0
+
+    def refused(*_: Any) -> int:
+        nonlocal tried
+        tried += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwritev", refused)
+        with pytest.raises(GatewayError, match="cannot store a session"):
+            await client.create_sessions_async([new_session_id()])
+        async with asyncio.timeout(60):
+            while tried < 5:  # noqa: ASYNC110  (the gateway's clock)
+                await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while gateway.journal.failed is not None:  # noqa: ASYNC110  (the gateway's clock)
+            await asyncio.sleep(0.05)
+    gateway.journal.segment_bytes = 1
+    assert await ask(two, "two") == 200  # in another segment
+    await client.delete_async([two.session_id])
+    found = await client.fetch_async([one.session_id])
+    assert len(found[one.session_id].turns) == 1
+
+
 # -- a full disk
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import struct
 import time
 import zlib
@@ -32,6 +31,8 @@ from pathlib import Path
 
 from ..errors import GatewayError
 from .journal_scan import DAMAGED, HEAD, frames, payload_of
+from .journal_scan import DELETED as DELETED
+from .journal_segments import Segments
 from .journal_writer import Batch, Done, Writer, lock, write_all
 
 log = logging.getLogger(__name__)
@@ -39,14 +40,14 @@ log = logging.getLogger(__name__)
 CALL = 1
 OPENED = 2  # payload: the session's settings
 CLOSED = 3
-DELETED = 4
 GAPS = 5  # payload: where among the session's calls, counted from 0, the disk refused some, and how many
+JUDGED = 6  # payload: what damage has cost the session; of `EVERYBODY`: which damage that is all said of
+EVERYBODY = b"/"  # is no session's id
 
 _CHECKED = struct.Struct("<BB")
 _RETRY_S = 0.1  # how often a disk that refuses is tried again
 SEGMENT_BYTES = 256 * 2**20
 _SLOW_WRITE_S = 0.02  # an append to the page cache takes microseconds; this is a disk that pushes back
-_SEGMENT_NAME = re.compile(r"calls-(\d{8})\.log")
 
 Replay = Callable[[int, str, bytes, int, int], None]
 Lost = Callable[[int, bytes, bytes, int], None]  # kind, session id, payload, position
@@ -69,19 +70,14 @@ class Journal:
         self.damaged_bytes = 0
         self.on_lost: Lost | None = None  # told of every frame that the disk refused
         self.repay: Callable[[], None] | None = None  # appends what is owed
+        self.closing: Callable[[], None] | None = None  # appends what is to be the last
         self.owing = False  # something must be written before anything else
         self.own_from = 0  # the position from which on frames are this process's
         self.failed: OSError | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = lock(directory)
-        self._files: dict[int, int] = {}  # segment number -> descriptor
-        self._sizes: dict[int, int] = {}
-        self._live: dict[int, int] = {}  # frames of sessions that are not deleted
-        self._tombs: dict[int, int] = {}  # deletions noted in the segment
-        self._born: dict[int, float] = {}
+        self._segments = Segments(directory)
         self._damaged: set[int] = set()  # where damage was found since the start
-        self._suspect: set[int] = set()  # segments where it was found at the start: a session may lack a call
-        self._current = 0
         self._stuck = False  # no further segment could be begun, and that is logged
         self._pending: list[bytes] = []
         self._callbacks: list[Done] = []
@@ -99,22 +95,19 @@ class Journal:
 
         Returns their number.
         """
-        count = 0
-        numbers = sorted(int(m[1]) for m in map(_SEGMENT_NAME.fullmatch, os.listdir(self.directory)) if m)
+        count, segments = 0, self._segments
+        numbers = segments.stored()
         for number in numbers:
-            path = self._path(number)
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self._files[number], self._live[number], self._tombs[number] = fd, 0, 0
-            self._born[number] = path.stat().st_mtime
+            fd, path = segments.open(number), segments.path(number)
             end = 0
             for kind, session_id, payload, start, length in frames(path, last=number == numbers[-1]):
                 position = number << 40 | start
                 if kind == DAMAGED:
                     self.damaged_bytes += length
-                    self._suspect.add(number)
+                    segments.damaged(number)
                     log.error("%s: passing over %d damaged bytes at byte %d", path.name, length, start)
                 count += kind != DAMAGED
-                self._count(number, kind)
+                segments.count(number, kind)
                 replay(kind, session_id, payload, position, length)
                 end = start + length
             size = os.fstat(fd).st_size
@@ -122,38 +115,28 @@ class Journal:
                 self.torn_bytes += size - end
                 log.warning("%s: cutting off the %d bytes after the last whole frame", path.name, size - end)
                 os.ftruncate(fd, end)
-            self._sizes[number] = end
-        self._current = numbers[-1] if numbers else 0
-        if not numbers or self._sizes[self._current] >= self.segment_bytes:
+            segments.sizes[number] = end
+        segments.current = numbers[-1] if numbers else 0
+        if not numbers or segments.sizes[segments.current] >= self.segment_bytes:
             self._next_segment()
-        self._offset = self._sizes[self._current]
-        self.own_from = self._current << 40 | self._offset
+        self._offset = segments.sizes[segments.current]
+        self.own_from = self.end
         return count
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def _path(self, number: int) -> Path:
-        return self.directory / f"calls-{number:08d}.log"
-
     def _next_segment(self) -> None:
         """Begin a segment. Raises: OSError."""
-        number = self._current + 1
-        fd = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        if self._current:  # what counts is the age of the latest in it
-            self._born[self._current] = os.fstat(self._files[self._current]).st_mtime
-        self._current, self._stuck = number, False
-        self._files[number] = fd
-        self._sizes[number] = self._offset = 0
+        self._segments.begin()
+        self._stuck = False
+        self._offset = 0
         self._refused = (0, 0)
-        self._live[number] = self._tombs[number] = 0
-        self._born[number] = time.time()
 
-    def _count(self, number: int, kind: int) -> None:
-        if kind == DELETED:
-            self._tombs[number] += 1
-        else:
-            self._live[number] += 1
+    @property
+    def end(self) -> int:
+        """The position of the next frame."""
+        return self._segments.current << 40 | self._segments.sizes[self._segments.current]
 
     # -- writing
 
@@ -176,12 +159,12 @@ class Journal:
         length = HEAD + len(head) + len(payload)
         if self.owing:
             self._repay()
-        if self._sizes[self._current] >= self.segment_bytes:
+        segments = self._segments
+        if segments.sizes[segments.current] >= self.segment_bytes:
             self._roll()
-        number = self._current
-        position = number << 40 | self._sizes[number]
-        self._sizes[number] += length
-        self._count(number, kind)
+        number, position = segments.current, self.end
+        segments.sizes[number] += length
+        segments.count(number, kind)
         self._pending.append(struct.pack("<II", length - HEAD, crc) + head)
         self._pending.append(payload)
         if done is not None:
@@ -201,9 +184,9 @@ class Journal:
         self._scheduled = False
         if not self._pending:
             return
-        number = self._current
-        batch: Batch = (self._files[number], self._offset, self._pending, self._callbacks)
-        self._offset = self._sizes[number]
+        number = self._segments.current
+        batch: Batch = (self._segments.files[number], self._offset, self._pending, self._callbacks)
+        self._offset = self._segments.sizes[number]
         self._pending, self._callbacks = [], []
         if self.owing:
             self._report(number, batch, self.failed or OSError("an earlier append failed"))
@@ -250,18 +233,17 @@ class Journal:
             self.failed = error
         _, offset, buffers, _ = batch
         end = offset + sum(map(len, buffers))
-        if number == self._current:
+        sizes = self._segments.sizes
+        if number == self._segments.current:
             self._refused = (self._refused[0] if offset == self._refused[1] else offset, end)
-            if end == self._sizes[number]:  # nothing lies behind them; otherwise they leave a hole
-                self._sizes[number] = self._offset = self._refused[0]
+            if end == sizes[number]:  # nothing lies behind them; otherwise they leave a hole
+                sizes[number] = self._offset = self._refused[0]
                 self._refused = (0, 0)
         position = number << 40 | offset
         for head, payload in zip(buffers[::2], buffers[1::2], strict=True):
             kind, name = head[HEAD], head[HEAD + 2 :]
-            if kind == DELETED and number in self._tombs:
-                self._tombs[number] -= 1
-            elif kind != DELETED:
-                self.forget_one(position)
+            if name:  # what says nothing counts for nothing
+                self._segments.uncount(position, kind)
             if self.on_lost is not None:
                 self.on_lost(kind, name, payload, position)
             position += len(head) + len(payload)
@@ -279,7 +261,11 @@ class Journal:
         if self.owing:
             self._repay()
         elif not self._pending and time.monotonic() >= self._retry_at:
-            self.forget_one(self.append(GAPS, b"", b"")[0])  # says nothing: it only tries
+            self.fill(0)
+
+    def fill(self, size: int) -> None:
+        """Append a frame that says nothing, with a payload of `size` bytes."""
+        self.forget_one(self.append(GAPS, b"", bytes(size))[0])
 
     async def kept(self) -> None:
         """Return when what was appended so far is with the operating system, or was refused."""
@@ -298,20 +284,21 @@ class Journal:
         Raises: GatewayError when the store is damaged there.
         """
         number, offset = position >> 40, position & (1 << 40) - 1
-        if number == self._current and not settled:
+        name = self._segments.path(number).name
+        if number == self._segments.current and not settled:
             self.settle()
         try:
-            data = os.pread(self._files[number], length, offset)
+            data = os.pread(self._segments.files[number], length, offset)
         except (OSError, KeyError) as e:
-            raise GatewayError(f"{self._path(number).name} cannot be read: {e}") from e
+            raise GatewayError(f"{name} cannot be read: {e}") from e
         if len(data) < length:
-            raise GatewayError(f"{self._path(number).name} ends before byte {offset + length}")
+            raise GatewayError(f"{name} ends before byte {offset + length}")
         payload = payload_of(data)
         if payload is None:
             if position not in self._damaged:
                 self._damaged.add(position)
                 self.damaged_bytes += length
-            raise GatewayError(f"{self._path(number).name} is damaged at byte {offset}")
+            raise GatewayError(f"{name} is damaged at byte {offset}")
         return payload
 
     def settle(self) -> None:
@@ -338,62 +325,52 @@ class Journal:
         self.collect()
 
     def forget_one(self, position: int) -> None:
-        number = position >> 40
-        if number in self._live:
-            self._live[number] -= 1
+        self._segments.forget(position)
 
     def collect(self) -> int:
         """Remove whole segments that hold nothing of a living session. Returns the bytes given back."""
-        freed = 0
-        for number in sorted(self._live.keys() - self._suspect):
-            # A note of deletion must outlive the frames it deletes, which lie in older segments.
-            needed = self._live[number] > 0 or (self._tombs[number] and number != min(self._files))
-            if number != self._current and not needed:
-                freed += self.drop(number)
-        return freed
+        return sum(map(self.drop, self._segments.spent()))
 
     def trust(self, since_s: float) -> None:
         """No session is older (unix seconds): none lacks what lay in a damaged segment that was last written before."""
-        self._suspect = {number for number in self._suspect & self._files.keys() if self._born[number] >= since_s}
+        self._segments.trust(since_s)
+
+    def judged(self, position: int) -> None:
+        """The frame there says which damage is known: it stays as long as there is any."""
+        self._segments.judged(position)
 
     def drop(self, number: int) -> int:
         """Remove a segment. Returns the bytes given back."""
         self.settle()  # the thread may not be done with it
-        os.close(self._files.pop(number))
-        self._path(number).unlink(missing_ok=True)
-        self._live.pop(number)
-        self._tombs.pop(number)
-        self._born.pop(number)
-        return self._sizes.pop(number)
+        return self._segments.drop(number)
 
     def begin_anew(self, older_than_s: float) -> None:
         """Write on in another segment when this one was begun so long ago: the one that is written cannot be dropped."""
-        if self._sizes[self._current] and time.time() - self._born[self._current] > older_than_s:
+        current = self._segments.current
+        if self._segments.sizes[current] and time.time() - self._segments.born[current] > older_than_s:
             self._roll()
 
     def oldest(self) -> tuple[int, float] | None:
         """Number of the oldest segment that is not being written, and when it was last (unix seconds)."""
-        numbers = [n for n in self._files if n != self._current]
-        return (min(numbers), self._born[min(numbers)]) if numbers else None
+        return self._segments.oldest()
 
     @property
     def segments(self) -> frozenset[int]:
-        return frozenset(self._files)
+        return frozenset(self._segments.files)
 
     @property
     def total_bytes(self) -> int:
-        return sum(self._sizes.values())
+        return sum(self._segments.sizes.values())
 
     @property
     def queue_depth(self) -> int:
         return len(self._pending) + (self._writer.depth if self._writer is not None else 0)
 
     def close(self) -> None:
+        if self.closing is not None:
+            self.closing()
         self.settle()
         if self._writer is not None:
             self._writer.stop()
-        for fd in self._files.values():
-            os.fsync(fd)
-            os.close(fd)
-        self._files.clear()
+        self._segments.close()
         os.close(self._lock)
