@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import errno
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,11 @@ from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle
 from agentcore_rl_toolkit.gateway.acceptor import listen
 from agentcore_rl_toolkit.gateway.http_client import request
+from agentcore_rl_toolkit.gateway.opening import TakeBack, take_back
 from agentcore_rl_toolkit.gateway.sharding import Shard, inbox, shard_of
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+Start = Callable[..., Awaitable[Gateway]]
 
 
 def names(process: int, count: int) -> list[str]:
@@ -108,6 +115,118 @@ async def test_what_one_process_cannot_store_is_taken_back_in_the_other(
     assert await known(client, new) == set()
     await client.create_sessions_async([*before, called, *new])
     assert await known(client, [*before, called, *new]) == {*before, called, *new}
+
+
+async def test_the_settings_of_a_request_that_one_process_cannot_store_are_taken_back_in_both(
+    served: tuple[GatewayClient, list[int], Path],
+) -> None:
+    client, pids, store = served
+    both = [*names(0, 1), *names(1, 1)]
+    sessions = await client.create_sessions_async(both, max_turns=1)
+    assert [await ask(s) for s in sessions] == [200, 200]
+    segment = store / "shard-1" / "calls-00000001.log"
+    unlimited = resource.prlimit(pids[1], resource.RLIMIT_FSIZE)
+    resource.prlimit(pids[1], resource.RLIMIT_FSIZE, (segment.stat().st_size + 10, unlimited[1]))
+    try:
+        with pytest.raises(GatewayError, match="cannot store a session"):
+            await client.create_sessions_async(both, max_turns=5)
+        assert [await ask(s) for s in sessions] == [429, 429]
+    finally:
+        resource.prlimit(pids[1], resource.RLIMIT_FSIZE, unlimited)
+    async with asyncio.timeout(30):
+        while (await client.health_async())["status"] != "ok":  # noqa: ASYNC110  (another process)
+            await asyncio.sleep(0.05)
+    assert [await ask(s) for s in sessions] == [429, 429]
+    for pid in pids:  # what they have stored they read back
+        os.kill(pid, signal.SIGKILL)
+    assert [await ask(s) for s in sessions] == [429, 429]
+    await client.create_sessions_async(both, max_turns=2)
+    assert [await ask(s) for s in sessions] == [200, 200]
+
+
+async def test_the_settings_of_a_request_that_a_full_disk_refuses_are_those_of_before(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where part of the request was stored before the disk refused."""
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    client = GatewayClient(gateway.url)
+    old = ["rollout-1", "rollout-2"]
+    sessions = await client.create_sessions_async(old, max_turns=1)
+    assert [await ask(s) for s in sessions] == [200, 200]
+    real, taken = os.pwritev, [0]
+
+    def pwritev(fd: int, buffers: list[bytes], offset: int) -> int:
+        if not taken[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken[0] -= 1
+        return real(fd, buffers, offset)
+
+    for count in (0, 1, 2, 3):  # in a segment of its own each, so the disk is asked for each
+        gateway.journal.segment_bytes = 1
+        taken[0] = count
+        with monkeypatch.context() as full:
+            full.setattr(os, "pwritev", pwritev)
+            with pytest.raises(GatewayError, match="cannot store a session"):
+                await client.create_sessions_async([*old[:1], "new-1", *old[1:], "new-2"], max_turns=5)
+        assert set(await client.fetch_async([*old, "new-1", "new-2"], close=False)) == set(old)
+        async with asyncio.timeout(30):
+            while gateway.journal.failed is not None or gateway.journal.owing:  # noqa: ASYNC110  (its clock)
+                await asyncio.sleep(0.02)
+        assert [await ask(s) for s in sessions] == [429, 429]
+    await gateway.stop()
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    client = GatewayClient(gateway.url)
+    assert set(await client.fetch_async([*old, "new-1", "new-2"], close=False)) == set(old)
+    sessions = [dataclasses.replace(s, base_url=f"{gateway.url}/sessions/{s.session_id}/v1") for s in sessions]
+    assert [await ask(s) for s in sessions] == [429, 429]
+
+
+async def test_a_process_that_died_knows_which_settings_it_is_to_take_back(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    await GatewayClient(gateway.url).create_sessions_async(["rollout-1", "rollout-2"], max_turns=1)
+    since_s = time.time()
+    await GatewayClient(gateway.url).create_sessions_async(["rollout-1"], max_turns=5)
+    asked = TakeBack(session_ids=["rollout-1", "rollout-2"], since_s=since_s, until_s=time.time())
+    await gateway.stop()
+    for _ in range(2):
+        gateway = await start_gateway(engine, store_dir=str(tmp_path))
+        assert await take_back(gateway.sessions, asked) == 0
+        assert [s.settings.max_turns for s in gateway.sessions.by_id.values()] == [1, 1]
+        await gateway.stop()
+
+
+async def test_openings_of_one_session_that_a_slow_disk_refuses_leave_the_settings_of_before(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start_gateway(engine, store_dir=str(tmp_path), fsync=True)
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async(["rollout-1"], max_turns=1)
+    assert await ask(session) == 200
+    refusing, go_on = threading.Event(), threading.Event()
+
+    def pwritev(fd: int, buffers: list[bytes], offset: int) -> int:
+        refusing.set()
+        assert go_on.wait(30)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwritev", pwritev)
+        heard = gateway.counters["admin_requests"]
+        asked = [client.create_sessions_async(["rollout-1"], max_turns=turns) for turns in (4, 5, 6)]
+        opening = [asyncio.ensure_future(each) for each in asked]
+        assert await asyncio.to_thread(refusing.wait, 30)
+        async with asyncio.timeout(30):
+            while gateway.counters["admin_requests"] < heard + 3:  # noqa: ASYNC110  (a socket at the other end)
+                await asyncio.sleep(0.005)
+        go_on.set()
+        done = await asyncio.gather(*opening, return_exceptions=True)
+    assert [isinstance(each, GatewayError) for each in done] == [True] * 3
+    async with asyncio.timeout(30):
+        while gateway.journal.failed is not None or gateway.journal.owing:  # noqa: ASYNC110  (its clock)
+            await asyncio.sleep(0.02)
+    assert await ask(session) == 429
 
 
 class Other:

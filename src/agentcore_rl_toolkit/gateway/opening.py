@@ -1,8 +1,8 @@
 """Opening sessions in several processes: in all of them or in none.
 
 First every process says whether it would open its part. Most refusals come from there, and nothing has been touched yet.
-Where one fails all the same (its disk refuses, it dies), the others take back what the request opened in them, and so
-does the one that died, when it serves again.
+Where one fails all the same (its disk refuses, it dies), the others take back what the request opened in them, new
+sessions and new settings, and so does the one that died, when it serves again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -40,18 +40,38 @@ class TakeBack(msgspec.Struct, forbid_unknown_fields=True):
     until_s: float
 
 
+class OneAtATime:
+    """Lets requests that name the same session go one after the other."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def of(self, session_ids: Iterable[str]) -> AsyncIterator[None]:
+        names = set(session_ids)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._names.isdisjoint(names))
+            self._names |= names
+        try:
+            yield
+        finally:
+            self._names -= names
+            async with self._changed:
+                self._changed.notify_all()
+
+
 class Opening:
     """How process 0 opens sessions in all. Requests that name the same session go one after the other."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._names: set[str] = set()
-        self._changed = asyncio.Condition()
+        self._requests = OneAtATime()
 
     async def open(self, path: str, bodies: dict[int, bytes]) -> list[Answer]:
         """What each process answers to its part of a request. Raises: RequestError when one does not answer."""
         names = {i: _names(body) for i, body in bodies.items()}
-        async with self._alone({name for part in names.values() for name in part}):
+        async with self._requests.of(name for part in names.values() for name in part):
             if len(bodies) == 1:
                 return _whole(await self._all(path, bodies))
             checked = _whole(await self._all(CHECK, bodies))
@@ -97,28 +117,20 @@ class Opening:
 
         await asyncio.gather(*map(one, names))
 
-    @asynccontextmanager
-    async def _alone(self, names: set[str]) -> AsyncIterator[None]:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._names.isdisjoint(names))
-            self._names |= names
-        try:
-            yield
-        finally:
-            self._names -= names
-            async with self._changed:
-                self._changed.notify_all()
-
 
 async def take_back(sessions: Sessions, asked: TakeBack) -> int:
-    """Delete those of the sessions that were opened by the request: in that time, and without a call since."""
-    opened = [
-        session.id_bytes
-        for session in map(sessions.by_id.get, [name.encode() for name in asked.session_ids])
-        if session is not None
-        and asked.since_s <= session.created_s <= asked.until_s
-        and not (session.records or session.inflight or session.closed)
-    ]
+    """Undo what the request opened in that time: delete the sessions that are new and have made no call since, give those
+    that were open before the settings that they had. Returns how many are deleted.
+    """
+    opened: list[bytes] = []
+    for session in map(sessions.by_id.get, [name.encode() for name in asked.session_ids]):
+        if session is None:
+            continue
+        if asked.since_s <= session.created_s <= asked.until_s:
+            if not (session.records or session.inflight or session.closed):
+                opened.append(session.id_bytes)
+        elif session.before is not None and asked.since_s <= session.before[1] <= asked.until_s:
+            sessions.go_back(session)
     gone = sessions.delete(opened)
     await sessions.journal.kept()
     return len(gone)

@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ..errors import CaptureError, GatewayError
+from .notes import NOWHERE
 from .records import OK, UNTRAINABLE, CallRecord, decode
-from .restoring import NOWHERE
 from .wire import LAST_CHUNK, chunk, reply, stream_head
 
 if TYPE_CHECKING:

@@ -4,6 +4,10 @@ Stored calls refer to earlier ones of their session by place (`records.Base`). S
 is damaged, keeps its place as a gap, and a call that goes on from a gap becomes one itself: its prompt would be short
 of what is missing. Damage may hide several calls, and whose they were: sessions that lack one after all give up every
 later call that refers to an earlier one.
+
+Calls made after that refer to places as they are then. So what was found is noted before anything else is: which calls
+a session gave up and how many it lacks (`Judged`), then, for all, which damage this is said of. A later start takes
+that as it is, and judges by new damage only: none loses what the one before it had.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import msgspec
 from ..errors import CaptureError, GatewayError
 from . import journal as journals
 from .journal_scan import DAMAGED
+from .notes import NOWHERE, Judged, Opened
 from .records import ERROR, NO_BASE, OK, UNTRAINABLE, VERSION, CallRecord, decode, encode
 from .session_settings import SessionSettings
 
@@ -25,8 +30,6 @@ if TYPE_CHECKING:
     from .sessions import Session, Sessions
 
 log = logging.getLogger(__name__)
-
-NOWHERE = 0  # the position of a call that was never stored; segments count from 1
 
 
 def _absent(why: str) -> bytes:
@@ -90,9 +93,12 @@ class Restoring:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._unopened: set[bytes] = set()  # known by a call only: their opening has not come, or not yet
-        self._doubtful = False  # something damaged was passed over: any session may lack a call
+        self._damage: list[tuple[int, int]] = []  # everything that was passed over: position, length
+        self._new: list[tuple[int, int]] = []  # what of it no start has judged yet: any session may lack a call
         # Calls behind that which refer to earlier ones: their positions, and whether they are turns.
         self._leaning: dict[bytes, list[tuple[int, bool]]] = {}
+        self._lacks: dict[bytes, int] = {}  # calls that sessions were found to lack
+        self._moved: set[bytes] = set()  # sessions whose calls do not lie at the places that were judged
 
     def replay(self, kind: int, session_id: str, payload: bytes, position: int, length: int) -> None:
         """Rebuild one step of the past."""
@@ -100,21 +106,25 @@ class Restoring:
         name = session_id.encode()
         session = sessions.by_id.get(name)
         if kind == journals.OPENED:
-            created_s, settings = msgspec.msgpack.decode(payload, type=tuple[float, SessionSettings])
-            if session is not None and name not in self._unopened and session.created_s != created_s:
+            told = msgspec.msgpack.decode(payload, type=Opened)
+            if session is not None and name not in self._unopened and session.created_s != told.created_s:
                 self._delete(name, session)  # it was opened anew: that it was deleted in between is damaged
                 session = None
             if session is None:
-                sessions.by_id[name] = sessions.make(session_id, settings, created_s)
+                sessions.by_id[name] = sessions.make(session_id, told.settings, told.created_s)
             else:
-                session.use(settings)
-                session.created_s = created_s
+                session.change(told.settings, told.changed_s)
+                session.created_s = told.created_s
             self._unopened.discard(name)
-            sessions.frames_of(name).append(position)
+            sessions.notes.of(name).append(position)
         elif kind == journals.DELETED:
             self._delete(name, session)
         elif kind == DAMAGED:
+            self._damage.append((position, length))
+            self._new.append((position, length))
             self._pass_over(session, payload, position)
+        elif kind == journals.JUDGED:
+            self._judged(name, session, payload, position)
         elif kind == journals.GAPS and not name:
             sessions.journal.forget_one(position)
         else:
@@ -124,7 +134,7 @@ class Restoring:
             if kind == journals.CALL:
                 self._call(session, decode(payload), position, length)
                 return
-            sessions.frames_of(name).append(position)
+            sessions.notes.of(name).append(position)
             if kind == journals.CLOSED:
                 session.closed, session.closed_s = True, time.time()
                 sessions.finished.append(session_id)
@@ -137,7 +147,7 @@ class Restoring:
         if any(at >= 0 and not _holds(session, at) for at in bases):
             length = 0
         turn = length > 0 and record.status in (OK, UNTRAINABLE)
-        if self._doubtful and max(bases) >= 0:
+        if (self._new or session.id_bytes in self._moved) and max(bases) >= 0:
             self._leaning.setdefault(session.id_bytes, []).append((position, turn))
         session.positions.append(position)
         session.lengths.append(length)
@@ -161,7 +171,7 @@ class Restoring:
         session.errors += more
 
     def _pass_over(self, session: Session | None, kind: bytes, position: int) -> None:
-        self._doubtful = True  # whose it was is only what damaged bytes say, and there may have been several
+        # Whose it was is only what damaged bytes say, and there may have been several.
         if session is None or kind[0] in (journals.OPENED, journals.CLOSED, journals.DELETED, journals.GAPS):
             self._sessions.journal.forget_one(position)
             return
@@ -173,32 +183,74 @@ class Restoring:
         sessions = self._sessions
         sessions.bury(name)
         self._unopened.discard(name)
+        self._moved.discard(name)
         self._leaning.pop(name, None)
+        self._lacks.pop(name, None)
         if session is None:
             return
         dead = array("Q", session.positions)
-        dead.extend(sessions.frames_of(name))
-        sessions.forget_frames(name)
+        dead.extend(sessions.notes.frames.pop(name, ()))
         for position in dead:
             sessions.journal.forget_one(position)
         del sessions.by_id[name]
 
+    def _judged(self, name: bytes, session: Session | None, payload: bytes, position: int) -> None:
+        """What an earlier start has found, of everything in front of this."""
+        if name == journals.EVERYBODY:
+            self._judged_all(msgspec.msgpack.decode(payload, type=list[tuple[int, int]]))
+            self._sessions.journal.judged(position)
+            return
+        if session is None:
+            self._sessions.journal.forget_one(position)
+            return
+        self._sessions.notes.of(name).append(position)
+        told = msgspec.msgpack.decode(payload, type=Judged)
+        for call in told.given_up:
+            self._give_up(session, *call)
+        self._lacks[name] = told.lacks
+        if session.records == told.records:
+            self._moved.discard(name)
+        else:
+            self._moved.add(name)
+
+    def _judged_all(self, damage: list[tuple[int, int]]) -> None:
+        known = set(damage)
+        self._new = [found for found in self._new if found not in known]
+        for name, session in self._sessions.by_id.items():
+            if name in self._moved or _lacking(session) != self._lacks.get(name, 0):
+                self._moved.add(
+                    name
+                )  # by damage that is new; or the segment is gone that made damaged calls known as its
+            elif name in self._leaning:
+                since = self._new[0][0] if self._new else None
+                calls = [] if since is None else [call for call in self._leaning[name] if call[0] > since]
+                self._leaning[name] = calls
+
+    def _give_up(self, session: Session, position: int, turn: bool) -> bool:
+        """Returns whether a call is there that was not given up before."""
+        place = session.positions.index(position) if position in session.positions else -1
+        if place < 0 or not session.lengths[place]:
+            return False
+        session.lengths[place] = 0
+        if turn:
+            session.turns -= 1
+            session.started_turns -= 1
+            session.errors += 1
+            self._sessions.turns -= 1
+        return True
+
     def finish(self) -> None:
         """Everything is read: give up what cannot be trusted."""
         sessions = self._sessions
+        judged: dict[bytes, list[tuple[int, bool]]] = {}
         for name, calls in self._leaning.items():
             session = sessions.by_id[name]
-            pairs = zip(session.positions, session.lengths, strict=True)
-            if session.next_index == sum(length if position == NOWHERE else 1 for position, length in pairs):
+            if name not in self._moved and _lacking(session) == self._lacks.get(name, 0):
                 continue  # it lacks none of its calls
-            for position, turn in calls:
-                session.lengths[session.positions.index(position)] = 0
-                if turn:
-                    session.turns -= 1
-                    session.started_turns -= 1
-                    session.errors += 1
-                    sessions.turns -= 1
-            log.error("session %s: %d calls behind a damaged one are given up", session.id, len(calls))
+            judged[name] = [call for call in calls if self._give_up(session, *call)]
+            if judged[name]:
+                log.error("session %s: %d calls behind a damaged one are given up", session.id, len(judged[name]))
+        self._note(judged)
         unknown = [sessions.by_id[name] for name in sorted(self._unopened)]
         for session in unknown:
             session.closed, session.closed_s = True, time.time()
@@ -207,6 +259,23 @@ class Restoring:
             log.error("%d sessions are closed, what they may do is lost with a damaged part of the store", len(unknown))
         closed = {session.id for session in sessions.by_id.values() if session.closed}
         sessions.finished.keep(closed.__contains__)  # not those that were deleted, or opened anew
+
+    def _note(self, judged: dict[bytes, list[tuple[int, bool]]]) -> None:
+        """Have what is new stored, before anything else is."""
+        sessions = self._sessions
+        for name, session in sessions.by_id.items() if self._new or self._moved else ():
+            lacks = _lacking(session)
+            if name in self._moved or judged.get(name) or lacks != self._lacks.get(name, 0):
+                told = Judged(session.records, lacks, judged.get(name, []))
+                sessions.notes.owe(journals.JUDGED, name, msgspec.msgpack.encode(told))
+        if self._new or self._moved:
+            sessions.notes.owe(journals.JUDGED, journals.EVERYBODY, msgspec.msgpack.encode(self._damage))
+
+
+def _lacking(session: Session) -> int:
+    """How many calls of a session are in no record, and in no gap that the disk left."""
+    pairs = zip(session.positions, session.lengths, strict=True)
+    return session.next_index - sum(length if position == NOWHERE else 1 for position, length in pairs)
 
 
 def _holds(session: Session, place: int) -> bool:

@@ -16,6 +16,7 @@ _LEAST_BYTES = 2**20
 def retain(gateway: Gateway) -> None:
     """Forget the sessions with calls in segments that are too many or too old; those that still call keep theirs."""
     config, journal, sessions = gateway.config, gateway.journal, gateway.sessions
+    sessions.notes.tend()
     if config.retention_bytes is not None:
         journal.segment_bytes = min(journal.segment_bytes, max(_LEAST_BYTES, config.retention_bytes // _PARTS))
     if config.retention_s is not None:
@@ -31,6 +32,8 @@ def retain(gateway: Gateway) -> None:
             return
         gateway.counters["sessions_expired"] += len(victims)
         sessions.delete([s.id_bytes for s in victims])
+        if journal.owing:
+            journal.fill(0)  # what is owed goes in front of it: what damage has cost must be known without the segment
         journal.settle()  # what `in_segment` noted again must be stored before its first note is gone
         if number in journal.segments:
             journal.drop(number)

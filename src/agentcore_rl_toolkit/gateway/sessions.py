@@ -23,11 +23,12 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from ..errors import ConfigError, ContractError
-from . import journal as journals
 from .finished import FinishedSessions
 from .journal import Journal
+from .notes import NOWHERE, Notes
+from .opening import OneAtATime
 from .prefixes import Prefixes
-from .restoring import NOWHERE, REFUSED, UNREADABLE, Restoring
+from .restoring import REFUSED, UNREADABLE, Restoring
 from .session_settings import SessionSettings
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Session:
     """One session. ``records`` counts its stored calls, ``turns`` those that are turns."""
 
     __slots__ = (
+        "before",
         "closed",
         "closed_s",
         "created_s",
@@ -76,6 +78,7 @@ class Session:
         self.id_bytes = session_id.encode()
         self.key = key
         self.use(settings)
+        self.before: tuple[SessionSettings, float] | None = None  # what the last opening replaced, and when (unix)
         self.created_s = created_s
         self.closed = False
         self.closed_s: float | None = None
@@ -98,6 +101,11 @@ class Session:
     def use(self, settings: SessionSettings) -> None:
         self.settings = settings
         self.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
+
+    def change(self, settings: SessionSettings, at_s: float) -> None:
+        """Use other settings, until `Sessions.go_back` perhaps."""
+        self.before = (self.settings, at_s) if at_s else None
+        self.use(settings)
 
     def lose(self) -> None:
         """A call counted as a turn was not stored; what stands in its place `Sessions` has seen to."""
@@ -152,9 +160,8 @@ class Sessions:
         self.closing: Callable[[Session], None] | None = None  # told of a session that will make no further call
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
-        self._frames: dict[bytes, array[int]] = {}  # positions of all frames but calls, needed only to free disk space
-        self._owed: dict[tuple[int, bytes], None] = {}  # notes that the disk refused, in the order they must be made in
-        journal.on_lost, journal.repay = self._lost, self._repay
+        self._opening = OneAtATime()
+        self.notes = Notes(journal, self.by_id)
 
     def key_of(self, session_id: str) -> bytes:
         return b"sk-" + hmac.new(self._secret, session_id.encode(), hashlib.sha256).hexdigest()[:48].encode()
@@ -170,14 +177,14 @@ class Sessions:
         if self.defaults:
             settings = msgspec.structs.replace(settings, sampling_params={**self.defaults, **settings.sampling_params})
         if known is not None:
-            known.use(settings)
-            self._note(known)
+            known.change(settings, time.time())
+            self.notes.opened(known)
             return known
         session = self.make(session_id, settings, time.time())
         self.by_id[name] = session
         self._tombstones.pop(name, None)
         self.created += 1
-        self._note(session)
+        self.notes.opened(session)
         return session
 
     def check(self, session_ids: Iterable[str]) -> None:
@@ -203,76 +210,41 @@ class Sessions:
     def make(self, session_id: str, settings: SessionSettings, created_s: float) -> Session:
         return Session(session_id, self.key_of(session_id), settings, created_s)
 
-    def _note(self, session: Session) -> None:
-        self._append(journals.OPENED, session, msgspec.msgpack.encode((session.created_s, session.settings)))
-
-    def _note_gaps(self, session: Session) -> None:
-        places = [(i, session.lengths[i]) for i, position in enumerate(session.positions) if position == NOWHERE]
-        self._append(journals.GAPS, session, msgspec.msgpack.encode(places))
-
-    def _append(self, kind: int, session: Session, payload: bytes) -> None:
-        position, _ = self.journal.append(kind, session.id_bytes, payload)
-        self.frames_of(session.id_bytes).append(position)
-
-    def frames_of(self, name: bytes) -> array[int]:
-        return self._frames.setdefault(name, array("Q"))
-
-    def forget_frames(self, name: bytes) -> None:
-        self._frames.pop(name, None)
-
-    # -- when the disk refuses
-
-    def _lost(self, kind: int, name: bytes, payload: bytes, position: int) -> None:
-        """The journal could not store a frame: keep in mind what must be stored before anything else is."""
-        session = self.by_id.get(name)
-        if kind == journals.CALL:
-            if session is not None and session.leave_gap(position):
-                self._owe(journals.GAPS, name)
-            return
-        frames = self._frames.get(name)
-        if frames is not None and position in frames:
-            frames.remove(position)
-        if session is not None or kind == journals.DELETED:
-            self._owe(kind, name)
-
-    def _owe(self, kind: int, name: bytes) -> None:
-        self._owed[kind, name] = None
-        self.journal.owing = True
-
-    def _repay(self) -> None:
-        owed, self._owed = self._owed, {}
-        for kind, name in owed:
-            session = self.by_id.get(name)
-            if kind == journals.DELETED:
-                self.journal.append(journals.DELETED, name, b"")
-            elif session is None:
-                continue
-            elif kind == journals.OPENED:
-                self._note(session)
-            elif kind == journals.GAPS:
-                self._note_gaps(session)
-            else:
-                self._append(kind, session, b"")
+    def go_back(self, session: Session) -> None:
+        """Undo the session's last opening, which was one of an open session."""
+        if session.before is not None:
+            session.use(session.before[0])
+            session.before = None
+            self.notes.opened(session)
 
     async def opened(self, session_ids: Iterable[str], settings: SessionSettings) -> list[Session]:
         """Open sessions and wait until they are stored. Raises: ContractError as `create`; OSError when the disk
-        refuses, which opens none.
+        refuses, which opens none, and changes none that is open.
         """
         names = list(session_ids)
-        self.check(names)  # all or none
-        before = {name for name in names if name.encode() in self.by_id}
-        sessions = [self.create(name, settings) for name in names]
-        await self.journal.kept()
-        lost = [s for s in sessions if (journals.OPENED, s.id_bytes) in self._owed]
-        if not lost:
-            return sessions
-        for session in lost:
-            if session.id not in before and not session.records and not session.inflight:
-                self._owed.pop((journals.OPENED, session.id_bytes))
+        async with self._opening.of(names):
+            self.check(names)  # all or none
+            before = {name for name in names if name.encode() in self.by_id}
+            sessions = {name: self.create(name, settings) for name in dict.fromkeys(names)}
+            await self.journal.kept()
+            if any(map(self.notes.owes, sessions.values())):
+                self._take_back([s for s in sessions.values() if self.by_id.get(s.id_bytes) is s], before)
+                raise self.journal.failed or OSError("the store refused")
+            return [sessions[name] for name in names]
+
+    def _take_back(self, sessions: list[Session], before: set[str]) -> None:
+        stored = []
+        for session in sessions:
+            if session.id in before:
+                self.go_back(session)
+            elif session.records or session.inflight or session.closed:
+                continue
+            elif self.notes.owes(session):
+                self.notes.cancel(session)
                 self.by_id.pop(session.id_bytes)
-                self.forget_frames(session.id_bytes)
-        self.journal.owing = bool(self._owed)
-        raise self.journal.failed or OSError("the store refused")
+            else:
+                stored.append(session.id_bytes)
+        self.delete(stored)
 
     def find(self, name: bytes) -> Session | None:
         """The session of a path, whose client may have written its id percent-encoded."""
@@ -292,7 +264,7 @@ class Sessions:
         for changed in self.waiting:
             changed.set()
         running = list(session.inflight)
-        self._append(journals.CLOSED, session, b"")
+        self.notes.closed(session)
         session.forget_texts()
         session.recent = None
         session.worker = None
@@ -312,11 +284,9 @@ class Sessions:
             session.forget_texts()
             if self.closing is not None:
                 self.closing(session)
-            for kind in (journals.OPENED, journals.GAPS, journals.CLOSED):
-                self._owed.pop((kind, name), None)
-            self.journal.append(journals.DELETED, name, b"")
+            self.notes.deleted(name)
             dead.extend(session.positions)
-            dead.extend(self._frames.pop(name, ()))
+            dead.extend(self.notes.frames.pop(name, ()))
             self.bury(name)
             gone.append(session)
         if gone:
@@ -337,17 +307,17 @@ class Sessions:
         Those that only began there are noted again, further on.
         """
         victims = {s.id_bytes: s for s in self.by_id.values() if any(p >> 40 == number for p in s.positions)}
-        for name, frames in list(self._frames.items()):
+        for name, frames in list(self.notes.frames.items()):
             session = self.by_id.get(name)
             if session is None or name in victims or not any(p >> 40 == number for p in frames):
                 continue
             if session.closed and not session.records:
                 victims[name] = session
                 continue
-            self._frames[name] = array("Q", (p for p in frames if p >> 40 != number))
-            self._note(session)
+            self.notes.frames[name] = array("Q", (p for p in frames if p >> 40 != number))
+            self.notes.opened(session)
             if NOWHERE in session.positions:
-                self._note_gaps(session)
+                self.notes.gaps(session)
         return list(victims.values())
 
     def restore(self) -> int:
