@@ -55,7 +55,7 @@ class TinkerCall(TokenCall):
         "asked_s",
         "commenting",
         "place",
-        "renewed",
+        "renewals",
         "request_id",
         "sampler",
         "service",
@@ -74,7 +74,7 @@ class TinkerCall(TokenCall):
         self.place = -1
         self.request_id: str | None = None
         self.told = False  # the head and comments of a stream have been written
-        self.renewed = False
+        self.renewals = 0  # of the service's session, or of our token
         self.troubles = 0
         self.troubles_s: float | None = None  # since when
         self.asked_s = 0.0
@@ -118,6 +118,7 @@ class TinkerCall(TokenCall):
         else:
             if sampler is not None and sampler is not self.sampler:
                 self.sampler, self.place = sampler, next(sampler.places)
+                self.version = sampler.version  # however long it waited: no other weights had a part in its answer
             body = wire.addressed(self.body, self.sampler.id if self.sampler else "", self.place)
             head = service.head(
                 wire.SAMPLE, len(body), b"accept: application/json", b"x-tinker-sampling-backpressure: 1"
@@ -206,12 +207,19 @@ class TinkerCall(TokenCall):
                 raise CaptureError("the service accepted a request and gave it no id")
             self.troubles, self.troubles_s = 0, None
             self._go()
-        elif status in (404, 410) and not self.renewed and self.service is not None and self.sampler is not None:
-            self.renewed = True
-            self.service.lost(self.sampler)
-            self._go()
+        elif status in (404, 410) and self.service is not None and self.sampler is not None:
+            self._session_lost(self.service, self.sampler)
         else:
             self._not_good(status)
+
+    def _session_lost(self, service: TinkerService, sampler: Sampler) -> None:
+        """The service does not know the sampler: ask another one, of a session that is opened anew."""
+        service.lost(sampler)
+        self.renewals += 1
+        if self.renewals < MAX_TRIES:
+            self._go()
+        else:  # the service's 404 would tell the agent that its own request was wrong
+            self._refused(RequestError("the service loses every session that is opened there", kind="upstream"))
 
     def _answered(self) -> None:
         """`retrieve_future` was answered."""
@@ -251,8 +259,8 @@ class TinkerCall(TokenCall):
 
     def _not_good(self, status: int) -> None:
         body = self._body()
-        if status == 401 and not self.renewed and self.service is not None:
-            self.renewed = True
+        if status == 401 and self.renewals < MAX_TRIES and self.service is not None:
+            self.renewals += 1
             self.service.renewing().add_done_callback(self._token_renewed)
         elif status == 429:
             self.gateway.counters["backpressure"] += 1

@@ -107,17 +107,19 @@ class TinkerService:
         return self._opening
 
     async def _open(self) -> None:
-        wanted = self._services.wanted
-        if wanted is None:
-            raise RequestError(
-                "the gateway has no weights to sample from yet: give --sampler, or publish some (set_weight_version)",
-                kind="overloaded",
-            )
-        try:
-            self.sampler = await self.make(*wanted)
-        except ServiceError as e:
-            log.warning("no sampler for %s: %s", wanted[0], e)
-            raise e.to_agent() from e
+        while (wanted := self._services.wanted) is not None:
+            try:
+                made = await self.make(*wanted)
+            except ServiceError as e:
+                log.warning("no sampler for %s: %s", wanted[0], e)
+                raise e.to_agent() from e
+            if wanted == self._services.wanted:  # or others were published meanwhile
+                self.sampler = made
+                return
+        raise RequestError(
+            "the gateway has no weights to sample from yet: give --sampler, or publish some (set_weight_version)",
+            kind="overloaded",
+        )
 
     async def make(self, model: str, version: int | None) -> Sampler:
         """A sampler for a ``tinker://`` path or a base model; a service in trouble is waited for. Raises: RequestError."""
@@ -197,6 +199,9 @@ class TinkerService:
     async def _beat(self) -> None:
         while self._session is not None:
             await asyncio.sleep(HEARTBEAT_S)
+            if not self._services.serves(self):
+                await self._finish()
+                return
             try:
                 if time.time() > self._token_renewal_s:
                     await self.renew_token()
@@ -260,11 +265,14 @@ class TinkerService:
 
     async def close(self) -> None:
         """End the session, so that the service keeps nothing for us."""
-        session, self._session, self.sampler = self._session, None, None
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._finish()
+
+    async def _finish(self) -> None:
+        session, self._session, self.sampler = self._session, None, None
         if session is not None:
             with contextlib.suppress(RequestError, TimeoutError):
                 async with asyncio.timeout(2.0):
@@ -300,6 +308,15 @@ class TinkerServices:
             known = self._of[worker.id] = TinkerService(worker, self)
         return known
 
+    def serves(self, service: TinkerService) -> bool:
+        """Whether its server is still one of the gateway's. One that was removed is forgotten."""
+        worker = service.worker
+        if self._gateway.router.workers.get(worker.id) is worker:
+            return True
+        if self._of.get(worker.id) is service:
+            del self._of[worker.id]
+        return False
+
     def models(self) -> list[str]:
         """What is sampled now."""
         return [self.wanted[0]] if self.wanted is not None else []
@@ -318,9 +335,11 @@ class TinkerServices:
                     service.sampler = Sampler(old.id, old.model, version, old.places)
             return
         made = await asyncio.gather(*(service.make(model, version) for service in services))
+        self.wanted = (model, version)
+        for service in self._of.values():  # one that came meanwhile, or is on its way out, asks for its own
+            service.sampler = None
         for service, sampler in zip(services, made, strict=True):
             service.sampler = sampler
-        self.wanted = (model, version)
 
     async def close(self) -> None:
         await asyncio.gather(*(service.close() for service in self._of.values()))
