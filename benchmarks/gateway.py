@@ -41,6 +41,8 @@ def runs(server: Server, *, quick: bool) -> dict[str, Callable[[], Told]]:
         "added latency": lambda: pressure.added_latency(server, 3 if quick else 7, apart=not quick),
         "history": lambda: scenarios.history(server, 200, 100_000),
         "history, streamed": lambda: scenarios.history(server, 200, 100_000, stream=True),
+        "history, Anthropic": lambda: scenarios.history(server, 200, 100_000, dialect="Anthropic"),
+        "history, Responses": lambda: scenarios.history(server, 200, 100_000, dialect="Responses"),
         "rendered here": lambda: scenarios.rendering(server, 200, 100_000),
         "bulk fetch": lambda: scenarios.bulk(server, 100 if quick else 1000, 10, 1 if quick else 3),
     }

@@ -157,9 +157,16 @@ def all_checks(
         *_connections(connections),
         *_realistic(scenarios),
         *_two(scenarios),
-        Check("CPU of turn 200 (100k tokens) / turn 2", value("history", "ratio"), 3, False),
-        Check("CPU of turn 200 (100k tokens) / turn 2, streamed", value("history, streamed", "ratio"), 3, False),
-        Check("CPU of turn 200 (100k tokens) / turn 2, rendered here", value("rendered here", "ratio"), 3, False),
+        *(
+            Check(f"CPU of turn 200 (100k tokens) / turn 2{how}", value(scenario, "ratio"), 3, False)
+            for scenario, how in (
+                ("history", ""),
+                ("history, streamed", ", streamed"),
+                ("history, Anthropic", ", Anthropic"),
+                ("history, Responses", ", Responses"),
+                ("rendered here", ", rendered here"),
+            )
+        ),
         Check("RSS MB after 2,500 sessions x 40 turns x 2k tokens", remembered.get("rss_mb"), 400, False),
         Check("turns of those missing or changed when fetched", missing, 0, False),
         Check("serving CPU ms per turn of a bulk fetch", value("bulk fetch", "cpu_ms_per_turn"), 0.2, False),

@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 
 from agentcore_rl_toolkit.gateway import GatewayClient
 
@@ -51,18 +52,35 @@ def _body(messages: list[dict[str, str]], tokens: int, model: str = "m", *, stre
     return json.dumps(request, separators=(",", ":")).encode()
 
 
-def history(server: Server, turns: int, tokens: int, *, stream: bool = False) -> dict[str, float]:
+# Where a dialect is asked, and how its request is written.
+DIALECTS: dict[str, tuple[str, Callable[..., bytes]]] = {
+    "chat": ("chat/completions", _body),
+    "Anthropic": ("messages", _body),
+    "Responses": ("responses", lambda *a, **k: _renamed(_body(*a, **k))),
+}
+
+
+def _renamed(body: bytes) -> bytes:
+    """A chat request in the words of Responses."""
+    return body.replace(b'"messages":', b'"input":', 1).replace(b'"max_tokens":', b'"max_output_tokens":')
+
+
+def history(
+    server: Server, turns: int, tokens: int, *, stream: bool = False, dialect: str = "chat"
+) -> dict[str, float]:
     """CPU of the gateway for a late turn against an early one, in a session that grows evenly to `tokens` of context."""
     step = tokens // turns
     early: list[float] = []
     late: list[float] = []
     with gateway("ours", server) as target:
-        agent, rows = Agent(target), target.rows()
+        agent = Agent(target)
+        route, write = DIALECTS[dialect]
+        rows = [(path.replace("chat/completions", route), key) for path, key in target.rows()]
         for number, length in enumerate([8, 8, 8, turns, turns]):
             messages: list[dict[str, str]] = []
             for turn in range(1, length + 1):
                 messages.append({"role": "user", "content": "word " * (step - 64)})
-                spent = agent.cost_ms(rows[number], _body(messages, 64, f"history-{turn * step}", stream=stream))
+                spent = agent.cost_ms(rows[number], write(messages, 64, f"history-{turn * step}", stream=stream))
                 messages.append({"role": "assistant", "content": "".join(f" word{i}" for i in range(64))})
                 if 2 <= turn <= 8:
                     early.append(spent)

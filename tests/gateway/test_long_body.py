@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from cryptography import x509
@@ -355,8 +356,14 @@ def events_of(count: int) -> bytes:
     return b"".join(b"data: %b\n\n" % json.dumps(t, separators=(",", ":")).encode() for t in told) + b"data: [DONE]\n\n"
 
 
-async def streamed(session: SessionHandle, letter: str) -> str:
+async def streamed(session: SessionHandle, letter: str, *, dialect: str = "chat") -> str:
     """The text of a streamed call, by the official client."""
+    if dialect == "anthropic":
+        url = session.base_url.removesuffix("/v1")
+        asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": letter}]}
+        claude = anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0)
+        async with claude, claude.messages.stream(**asked) as events:
+            return "".join([text async for text in events.text_stream])
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         stream = await llm.chat.completions.create(
             model="m", messages=[{"role": "user", "content": letter}], stream=True, timeout=30
@@ -364,8 +371,9 @@ async def streamed(session: SessionHandle, letter: str) -> str:
         return "".join([event.choices[0].delta.content or "" async for event in stream])
 
 
+@pytest.mark.parametrize("dialect", ["chat", "anthropic"])
 @pytest.mark.parametrize("step", [1_000, 65_536, 300_000])
-async def test_a_stream_that_begins_with_a_long_prompt_is_read_in_pieces(step: int) -> None:
+async def test_a_stream_that_begins_with_a_long_prompt_is_read_in_pieces(step: int, dialect: str) -> None:
     text = events_of(100_000)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     cut = len(text) - 5_000 if step == 1_000 else 0  # the small pieces are those in which the events end
@@ -379,7 +387,7 @@ async def test_a_stream_that_begins_with_a_long_prompt_is_read_in_pieces(step: i
         await gateway.start()
         client = GatewayClient(gateway.url)
         [session] = await client.create_sessions_async([new_session_id()])
-        assert await streamed(session, "x") == "w0 w1 w2 "
+        assert await streamed(session, "x", dialect=dialect) == "w0 w1 w2 "
         [turn] = (await client.fetch_async([session.session_id]))[session.session_id].turns
         assert list(turn.prompt_ids) == list(range(100_000))
         assert list(turn.completion_ids) == [0, 1, 2]

@@ -38,27 +38,17 @@ class Answering(Exchange):
         if self.held is not None:
             self.held.append(data)
             return
-        if self.carry:
-            if not self._ends_event(data):
-                self.carry.append(data)
-                return
-            data = b"".join((*self.carry, data))
-            self.carry = []
-        if not self.relaying and data.startswith(_ERROR_EVENT):
-            self.held = [data]  # nothing has reached the agent: it can still be told with a true status
+        data = self._for_agent(self._gather(data))
+        if not data:
             return
-        size = scan.whole_events(data, len(data))
-        if size < len(data):
-            # The event goes on in the next read; it is of no use to the agent before that.
-            self.carry, data = [data[size:]], data[:size]
-            if not size:
-                return
-        data = self._for_agent(data)
+        if not self.relaying and data.startswith(_ERROR_EVENT):
+            self.held, self.carry = [data, *self.carry], []  # it can still be told with a true status
+            return
         end = scan.find_end(data, self.n == 1)
         if end >= 0:
             # Whoever reads the finish reason takes the reply for whole, so it must be in the journal by then.
             cut = scan.whole_events(data, end)
-            self.held, data = [data[cut:], *self.carry], data[:cut]
+            self.held, self.carry, data = [data[cut:], *self.carry], [], data[:cut]
             if not cut:
                 return
         self.gone += len(data)
@@ -68,6 +58,19 @@ class Answering(Exchange):
             conn.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
         else:
             conn.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _gather(self, data: bytes) -> bytes:
+        """The events that are whole with these bytes. What goes on in the next read is of no use to the agent before that."""
+        if self.carry:
+            if not self._ends_event(data):
+                self.carry.append(data)
+                return b""
+            data = b"".join((*self.carry, data))
+            self.carry = []
+        size = scan.whole_events(data, len(data))
+        if size < len(data):
+            self.carry, data = [data[size:]], data[:size]
+        return data
 
     def _ends_event(self, data: bytes) -> bool:
         """Whether the event that lies in `carry` is whole with these bytes."""
@@ -197,9 +200,7 @@ class Answering(Exchange):
 
     def _write_whole(self, conn: AgentConnection) -> None:
         """Answer a call that was not streamed. Raises: RequestError."""
-        body = self._body()
-        if self.captured is not None and not self.numbers:
-            body = self.captured.plain or scan.without_numbers(body)
+        body = self._plain_body()
         headers = passed(self.headers)
         if headers == _PLAIN and self.keep_alive:
             head = _PLAIN_HEAD % len(body)
@@ -211,6 +212,11 @@ class Answering(Exchange):
             conn.write(head + body)
         else:
             conn.transport.writelines((head, body))
+
+    def _plain_body(self) -> bytes:
+        """The engine's whole reply, without the numbers the agent did not ask for."""
+        body, captured = self._body(), self.captured
+        return body if captured is None or self.numbers else captured.plain or scan.without_numbers(body)
 
     def _unrecord(self) -> None:
         """The journal lost this call's frame: nothing may refer to it."""

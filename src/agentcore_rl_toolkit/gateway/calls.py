@@ -27,12 +27,13 @@ from .bounds import hold_to_settings
 from .dialects import relayed
 from .dialects.errors import NOT_JSON, RequestError, unsupported
 from .exchange import Fields
-from .growing import LONG, understand
+from .growing import LONG, digest_of_body, understand
 from .recording import stream_again, whole_again
 from .records import CallRecord
 from .wire import Request, chunk, stream_head
 
 if TYPE_CHECKING:
+    from .growing import Request as LongRequest
     from .listener import AgentConnection
 
 _fields = msgspec.json.Decoder(Fields)
@@ -47,22 +48,16 @@ class Call(Answering):
 
     __slots__ = ()
 
-    relays = True  # the messages reach the server as the agent wrote them
-
     def begin(self, request: Request, path: bytes) -> None:
         """Check the request, put in what the capture and the session want, and send it on."""
         session, gateway = self.session, self.gateway
         self.keep_alive = request.keep_alive
         body = request.body
         try:
-            long = (
-                understand(body, session.messages)
-                if self.relays and len(body) >= LONG and path == b"chat/completions"
-                else None
-            )
+            long = self._long(body, path) if len(body) >= LONG else None
             if long is None:
                 fields = _fields.decode(body)
-                self.digest = repeats.digest_of(body)
+                self.digest = digest_of_body(body)
             else:
                 self.long, fields, body = long, long.fields, long.read
                 self.digest = long.digest()
@@ -101,6 +96,10 @@ class Call(Answering):
         self.deadline = None if limit is None else time.monotonic() + limit
         gateway.running.add(self)
         self._start()
+
+    def _long(self, body: bytes, path: bytes) -> LongRequest | None:
+        """A long request in two parts. Raises: msgspec.DecodeError, RecursionError when it is not a JSON object."""
+        return understand(body, self.session.messages) if path == b"chat/completions" else None
 
     def _read(self, body: bytes, fields: Fields) -> Fields:
         """Understand the request; the fields as the engine takes them. Raises: RequestError."""

@@ -18,7 +18,7 @@ from .prefixes import Prefixes, Seen
 from .repeats import digest_of
 
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping
-_KEY = b'"messages":['
+_KEYS = {name: b'"%b":[' % name.encode() for name in ("messages", "input")}
 _NEAR = 4096  # clients write the messages first, or after a few short fields
 _fields = msgspec.json.Decoder(Fields)
 _to_json = msgspec.json.Encoder().encode
@@ -28,12 +28,15 @@ class Request:
     """A request in two parts. ``fields`` are all but the messages.
 
     ``text`` is the JSON of the message list without its closing bracket, ``crc`` its CRC-32; ``read`` is the part of
-    the body that was decoded; ``seen`` what the text was found to begin with.
+    ``body`` that was decoded; ``seen`` what the text was found to begin with.
     """
 
-    __slots__ = ("crc", "fields", "read", "seen", "text")
+    __slots__ = ("body", "crc", "fields", "read", "seen", "text")
 
-    def __init__(self, fields: Fields, text: Bytes, crc: int, read: bytes, seen: Seen | None = None) -> None:
+    def __init__(
+        self, fields: Fields, text: Bytes, crc: int, *, body: bytes = b"", read: bytes = b"", seen: Seen | None = None
+    ) -> None:
+        self.body = body
         self.fields = fields
         self.text = text
         self.crc = crc
@@ -50,30 +53,38 @@ class Request:
         return b'{"messages":', self.text, (b"]," if len(rest) > 2 else b"]") + rest[1:]
 
 
-def understand(body: bytes, known: Prefixes) -> Request | None:
-    """The request in two parts, or None when it has no list of messages.
+def digest_of_body(body: bytes) -> int:
+    """The same for the same request."""
+    if len(body) < LONG:
+        return digest_of(body)
+    return digest_of(b"%d %d " % (zlib.crc32(body), len(body)), body[:_NEAR], body[-_NEAR:])
+
+
+def understand(body: bytes, known: Prefixes, name: str = "messages") -> Request | None:
+    """The request in two parts, or None when it has no list of messages, which are its member `name`.
 
     Raises: msgspec.DecodeError, RecursionError when it is not a JSON object.
     """
-    found = _continued(body, known)
+    found = _continued(body, known, name)
     if found is not None:
         return found
     fields = _fields.decode(body)
-    messages = fields.pop("messages", None)
+    messages = fields.pop(name, None)
     if messages is None:
         return None
     text = bytes(messages)
     if text[:1] != b"[":
         return None
-    return Request(fields, text[:-1], zlib.crc32(text[:-1]), body)
+    return Request(fields, text[:-1], zlib.crc32(text[:-1]), body=body, read=body)
 
 
-def _continued(body: bytes, known: Prefixes) -> Request | None:
+def _continued(body: bytes, known: Prefixes, name: str) -> Request | None:
     """The request, when its messages begin with some that were seen before."""
-    at = body.find(_KEY, 0, _NEAR)
+    key = _KEYS[name]
+    at = body.find(key, 0, _NEAR)
     if at < 0:
         return None
-    start = at + len(_KEY) - 1
+    start = at + len(key) - 1
     seen = known.longest(body, start)
     if seen is None:
         return None
@@ -81,12 +92,12 @@ def _continued(body: bytes, known: Prefixes) -> Request | None:
     goes_on = body[end : end + 1] == b","
     read = b"%b[%b" % (body[:start], body[end + 1 :] if goes_on else body[end:])
     try:
-        _fields.decode(body[:at] + b'"messages":0}')  # so it is a key of the request and not of something inside it
+        _fields.decode(body[:at] + b'"":0}')  # so it is a key of the request and not of something inside it
         fields = _fields.decode(read)
     except NOT_JSON:
         return None  # whoever reads it whole can say what is wrong
-    new = bytes(fields.pop("messages", msgspec.Raw(b"")))
+    new = bytes(fields.pop(name, msgspec.Raw(b"")))
     if read[start : start + len(new)] != new or new[:1] != b"[" or (new == b"[]") is goes_on:
         return None
     text = memoryview(body)[start : end + len(new) - 1 if goes_on else end]
-    return Request(fields, text, zlib.crc32(text[seen.length :], seen.crc), read, seen)
+    return Request(fields, text, zlib.crc32(text[seen.length :], seen.crc), body=body, read=read, seen=seen)

@@ -85,14 +85,16 @@ class Budget:
 
 
 _budget = Budget()
+HEARD = Budget(32 * 2**20)  # of texts that are kept with what they mean, which takes three times their size
 
 
 class Prefixes:
     """The texts a session may go on from, latest last."""
 
-    __slots__ = ("_seen",)
+    __slots__ = ("_budget", "_seen")
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget = _budget) -> None:
+        self._budget = budget
         self._seen: list[Seen] = []
 
     def longest(self, text: Bytes, start: int = 0, *, found: Seen | None = None) -> Seen | None:
@@ -115,15 +117,15 @@ class Prefixes:
         if instead_of is not None:
             if instead_of.length > _LONG or len(kept) >= _KEEP:
                 kept.remove(instead_of)
-                _budget.release(instead_of)
+                self._budget.release(instead_of)
             else:
-                _budget.drop(instead_of)
+                self._budget.drop(instead_of)
         kept.append(seen)
-        _budget.keep(seen)
+        self._budget.keep(seen)
         if len(kept) > _KEEP:
-            _budget.release(kept.pop(0))
+            self._budget.release(kept.pop(0))
 
     def clear(self) -> None:
         for seen in self._seen:
-            _budget.release(seen)
+            self._budget.release(seen)
         self._seen = []

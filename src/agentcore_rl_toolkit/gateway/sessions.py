@@ -27,7 +27,7 @@ from .finished import FinishedSessions
 from .journal import Journal
 from .notes import NOWHERE, Notes
 from .opening import OneAtATime
-from .prefixes import Prefixes
+from .prefixes import HEARD, Prefixes
 from .restoring import REFUSED, UNREADABLE, Restoring
 from .session_settings import SessionSettings
 
@@ -54,6 +54,7 @@ class Session:
         "closed_s",
         "created_s",
         "errors",
+        "heard",
         "history",
         "id",
         "id_bytes",
@@ -92,6 +93,7 @@ class Session:
         self.worker: Worker | None = None
         self.prompts = Prefixes()
         self.messages = Prefixes()
+        self.heard = Prefixes(HEARD)  # in the agent's own dialect, where that is not the servers'
         self.recent: OrderedDict[int, Answered] | None = OrderedDict()
         self.history: History | None = None  # token mode: the session's messages as tokens, while they are in memory
         self.request: tuple[int, int] | None = (
@@ -135,6 +137,7 @@ class Session:
         """Let nothing later refer to what was recorded so far."""
         self.prompts.clear()
         self.messages.clear()
+        self.heard.clear()
         self.request = None
 
     @property

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from .upstream import UpstreamConnection
 
 _to_json = msgspec.json.Encoder().encode
-_fields = msgspec.json.Decoder(Fields)
 
 
 class TokenCall(SpokenCall):
@@ -78,7 +77,7 @@ class TokenCall(SpokenCall):
     # -- asking
 
     def _read(self, body: bytes, fields: Fields) -> Fields:
-        self.asked = self.speaks.parse_request(body)
+        self._hear(body)
         impose(self.asked, self.session.settings.sampling_params)
         self.n = self.asked.n
         self.reply_id = new_id("chatcmpl-")
@@ -91,12 +90,12 @@ class TokenCall(SpokenCall):
         else:
             self.asked.require(self.token_engine.features, engine=self.token_engine.name)
         self.live = self.stream
-        said = self.asked.to_chat_body()
+        said = self._written()
         self._force_calls()
         if self.asked.prompt is not None:
             said.pop("messages", None)
-            said["prompt"] = self.asked.prompt
-        return _fields.decode(_to_json(said))
+            said["prompt"] = msgspec.Raw(_to_json(self.asked.prompt))
+        return said
 
     def _speak_to(self, worker: Worker) -> None:
         """Take a server's engine for the call's. Raises: RequestError when it cannot serve it."""

@@ -19,6 +19,9 @@ from .dialects.builder import deltas_of
 from .dialects.canonical import Choice, Delta, Reply, ToolCall, Usage, new_id
 from .engine_errors import event_error
 from .exchange import Fields
+from .growing import Request as LongRequest
+from .growing import understand
+from .hearing import LISTS, hear
 from .records import CallRecord, ChoiceRecord
 from .wire import chunk, reply, stream_head
 
@@ -30,8 +33,9 @@ if TYPE_CHECKING:
     from .sessions import Session
     from .upstream import UpstreamConnection
 
-_fields = msgspec.json.Decoder(Fields)
 _to_json = msgspec.json.Encoder().encode
+
+
 _REFUSAL_BYTES = 4096
 EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -41,8 +45,6 @@ class SpokenCall(Call):
 
     __slots__ = ("asked", "encoder", "held_to", "reply_id", "sent", "speaks")
 
-    relays = False
-
     def __init__(self, gateway: Gateway, conn: AgentConnection, session: Session, dialect: str) -> None:
         super().__init__(gateway, conn, session, dialect)
         self.speaks: Dialect = DIALECTS[dialect]
@@ -51,6 +53,31 @@ class SpokenCall(Call):
         self.sent: list[bytes] = []
         self.reply_id = ""
         self.held_to: Worker | None = None  # the server that was told the budget of the thinking
+
+    def _long(self, body: bytes, path: bytes) -> LongRequest | None:
+        name = LISTS.get(self.speaks.name)
+        return None if name is None else understand(body, self.session.heard, name)
+
+    def _hear(self, body: bytes) -> None:
+        """Understand the request. Raises: RequestError."""
+        heard, self.long = self.long, None
+        if heard is None:
+            self.asked = self.speaks.parse_request(body)
+        else:
+            self.asked, self.long = hear(heard, self.session.heard, self.speaks, self._as_sent)
+
+    def _as_sent(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Messages as the server, and the record, has them."""
+        return messages
+
+    def _written(self) -> Fields:
+        """The request as a chat completion, without its messages if they are in `long`."""
+        said = self.asked.to_chat_body()
+        if self.long is not None:
+            del said["messages"]
+        else:
+            said["messages"] = self._as_sent(said["messages"])
+        return {name: msgspec.Raw(_to_json(value)) for name, value in said.items()}
 
     def _say(self, deltas: list[Delta]) -> None:
         """Write deltas to the agent; from the finish reason on they wait for the record."""
@@ -110,7 +137,7 @@ class SpokenCall(Call):
         if worker is None or not thinking.refused(status, body):
             return False
         thinking.leave_out(self.gateway.router, worker)
-        self.parts, self.received, self.first_token_s = [], 0, None
+        self.parts, self.received, self.carry, self.first_token_s = [], 0, [], None
         self._forget()
         self.go()
         return True
@@ -155,15 +182,18 @@ class TranslatedCall(SpokenCall):
         self.bare = b""  # the request without a budget
 
     def _read(self, body: bytes, fields: Fields) -> Fields:
-        self.asked = self.speaks.parse_request(body)
+        self._hear(body)
         self.reply_id = new_id("chatcmpl-")
         self.n = self.asked.n
-        said = self.asked.to_chat_body()
-        said["messages"] = [_as_system(message) for message in said["messages"]]
-        return _fields.decode(_to_json(said))
+        return self._written()
+
+    def _as_sent(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [_as_system(message) for message in messages]
 
     def _compose(self, fields: Fields, path: bytes) -> None:
         super()._compose(fields, b"chat/completions")
+        if self.asked.thinking_budget is not None and self.pieces is not None:
+            self.body, self.pieces = b"".join(self.pieces), None  # it is written into the body, for each server its own
         self.bare = self.body
 
     def _send(self, connection: UpstreamConnection) -> None:
@@ -184,7 +214,7 @@ class TranslatedCall(SpokenCall):
 
     def _relay(self, data: bytes) -> None:
         try:
-            deltas = self.reader.feed(data)
+            deltas = self.reader.feed(self._for_agent(self._gather(data)))
             if deltas:
                 self._say(deltas)
         except UpstreamError as e:
@@ -196,7 +226,7 @@ class TranslatedCall(SpokenCall):
         captured.reply_id = self.reply_id  # what the agent is told, now and when it asks again
         if self.asked.sampling.stop:
             try:
-                said = self.reader.reply() if self.stream else decode_reply(self._body())
+                said = self.reader.reply() if self.stream else decode_reply(captured.plain or self._body())
             except UpstreamError:  # whoever answers the agent says so
                 return captured
             ended = {choice.index: choice.stop_sequence for choice in said.choices}
@@ -206,7 +236,7 @@ class TranslatedCall(SpokenCall):
 
     def _write_whole(self, conn: AgentConnection) -> None:
         try:
-            said = decode_reply(self._body())
+            said = decode_reply(self._plain_body())
         except UpstreamError as e:
             raise RequestError(str(e), kind="upstream") from e
         said.id = self.reply_id
