@@ -182,15 +182,16 @@ class Answering(Exchange):
         captured = self.captured
         if captured is None:
             return None
+        plain = self.engine == "openai"  # whatever that endpoint is, what it says is not ours to judge
         if captured.error is not None:
-            return event_error(captured.error) if self.stream and not self.relaying else None
+            told = self.relaying or (not self.stream and (plain or captured.choices))
+            return None if told else event_error(captured.error)
         if not self.stream:
-            if captured.problem is None or captured.choices or is_reply(self._body()):
+            if captured.choices or is_reply(self._body()) or (plain and captured.problem is None):
                 return None
-            return RequestError(f"the inference server answered 200 with no reply: {captured.problem}", kind="upstream")
-        if captured.complete:
-            return None
-        if self.engine == "openai":  # whatever that endpoint is, its streams are not ours to judge
+            why = captured.problem or "it has no choices"
+            return RequestError(f"the inference server answered 200 with no reply: {why}", kind="upstream")
+        if plain or (captured.complete and captured.choices):
             return None
         return RequestError("the inference server ended its reply before it was whole", kind="upstream")
 

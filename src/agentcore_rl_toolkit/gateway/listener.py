@@ -36,6 +36,7 @@ class AgentConnection(asyncio.BufferedProtocol):
         "_closing",
         "_counted",
         "_early",
+        "_expected",
         "_gateway",
         "_head_bytes",
         "_head_said",
@@ -83,6 +84,7 @@ class AgentConnection(asyncio.BufferedProtocol):
         self._counted = 0  # bytes of this request in the gateway's `receiving`
         self._reading = True
         self._refused = False
+        self._expected = False  # a client that sends ahead waits for "100 Continue": not in the middle of a reply
         self._closing = False
         self.busy = False
         self.call: Call | None = None
@@ -142,12 +144,8 @@ class AgentConnection(asyncio.BufferedProtocol):
         """The head is read, and how much body follows: the parser would only copy the rest of it once more."""
         length, self._length = self._length, 0
         parser = self._parser
-        if (
-            length > self._size
-            and not self._between
-            and not parser.should_upgrade()
-            and parser.get_http_version() == "1.1"
-        ):
+        plain = parser.get_http_version() == "1.1" and not parser.should_upgrade()
+        if plain and length > self._size and not self._between and not self._refused:
             self._long = LongBody(length, self._body)
             self._body.clear()
             self._head_said = parser.get_method(), parser.should_keep_alive()
@@ -243,7 +241,9 @@ class AgentConnection(asyncio.BufferedProtocol):
             if length is not None and b"transfer-encoding" not in headers:
                 self._length = int(length)
         if headers.get(b"expect", b"").lower() == b"100-continue":
-            self.transport.write(CONTINUE)
+            self._expected = self.busy
+            if not self.busy:
+                self.transport.write(CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         if self._refused:
@@ -275,6 +275,7 @@ class AgentConnection(asyncio.BufferedProtocol):
 
     def _complete(self, method: bytes, keep_alive: bool) -> None:
         self._between = True
+        self._expected = False
         self._silent = 0
         self._release()
         if self._refused:
@@ -283,14 +284,8 @@ class AgentConnection(asyncio.BufferedProtocol):
         path, _, query = self._url.partition(b"?")
         if path[:1] != b"/":
             path = path_of(path)
-        request = Request(
-            method,
-            path,
-            query,
-            self._headers,
-            body[0] if len(body) == 1 else b"".join(body),
-            keep_alive,
-        )
+        whole = body[0] if len(body) == 1 else b"".join(body)
+        request = Request(method, path, query, self._headers, whole, keep_alive)
         self._body = []
         if self.busy:
             self._queue.append(request)
@@ -387,6 +382,9 @@ class AgentConnection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_soon(self._next)
             return
         self.busy = False
+        if self._expected:
+            self._expected = False
+            self.write(CONTINUE)
         if not self._reading:
             self._reading = True
             self.transport.resume_reading()

@@ -125,7 +125,7 @@ class Shard:
             except GatewayError:
                 continue
             if status == 200:
-                await take_over(gateway, msgspec.json.decode(told, type=Shared))
+                take_over(gateway, msgspec.json.decode(told, type=Shared))
                 return
         log.warning("no other process of the gateway answers: process %d goes on with what is stored", self.index)
 

@@ -48,12 +48,13 @@ def shared_of(gateway: Gateway) -> Shared:
     )
 
 
-async def take_over(gateway: Gateway, shared: Shared) -> None:
+def take_over(gateway: Gateway, shared: Shared) -> None:
     gateway.router.replace(
         (s.worker_id, UpstreamConfig(url=s.url, engine=s.engine, api_key=s.api_key, weight=s.weight), s.draining)
         for s in shared.servers
     )
     if gateway.tinker is not None and shared.sampler is not None and shared.weight_version is not None:
-        await gateway.tinker.use(shared.sampler, shared.weight_version)
+        # Opened by the first call: a service that is away, or has these weights no more, must not keep us from serving.
+        gateway.tinker.wanted = (shared.sampler, shared.weight_version)
     gateway.weight_version = shared.weight_version
     gateway.paused = shared.paused
