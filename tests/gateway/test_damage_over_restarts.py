@@ -177,6 +177,35 @@ async def test_who_only_reads_a_damaged_store_writes_nothing_to_it(
     assert {path.name: path.read_bytes() for path in store.glob("calls-*.log")} == before
 
 
+@pytest.mark.parametrize("place", [0, 1, 3])
+async def test_a_damaged_call_whose_session_can_be_read_has_its_place_in_every_restart(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, place: int
+) -> None:
+    """Also when the segment is gone that the session was opened in, which is where it was known from."""
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    [session] = await opened(gateway, "rollout-1")
+    gateway.journal.segment_bytes = 1
+    for said in (["w11"], ["w14 w15 w16"], ["w19"], ["w14 w15 w16", "w17", "w18"]):
+        await ask(session, *said)
+    position = gateway.sessions.by_id[b"rollout-1"].positions[place]
+    await gateway.stop()
+    flip(tmp_path / f"calls-{position >> 40:08d}.log", 100)
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    found = await told(gateway, "rollout-1")
+    assert only_true(engine, found) == {"rollout-1": 2 if place == 1 else 3}
+    for said in (["w31"], ["w31", "w41", "w42 w43"]):
+        await ask(at(gateway, session), *said)
+    found = await told(gateway, "rollout-1")
+    assert only_true(engine, found) == {"rollout-1": 4 if place == 1 else 5}
+    assert gateway.sessions.in_segment(1) == []  # as retention does; what is in there is noted again
+    gateway.journal.drop(1)
+    await gateway.stop()
+    for _ in range(3):
+        gateway = await start_gateway(engine, store_dir=str(tmp_path))
+        assert await told(gateway, "rollout-1") == found
+        await gateway.stop()
+
+
 # -- deletions
 
 

@@ -27,11 +27,15 @@ _APART = 4096  # bytes: the block of most disks and file systems
 
 
 class Opened(msgspec.Struct, array_like=True):
-    """That a session was opened, or opened again (``changed_s``, unix seconds; 0: the first time, or unknown)."""
+    """That a session was opened, or opened again (``changed_s``, unix seconds; 0: the first time, or unknown).
+
+    With ``first`` nothing that lies before it is of this session; None: unknown, the store is an older one.
+    """
 
     created_s: float
     settings: SessionSettings
     changed_s: float = 0.0
+    first: bool | None = None
 
 
 class Judged(msgspec.Struct, array_like=True):
@@ -62,7 +66,8 @@ class Notes:
     def opened(self, session: Session) -> None:
         self._deleted.pop(session.id_bytes, None)  # it would delete this one
         changed_s = 0.0 if session.before is None else session.before[1]
-        told = Opened(session.created_s, session.settings, changed_s)
+        first = not session.positions and not self.frames.get(session.id_bytes)
+        told = Opened(session.created_s, session.settings, changed_s, first)
         self._append(journals.OPENED, session, msgspec.msgpack.encode(told))
 
     def closed(self, session: Session) -> None:
@@ -91,8 +96,8 @@ class Notes:
     def tend(self) -> None:
         """Note again those that were noted long enough before. To be called now and then."""
         if self._deleted and not self._journal.owing:
-            idle, self._end = self._journal.end == self._end, self._journal.end
-            self._again(fill=idle)
+            self._again(fill=self._journal.end == self._end)
+            self._end = self._journal.end
 
     def _last(self) -> None:
         if self._deleted and not self._journal.owing:

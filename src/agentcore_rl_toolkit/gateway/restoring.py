@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NOTES = (journals.OPENED, journals.CLOSED, journals.DELETED, journals.GAPS, journals.JUDGED)
+
 
 def _absent(why: str) -> bytes:
     """A record that stands for a call that cannot be read."""
@@ -99,6 +101,8 @@ class Restoring:
         self._leaning: dict[bytes, list[tuple[int, bool]]] = {}
         self._lacks: dict[bytes, int] = {}  # calls that sessions were found to lack
         self._moved: set[bytes] = set()  # sessions whose calls do not lie at the places that were judged
+        # Damaged calls of sessions that are not known at that place: the segment that they were opened in may be gone.
+        self._strangers: dict[bytes, list[int]] = {}
 
     def replay(self, kind: int, session_id: str, payload: bytes, position: int, length: int) -> None:
         """Rebuild one step of the past."""
@@ -107,30 +111,34 @@ class Restoring:
         session = sessions.by_id.get(name)
         if kind == journals.OPENED:
             told = msgspec.msgpack.decode(payload, type=Opened)
-            if session is not None and name not in self._unopened and session.created_s != told.created_s:
-                self._delete(name, session)  # it was opened anew: that it was deleted in between is damaged
+            if told.first or (
+                session is not None and name not in self._unopened and session.created_s != told.created_s
+            ):
+                self._forget(name, session)  # it was opened anew: that it was deleted in between is damaged
                 session = None
             if session is None:
-                sessions.by_id[name] = sessions.make(session_id, told.settings, told.created_s)
+                session = sessions.by_id[name] = sessions.make(session_id, told.settings, told.created_s)
+                self._adopt(session, known=told.first is not None)
             else:
                 session.change(told.settings, told.changed_s)
                 session.created_s = told.created_s
             self._unopened.discard(name)
             sessions.notes.of(name).append(position)
         elif kind == journals.DELETED:
-            self._delete(name, session)
+            sessions.bury(name)
+            self._forget(name, session)
         elif kind == DAMAGED:
             self._damage.append((position, length))
             self._new.append((position, length))
-            self._pass_over(session, payload, position)
+            self._pass_over(name, session, payload, position)
         elif kind == journals.JUDGED:
+            if session is None and name in self._strangers:
+                session = self._unknown(session_id, name)
             self._judged(name, session, payload, position)
         elif kind == journals.GAPS and not name:
             sessions.journal.forget_one(position)
         else:
-            if session is None:
-                session = sessions.by_id[name] = sessions.make(session_id, SessionSettings(), time.time())
-                self._unopened.add(name)
+            session = session or self._unknown(session_id, name)
             if kind == journals.CALL:
                 self._call(session, decode(payload), position, length)
                 return
@@ -170,18 +178,39 @@ class Restoring:
         session.next_index += more
         session.errors += more
 
-    def _pass_over(self, session: Session | None, kind: bytes, position: int) -> None:
+    def _pass_over(self, name: bytes, session: Session | None, kind: bytes, position: int) -> None:
         # Whose it was is only what damaged bytes say, and there may have been several.
-        if session is None or kind[0] in (journals.OPENED, journals.CLOSED, journals.DELETED, journals.GAPS):
+        if kind[0] in _NOTES:
             self._sessions.journal.forget_one(position)
-            return
+        elif session is None:
+            self._strangers.setdefault(name, []).append(position)
+        else:
+            self._damaged_call(session, position)
+
+    def _damaged_call(self, session: Session, position: int) -> None:
         session.positions.append(position)
         session.lengths.append(0)
+        session.next_index += 1
         session.errors += 1
 
-    def _delete(self, name: bytes, session: Session | None) -> None:
+    def _unknown(self, session_id: str, name: bytes) -> Session:
+        """A session that was opened, but where that lay is damaged or gone."""
+        session = self._sessions.by_id[name] = self._sessions.make(session_id, SessionSettings(), time.time())
+        self._unopened.add(name)
+        self._adopt(session, known=True)
+        return session
+
+    def _adopt(self, session: Session, *, known: bool) -> None:
+        """``known``: this is not where the session begins."""
+        if known:
+            for position in self._strangers.pop(session.id_bytes, ()):
+                self._damaged_call(session, position)
+
+    def _forget(self, name: bytes, session: Session | None) -> None:
+        """What was read of a session is nobody's any more."""
         sessions = self._sessions
-        sessions.bury(name)
+        for position in self._strangers.pop(name, ()):
+            sessions.journal.forget_one(position)
         self._unopened.discard(name)
         self._moved.discard(name)
         self._leaning.pop(name, None)
@@ -200,7 +229,8 @@ class Restoring:
             self._judged_all(msgspec.msgpack.decode(payload, type=list[tuple[int, int]]))
             self._sessions.journal.judged(position)
             return
-        if session is None:
+        if session is None:  # all that came before is damaged, and calls that follow have other places now
+            self._moved.add(name)
             self._sessions.journal.forget_one(position)
             return
         self._sessions.notes.of(name).append(position)
@@ -242,6 +272,9 @@ class Restoring:
     def finish(self) -> None:
         """Everything is read: give up what cannot be trusted."""
         sessions = self._sessions
+        for positions in self._strangers.values():
+            for position in positions:
+                sessions.journal.forget_one(position)
         judged: dict[bytes, list[tuple[int, bool]]] = {}
         for name, calls in self._leaning.items():
             session = sessions.by_id[name]
@@ -263,13 +296,14 @@ class Restoring:
     def _note(self, judged: dict[bytes, list[tuple[int, bool]]]) -> None:
         """Have what is new stored, before anything else is."""
         sessions = self._sessions
-        for name, session in sessions.by_id.items() if self._new or self._moved else ():
+        if not self._new and self._moved.isdisjoint(sessions.by_id):
+            return
+        for name, session in sessions.by_id.items():
             lacks = _lacking(session)
             if name in self._moved or judged.get(name) or lacks != self._lacks.get(name, 0):
                 told = Judged(session.records, lacks, judged.get(name, []))
                 sessions.notes.owe(journals.JUDGED, name, msgspec.msgpack.encode(told))
-        if self._new or self._moved:
-            sessions.notes.owe(journals.JUDGED, journals.EVERYBODY, msgspec.msgpack.encode(self._damage))
+        sessions.notes.owe(journals.JUDGED, journals.EVERYBODY, msgspec.msgpack.encode(self._damage))
 
 
 def _lacking(session: Session) -> int:

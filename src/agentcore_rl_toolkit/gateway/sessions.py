@@ -321,6 +321,8 @@ class Sessions:
             self.notes.opened(session)
             if NOWHERE in session.positions:
                 self.notes.gaps(session)
+            if session.closed:
+                self.notes.closed(session)
         return list(victims.values())
 
     def restore(self) -> int:
