@@ -135,3 +135,31 @@ async def test_a_request_sent_ahead_for_another_process_is_not_told_that_its_ses
     assert [reply[:3] for reply in replies] == [b"200"] * 3
     found = await GatewayClient(url).fetch_async([here[0], there[0], here[1], here[2]])
     assert [len(capture.turns) for capture in found.values()] == [1] * 4
+
+
+@pytest.mark.serial
+async def test_several_processes_read_what_is_wrong_as_one_does(
+    two: tuple[str, int], engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    one = (await start_gateway(engine)).url
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("/admin/sessions", {"session_ids": "ab"}),  # opened "a" and "b"
+        ("/admin/sessions", {}),
+        ("/admin/sessions", {"session_ids": [1]}),
+        ("/admin/delete", {"session_ids": "ab"}),
+        ("/admin/close", {}),
+        ("/admin/fetch", {}),
+        ("/sessions/batch_delete", {"session_ids": {"a": 1}}),
+        ("/traces/query", {"session_ids": ["a"], "limit": -1}),
+        ("/sessions", {"session_id": 1}),
+    ]
+    for path, body in wrong:
+        answers = [await request("POST", url + path, body=body) for url in (one, two[0])]
+        assert [status for status, _ in answers] == [400, 400], (path, body, answers)
+        assert answers[0] == answers[1]
+    for url in (one, two[0]):
+        assert (await request("GET", url + "/sessions?limit=-1"))[0] == 400
+        status, _ = await request("POST", url + "/sessions", body={"session_id": "s", "session_ids": 1})
+        assert status == 200
+        listed = await request("GET", url + "/admin/stats")
+        assert json.loads(listed[1])["sessions"] == 1

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
 import msgspec
@@ -42,10 +42,10 @@ class _Create(msgspec.Struct):
     sampling_params: dict[str, Any] | None = None
 
 
-class _Query(msgspec.Struct):
+class Query(msgspec.Struct):
     session_ids: list[str] = []
     since: float | None = None
-    limit: int | None = None
+    limit: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class RLLMRoutes:
@@ -102,7 +102,7 @@ class RLLMRoutes:
         self._answer(conn, request, {"deleted": records})
 
     async def _batch_delete(self, conn: AgentConnection, request: Request) -> None:
-        names = _decode(request.body, _Query).session_ids
+        names = _decode(request.body, Query).session_ids
         by_id = self._gateway.sessions.by_id
         records = sum(by_id[n.encode()].records for n in names if n.encode() in by_id)
         self._admin.sessions.delete_sessions(names)
@@ -116,7 +116,7 @@ class RLLMRoutes:
         await self._send(conn, request, [session], since, limit, compact=_asked(request, "format") == "compact")
 
     async def _query(self, conn: AgentConnection, request: Request) -> None:
-        asked = _decode(request.body, _Query)
+        asked = _decode(request.body, Query)
         by_id = self._gateway.sessions.by_id
         found = [s for s in (by_id.get(name.encode()) for name in asked.session_ids) if s is not None]
         await self._send(conn, request, found, asked.since, asked.limit)
@@ -322,6 +322,8 @@ def _bounds(request: Request) -> tuple[float | None, int | None]:
         limit = int(limit_text) if limit_text is not None else None
     except ValueError as e:
         raise RequestError(f"since is a number, limit a whole one: {e}") from e
+    if limit is not None and limit < 0:
+        raise RequestError("limit is 0 or more", param="limit")
     return since, limit
 
 

@@ -30,7 +30,8 @@ from .http_client import request as ask
 from .http_client import stream
 from .merging import added_metrics, merged, worst
 from .opening import Opening
-from .session_routes import Finished
+from .rllm import Query
+from .session_routes import CreateSessions, Finished, Names
 from .shared import Shared, take_over
 from .wire import LAST_CHUNK, Request, decode_body, path_of, reply, session_of, stream_head
 
@@ -43,8 +44,15 @@ log = logging.getLogger(__name__)
 _to_json = msgspec.json.Encoder().encode
 _ANSWER_S = 5.0
 _NEXT_TRY_S = 0.002  # the other process's queue is full: it is busy, not gone
-_SPLIT = {b"/admin/sessions", b"/admin/close", b"/admin/delete", b"/sessions/batch_delete", b"/traces/query"}
+_SPLIT: dict[bytes, type[CreateSessions | Names | Query]] = {  # by session, and how the request is read
+    b"/admin/sessions": CreateSessions,
+    b"/admin/close": Names,
+    b"/admin/delete": Names,
+    b"/sessions/batch_delete": Query,
+    b"/traces/query": Query,
+}
 _LATER = (429, 502, 503)  # what another process says may be over soon
+_LONGEST_WAIT_S = 60.0  # for news of finished sessions, as in one process
 _HEALTH_S = 2.0  # a process that takes longer to say how it is is not well
 _LOCAL = (b"/healthz", b"/health")
 
@@ -236,12 +244,10 @@ class Shard:
 
         return worst(list(own), await asyncio.gather(*map(one, range(self.count))))
 
-    def _split(self, body: bytes) -> dict[int, bytes]:
-        try:
-            asked = msgspec.json.decode(body or b"{}", type=dict[str, Any])
-            names = [str(n) for n in asked.get("session_ids", [])]
-        except (*NOT_JSON, TypeError) as e:
-            raise RequestError(f"the request body does not fit: {e}") from e
+    def _split(self, request: Request) -> dict[int, bytes]:
+        """The parts of a request that names sessions. Raises: RequestError, as one process would."""
+        names = decode_body(request.body, _SPLIT.get(request.path, Names)).session_ids
+        asked = decode_body(request.body, dict[str, Any])
         parts: dict[int, list[str]] = {}
         for name in names:
             parts.setdefault(shard_of(name.encode(), self.count), []).append(name)
@@ -261,7 +267,7 @@ class Shard:
             elif path == b"/admin/workers" and request.method == b"POST":
                 told = await self._add_server(request)
             else:
-                told = await self._all(request, self._split(request.body) if path in _SPLIT else None)
+                told = await self._all(request, self._split(request) if path in _SPLIT else None)
             if path.startswith(b"/traces/") and path not in _SPLIT:  # one of them has it
                 told = [one for one in told if one[1] == 200][:1] or told[:1]
             for _, status, answer in told:
@@ -296,9 +302,10 @@ class Shard:
         if request.path == b"/sessions":
             asked = decode_body(request.body, dict[str, Any])
             asked["session_id"] = asked.get("session_id") or new_session_id()
+            asked.pop("session_ids", None)  # is of another route
             bodies = {shard_of(str(asked["session_id"]).encode(), self.count): _to_json(asked)}
         else:
-            bodies = self._split(request.body)
+            bodies = self._split(request)
         # Done whole also when its client hangs up in the middle of it.
         task = asyncio.get_running_loop().create_task(self._opening.open(request.path.decode(), bodies))
         self._tasks.add(task)
@@ -316,7 +323,7 @@ class Shard:
 
     async def _fetch(self, conn: AgentConnection, request: Request) -> None:
         begun = False
-        for i, body in sorted(self._split(request.body).items()):
+        for i, body in sorted(self._split(request).items()):
             pieces = stream(
                 "POST", self.urls[i] + "/admin/fetch", body=msgspec.Raw(body), key=self.key, timeout_s=120.0
             )
@@ -341,7 +348,7 @@ class Shard:
 
     async def _finished_everywhere(self, request: Request) -> dict[str, Any]:
         asked = decode_body(request.body, Finished)
-        deadline = asyncio.get_running_loop().time() + asked.wait_s
+        deadline = asyncio.get_running_loop().time() + min(asked.wait_s, _LONGEST_WAIT_S)
         while True:
             bodies = {i: _to_json({"after": at}) for i, at in enumerate(self._cursors)}
             for i, _, told in await self._all(request, bodies):
