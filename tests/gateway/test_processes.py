@@ -56,7 +56,7 @@ async def test_one_connection_may_serve_sessions_of_every_process(
 ) -> None:
     url, _ = served
     client = GatewayClient(url)
-    ids = [new_session_id() for _ in range(12)]
+    ids = [f"rollout-{k}" for k in range(12)]
     sessions = await client.create_sessions_async(ids)
     assert [s.session_id for s in sessions] == ids
     assert len({shard_of(s.session_id.encode(), 3) for s in sessions}) == 3
@@ -123,7 +123,7 @@ def children_of(pid: int) -> list[int]:
 async def test_the_health_is_that_of_all_processes(served: tuple[str, int]) -> None:
     url, pid = served
     client = GatewayClient(url)
-    await client.create_sessions_async([new_session_id() for _ in range(10)])
+    await client.create_sessions_async([f"rollout-{k}" for k in range(10)])
     told = await client._call("GET", "/healthz")
     assert (told["status"], told["sessions"], told["paused"]) == ("ok", 10, False)
     serving = {}
@@ -229,7 +229,7 @@ async def test_a_process_that_dies_is_started_again_with_its_turns_and_what_was_
     try:
         async with ScriptedEngine() as other:
             client = GatewayClient((await told())["url"])
-            sessions = await client.create_sessions_async([new_session_id() for _ in range(8)])
+            sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(8)])
             assert {shard_of(s.session_id.encode(), 2) for s in sessions} == {0, 1}
             assert [await ask(s) for s in sessions] == [200] * 8
             await client.add_worker_async(other.url, api_key="KEY")
@@ -329,7 +329,7 @@ async def test_a_start_waits_for_the_processes_of_a_gateway_that_ends_or_whose_p
 ) -> None:
     """They let their calls finish first, and these are in the store that the next one serves."""
     process, client = await gateways.start("first")
-    sessions = await client.create_sessions_async([new_session_id() for _ in range(6)])
+    sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
     assert {shard_of(s.session_id.encode(), 2) for s in sessions} == {0, 1}
     engine.faults.append(Fault(delay_s=2.0))
     body = {"messages": [{"role": "user", "content": "hi"}]}

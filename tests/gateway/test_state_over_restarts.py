@@ -105,7 +105,7 @@ async def test_version_and_pause_are_there_after_everything_was_killed(
     served: Served, workers: tuple[str, ...]
 ) -> None:
     client = await served.start(*workers)
-    sessions = await client.create_sessions_async([new_session_id() for _ in range(6)])
+    sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
     assert not workers or {shard_of(s.session_id.encode(), 2) for s in sessions} == {0, 1}
     await client.set_weight_version_async(7)
     await client.pause_async(arriving="reject")
@@ -145,7 +145,7 @@ async def test_a_version_at_the_command_line_wins_and_is_what_is_known_from_then
     assert (await client.stats_async())["weight_version"] == 3
     assert (await client.health_async())["paused"]  # the option said nothing of a pause
     await client.resume_async()
-    sessions = await client.create_sessions_async([new_session_id() for _ in range(6)])
+    sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
     assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
     assert await versions(client, *sessions) == [3] * 6
 
@@ -154,7 +154,7 @@ async def test_a_process_that_died_goes_on_with_what_was_set_last_whatever_the_c
     served: Served,
 ) -> None:
     client = await served.start("--workers", "2", "--weight-version", "3")
-    sessions = await client.create_sessions_async([new_session_id() for _ in range(6)])
+    sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
     assert {shard_of(s.session_id.encode(), 2) for s in sessions} == {0, 1}
     await client.set_weight_version_async(7)
     for index in (1, 0):
