@@ -152,6 +152,7 @@ async def test_several_processes_read_what_is_wrong_as_one_does(
         ("/sessions/batch_delete", {"session_ids": {"a": 1}}),
         ("/traces/query", {"session_ids": ["a"], "limit": -1}),
         ("/sessions", {"session_id": 1}),
+        ("/sessions", {"session_id": 0}),
     ]
     for path, body in wrong:
         answers = [await request("POST", url + path, body=body) for url in (one, two[0])]

@@ -301,7 +301,8 @@ class Shard:
 
         if request.path == b"/sessions":
             asked = decode_body(request.body, dict[str, Any])
-            asked["session_id"] = asked.get("session_id") or new_session_id()
+            if asked.get("session_id") in (None, ""):
+                asked["session_id"] = new_session_id()
             asked.pop("session_ids", None)  # is of another route
             bodies = {shard_of(str(asked["session_id"]).encode(), self.count): _to_json(asked)}
         else:
