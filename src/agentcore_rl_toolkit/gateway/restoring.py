@@ -180,12 +180,12 @@ class Restoring:
 
     def _pass_over(self, name: bytes, session: Session | None, kind: bytes, position: int) -> None:
         # Whose it was is only what damaged bytes say, and there may have been several.
-        if kind[0] in _NOTES:
-            self._sessions.journal.forget_one(position)
-        elif session is None:
+        if session is not None and kind[0] not in _NOTES:
+            self._damaged_call(session, position)
+        elif session is None and kind[0] == journals.CALL:
             self._strangers.setdefault(name, []).append(position)
         else:
-            self._damaged_call(session, position)
+            self._sessions.journal.forget_one(position)
 
     def _damaged_call(self, session: Session, position: int) -> None:
         session.positions.append(position)
