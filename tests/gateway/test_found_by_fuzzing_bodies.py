@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.http_client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
@@ -72,3 +73,54 @@ async def test_what_a_plain_endpoint_answers_is_handed_on(engine: ScriptedEngine
     engine.faults.append(Fault(body=body))
     asked = {"model": "m", "messages": [USER]}
     assert await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key) == (200, body)
+
+
+async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_another(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
+    head, _ = written(session, {})
+    head = head.replace(b"content-length: 2\r\n", b"transfer-encoding: chunked\r\n")
+    said = {"role": "user", "content": "x" * 400_000}
+    body = json.dumps({"messages": [said]}).encode()
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(body[i : i + 2]), body[i : i + 2]) for i in range(0, len(body), 2))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        writer.write(head + chunks)
+        async with asyncio.timeout(60):
+            while gateway.receiving < len(body) - 2:  # noqa: ASYNC110  (there is no event for it)
+                await asyncio.sleep(0.005)
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    writer.write(b"0\r\n\r\n")
+    async with asyncio.timeout(30):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    assert engine.calls[-1].body["messages"] == [said]
+    assert held < 4 * len(body)
+
+
+async def test_a_request_that_comes_on_an_old_connection_has_its_own_time(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(idle_connection_s=30))
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
+    head, body = written(session, {"messages": [{"role": "user", "content": "x" * 200_000}]})
+    looks: asyncio.Queue[float] = asyncio.Queue()
+    sweep = gateway.router.sweep
+    monkeypatch.setattr(gateway.router, "sweep", lambda now: (sweep(now), looks.put_nowait(now)))
+    async with asyncio.timeout(30):
+        while not gateway.connections:  # noqa: ASYNC110  (there is no event for it)
+            await asyncio.sleep(0.005)
+        [conn] = gateway.connections
+        conn.last_s -= 29  # nothing has come for almost as long as is allowed
+        due = conn.last_s + 30
+        writer.write(head + body[:150_000])
+        while await looks.get() <= due:
+            pass
+        writer.write(body[150_000:])
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()

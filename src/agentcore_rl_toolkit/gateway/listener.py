@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 WRITE_HIGH = 256 * 2**10
 LINGER_S = 2.0  # a client that is still sending when it is refused would lose the answer to a reset connection
 SCRATCH = 64 * 2**10  # bytes read at a time, until a long body is known to follow
+MANY_PIECES = 8  # of one read; a body in chunks of two bytes would take thirty times its size in memory
 SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first, and counts against what may be under way
 
 
@@ -129,8 +128,11 @@ class AgentConnection(asyncio.BufferedProtocol):
     def take(self, data: bytes) -> None:
         """Read bytes that are for this process."""
         self._silent += len(data)
+        at = len(self._body)
         try:
             self._parser.feed_data(data)
+            if len(self._body) > at + MANY_PIECES:
+                self._body[at:] = [b"".join(self._body[at:])]
             if self._length:
                 self._look_away()
         except httptools.HttpParserUpgrade as e:
@@ -173,9 +175,6 @@ class AgentConnection(asyncio.BufferedProtocol):
         head += [b"%b: %b" % pair for pair in self._headers.items() if pair[0] not in (b"upgrade", b"connection")]
         self.take(b"\r\n".join(head) + b"\r\n\r\n" + rest)
 
-    def eof_received(self) -> bool:
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._gateway.connections.discard(self)
         self._release()
@@ -204,6 +203,7 @@ class AgentConnection(asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         self._between = False
+        self.last_s = time.monotonic()
         self._url = b""
         self._headers = {}
         self._head_bytes = 0
@@ -232,9 +232,9 @@ class AgentConnection(asyncio.BufferedProtocol):
             self.refuse("send the request body as it is: this server takes no content-encoding", status=415)
             return
         if b"transfer-encoding" in headers or (length is not None and int(length) > SMALL_BODY):
-            request = Request(self._parser.get_method(), self._url.partition(b"?")[0], b"", headers, b"", False)
+            path = self._url.partition(b"?")[0]
             try:
-                self._gateway.admit(request)
+                self._gateway.admit(Request(self._parser.get_method(), path, b"", headers, b"", False))
             except RequestError as e:
                 self.refuse(e.message, kind=e.kind)
                 return
@@ -340,18 +340,6 @@ class AgentConnection(asyncio.BufferedProtocol):
     def _release(self) -> None:
         self._gateway.receiving -= self._counted
         self._counted = 0
-
-    def hung_up(self) -> bool:
-        """Whether the client closed its side, also when that has not been told yet."""
-        if self.transport.is_closing():
-            return True
-        try:
-            with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as peer:
-                return peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
 
     def write(self, data: bytes) -> None:
         self.transport.write(data)

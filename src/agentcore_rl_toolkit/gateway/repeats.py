@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..errors import CaptureError, GatewayError
 from .notes import NOWHERE
 from .records import OK, UNTRAINABLE, CallRecord, decode
-from .wire import LAST_CHUNK, chunk, reply, stream_head
+from .wire import LAST_CHUNK, chunk, hung_up, reply, stream_head
 
 if TYPE_CHECKING:
     from .answering import Answering
@@ -131,7 +131,7 @@ def joins(call: Call, *, again: bool, key: bool) -> bool:
             for other in session.inflight
             if other.digest == call.digest and other.dialect == call.dialect and other.stream == call.stream
         ]
-        left = [other for other in running if other.conn is None or other.conn.hung_up()]
+        left = [other for other in running if other.conn is None or hung_up(other.conn.transport)]
         if not (left or key) and known is not None and known.failed:
             known.failed -= 1
             return False

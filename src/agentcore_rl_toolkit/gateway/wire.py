@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hmac
 import http
-from typing import TypeVar
+import os
+import socket
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -152,3 +154,16 @@ def decode_body(body: bytes, kind: type[_T]) -> _T:
         return msgspec.json.decode(body or b"{}", type=kind)
     except NOT_JSON as e:
         raise RequestError(f"the request body does not fit: {e}") from e
+
+
+def hung_up(transport: Any) -> bool:
+    """Whether the peer closed its side, also when that has not been told yet."""
+    if transport.is_closing():
+        return True
+    try:
+        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
+            return peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
