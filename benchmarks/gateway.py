@@ -41,13 +41,13 @@ def runs(server: Server, *, quick: bool) -> dict[str, Callable[[], Told]]:
         "added latency": lambda: pressure.added_latency(server, 3 if quick else 7, apart=not quick),
         "history": lambda: scenarios.history(server, 200, 100_000),
         "history, streamed": lambda: scenarios.history(server, 200, 100_000, stream=True),
-        "history, Anthropic": lambda: scenarios.history(server, 200, 100_000, dialect="Anthropic"),
-        "history, Responses": lambda: scenarios.history(server, 200, 100_000, dialect="Responses"),
         "rendered here": lambda: scenarios.rendering(server, 200, 100_000),
         "bulk fetch": lambda: scenarios.bulk(server, 100 if quick else 1000, 10, 1 if quick else 3),
     }
     if quick:
         return found
+    for dialect in ("Anthropic", "Responses"):
+        found[f"history, {dialect}"] = lambda d=dialect: scenarios.history(server, 200, 100_000, dialect=d)  # type: ignore[misc]
     found["many connections"] = lambda: pressure.many_connections(server, KINDS, 3, 3)
     found["two processes"] = lambda: pressure.two_processes(server, KINDS[2], 5, 3)
     held = pressure.SHARE
