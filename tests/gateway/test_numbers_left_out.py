@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, scan
+from agentcore_rl_toolkit.gateway.http_client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 Start = Callable[..., Awaitable[Gateway]]
@@ -98,3 +101,34 @@ async def test_completions_are_streamed_without_them_too(engine: ScriptedEngine,
     [turn] = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
     assert list(turn.prompt_ids) == engine.calls[0].prompt_ids
     assert turn.completion_ids == engine.calls[0].completion_ids[0]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_a_reply_whose_turn_comes_later_is_the_same(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, reader: None, asked: dict[str, Any]
+) -> None:
+    """Under load a reply is read when it comes and recorded when there is time."""
+    gateway = await start_gateway(engine)
+    early_ones: list[Any] = []
+
+    def run(work: Callable[[], object], early: Callable[[], object] | None = None) -> None:
+        assert early is not None
+        early()
+        early_ones.append(early)
+        asyncio.get_running_loop().call_later(0.01, work)
+
+    monkeypatch.setattr(gateway.slices, "run", run)
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    engine.replies.append({"content": "w11 w12 w13"})
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **asked}
+    status, told = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+    [choice] = json.loads(told)["choices"]
+    assert (status, choice["message"]["content"]) == (200, "w11 w12 w13")
+    wanted = any(asked.values())
+    assert bool(choice["token_ids"]) is wanted
+    assert bool(choice["logprobs"]) is wanted
+    assert len(early_ones) == 1
+    [turn] = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
+    assert turn.completion_ids == engine.calls[0].completion_ids[0]
+    assert list(turn.prompt_ids) == engine.calls[0].prompt_ids
+    assert None not in turn.logprobs

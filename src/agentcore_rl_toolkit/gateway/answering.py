@@ -114,9 +114,17 @@ class Answering(Exchange):
         self._append(status, captured)
         return True
 
+    def _read_early(self) -> None:
+        if self.stream:
+            return
+        self.lifted = scan.lift(self._body())
+        if self.lifted is not None and not self.numbers:
+            self.parts = [self.lifted[0]]  # all that the agent gets; the next reply is read into the other's memory
+
     def _capture(self) -> Captured:
         """What the reply says. Raises: CaptureError."""
-        captured = read_stream(self.parts) if self.stream else read_reply(self._body())
+        captured = read_stream(self.parts) if self.stream else read_reply(self._body(), self.lifted)
+        self.lifted = None
         if "logprobs" in self.fields and told_logprobs.asked_for(self.fields):
             told_logprobs.keep(captured.choices, self._body(), stream=self.stream)
         return captured

@@ -121,10 +121,13 @@ def parse_ids(text: Bytes) -> bytes:
         raise CaptureError(f"the engine's token ids are not a list of integers: {e}") from e
 
 
-def read_reply(body: bytes) -> Captured:
-    """Decode a whole (not streamed) reply. Raises: CaptureError when it is no such reply."""
+def read_reply(body: bytes, lifted: scan.Lifted | None = None) -> Captured:
+    """Decode a whole (not streamed) reply; ``lifted`` is what `scan.lift` made of it, if that was done before.
+
+    Raises: CaptureError when it is no such reply.
+    """
     prompt: Bytes | None
-    lifted = scan.lift(body)
+    lifted = lifted or scan.lift(body)
     if lifted is None:
         prompt, rest = take_prompt(body)
     else:

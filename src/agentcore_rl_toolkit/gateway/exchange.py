@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from . import scan
 from .dialects import relayed
 from .dialects.errors import RequestError
 from .upstream import NoDescriptorError
@@ -56,6 +57,7 @@ class Exchange(ABC):
         "index",
         "keep_alive",
         "length",
+        "lifted",
         "long",
         "n",
         "numbers",
@@ -116,6 +118,7 @@ class Exchange(ABC):
         self.upstream_id: str | None = None
         self.position = -1
         self.length = 0
+        self.lifted: scan.Lifted | None = None  # what was read of a whole reply before its turn came
         self.relaying = False
         self.gone = 0  # bytes of a stream that the agent has got
         self.captured: Captured | None = None
@@ -290,7 +293,7 @@ class Exchange(ABC):
         status = self.status
         if status == 200:
             worker.succeeded()
-            self.gateway.slices.run(self._record_in_turn)
+            self.gateway.slices.run(self._record_in_turn, self._read_early)
             return
         body = self._body()
         if status >= 500:
@@ -330,6 +333,10 @@ class Exchange(ABC):
             self.up.transport.resume_reading()
 
     # -- what the other half does with it
+
+    @abstractmethod
+    def _read_early(self) -> None:
+        """The reply is whole, and will be recorded in a while."""
 
     @abstractmethod
     def _relay(self, data: bytes) -> None:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .dialects.errors import NOT_JSON
+from .long_body import Bytes
 
-__all__ = ["COMPILED", "Run", "find_end", "lift", "lift_events", "plain_events", "whole_events"]
+__all__ = ["COMPILED", "Lifted", "Run", "find_end", "lift", "lift_events", "plain_events", "whole_events"]
 
+Lifted = tuple[bytes, list[tuple[bytes | None, bytes | None]], Bytes | None]  # see `lift` in `_scan.c`
 Run = tuple[int, bytes | None, bytes | None, bool, bytes]  # see `lift_events` in `_scan.c`
 
 

@@ -279,6 +279,9 @@ class TokenCall(SpokenCall):
     def _take(self, piece: Piece) -> list[Delta]:
         return self._reading().take(piece)
 
+    def _read_early(self) -> None:
+        """Its replies are small."""
+
     def _capture(self) -> Captured:
         sampled = self._reading()
         if not self.live:

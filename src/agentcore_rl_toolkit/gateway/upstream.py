@@ -94,7 +94,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._began = self._complete = self._until_close = False
         self._length, self._long = 0, None
         long = sum(map(len, body)) >= JOINED_BYTES
-        self._scratch = self._pool.short_scratch if long and whole else self._pool.scratch
+        self._scratch = self._pool.short_scratch if whole else self._pool.scratch
         if not long:
             self.transport.write(b"".join((head, *body)))
         else:
