@@ -44,7 +44,7 @@ class Heard(Seen):
         *,
         lead: bytes,
         own: int,
-        messages: list[dict[str, Any]],
+        messages: Messages,
         said: bytes,
         said_crc: int,
     ) -> None:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from .upstream import UpstreamConnection
 
 _to_json = msgspec.json.Encoder().encode
-
-
 _REFUSAL_BYTES = 4096
 EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
