@@ -74,8 +74,9 @@ policy: $(VENV)/.local ## Rebuild the warm-started weights that ship with the pa
 bench: $(VENV)/.dev ## Run every benchmark in its quick form
 	@set -e; for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f --quick; done
 
-docs: $(VENV)/.dev ## Check the documentation: links resolve, commands exist
-	$(BIN)/python -m pytest -q tests/test_docs.py
+docs: $(VENV)/.dev ## Make the threat table, then check the documentation: links resolve, commands exist
+	$(BIN)/python scripts/threats.py --write
+	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_threats.py
 
 verl: $(VENV)/.dev ## Run the tests that need verl itself, in .venvs/verl (2 GB, built at the first call)
 	@BASE=$(BIN)/python sh tests/backends/environment.sh verl
