@@ -1,8 +1,8 @@
 """The threat table of `docs/security.md`, made from the tests that try the threats.
 
-A test that attacks carries ``@pytest.mark.threat(who=..., tries=..., stopped_by=..., leaves=...)``: who attacks, what they try, what
-stops it, and what that does not stop (may be ""). All four are plain strings, so the table is read from the sources without
-running them; the tests themselves run with the suite.
+A test that attacks carries ``@pytest.mark.threat(who=..., tries=..., stopped_by=..., leaves=...)``: who attacks, what they
+try, what stops it, and what that does not stop (may be ""). All four are plain strings, so the table is read from the sources
+without running them; the tests themselves run with the suite.
 
     python scripts/threats.py            # print the table
     python scripts/threats.py --write    # put it into docs/security.md
@@ -46,7 +46,7 @@ class Threat:
 
 
 def threats(tests: Path = ROOT / "tests") -> list[Threat]:
-    """All marked tests, by attacker and then by file. Raises: ValueError, naming the test, for a mark that is not as described."""
+    """All marked tests, by attacker, then by file. Raises: ValueError, naming the test, when a mark lacks something."""
     found: list[Threat] = []
     for path in sorted(tests.rglob("test_*.py")):
         text = path.read_text()
@@ -80,8 +80,8 @@ def table(rows: list[Threat]) -> str:
     for who in WHO:
         mine = [row for row in rows if row.who == who]
         if mine:
-            lines += ["", f"### {who[0].upper()}{who[1:]}", "", "| tries to | is stopped by | what that leaves | test |"]
-            lines += ["|---|---|---|---|"]
+            lines += ["", f"### {who[0].upper()}{who[1:]}", ""]
+            lines += ["| tries to | is stopped by | what that leaves | test |", "|---|---|---|---|"]
             for row in mine:
                 test = f"[{row.test.removeprefix('test_')}](../{row.file})"
                 cells = (row.tries, row.stopped_by, row.leaves or "-", test)
