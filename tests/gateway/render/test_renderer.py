@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from array import array
@@ -18,6 +19,7 @@ from agentcore_rl_toolkit.gateway.render import (
     PastCall,
     Renderer,
     Tokenizer,
+    algebra,
     examine,
     replay,
 )
@@ -132,6 +134,69 @@ def test_sampled_tokens_that_do_not_retokenise_are_kept_as_they_are(family, rend
     prompt = renderer.render(conversation, [USER, answer("hello"), {"role": "user", "content": "go on"}])
     assert prompt.token_ids[: len(before)] == before
     assert "go on" in renderer.decode(prompt.token_ids[len(before) :])
+
+
+class Watched(ChatTemplate):
+    """A template that shows what it was given."""
+
+    given: list[Any]
+
+    def render(self, messages, *, tools=None, options=None, **more) -> str:  # type: ignore[no-untyped-def,override]
+        self.__dict__.setdefault("given", []).append([messages, tools, options])
+        return super().render(messages, tools=tools, options=options, **more)
+
+    def words(self) -> list[str]:
+        """What stood in the place of an answer, in all renderings so far."""
+        return re.findall(r"zqx\w+?qxz", json.dumps(self.given))
+
+
+@pytest.fixture
+def watched(family, renderer) -> Any:
+    template = Watched(renderer.template.source, special_tokens=renderer.tokenizer.special_tokens)
+    return Renderer(renderer.tokenizer, template, grammar=renderer.grammar)
+
+
+@pytest.mark.threat(
+    who="a session",
+    tries="cut text out of a prompt with a message that holds the renderer's own marker",
+    stopped_by="the marker is random, another one for each rendering, and stands nowhere in the conversation",
+    leaves="",
+)
+def test_no_word_of_the_renderer_cuts_a_message(family, watched, tools) -> None:
+    said, results = calling("look_up"), [result("found it")]
+    turns: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [(answer("one"), [USER]), (said, results)]
+    play(watched, family, turns, tools)
+    known = watched.template.words()
+    assert known
+    # Whoever has seen every word so far, and writes them into texts, results, ids, tools and options, loses nothing.
+    spoilt = "before " + " ".join(["zqxSAMPLEDqxz", *known]) + " after"
+    spoilt_tools = [*tools, {"type": "function", "function": {"name": "other", "description": spoilt, "parameters": {}}}]
+    conversation = watched.conversation(now=0.0)
+    messages: list[dict[str, Any]] = [USER]
+    following = [[{"role": "user", "content": spoilt}], [result(spoilt)], [{"role": "user", "content": spoilt}]]
+    for number, (said, more) in enumerate(zip([answer("hi"), calling("look_up"), answer("ok")], following, strict=True)):
+        prompt = watched.render(conversation, list(messages), spoilt_tools, {"note": spoilt})
+        completion = body_of(watched, family, said, more[0]["role"], spoilt_tools)
+        watched.commit(conversation, prompt, completion, said, turn_id=f"t{number}")
+        messages += [said, *more]
+        after = watched.render(conversation, list(messages), spoilt_tools, {"note": spoilt})
+        assert after.extended
+        assert spoilt in watched.decode(after.token_ids[prompt.length + len(completion) :])
+        watched.abandon(conversation, after)
+    fresh = watched.template.words()[len(known) :]
+    assert not set(known) & {word for word in fresh if word not in spoilt}
+
+
+def test_a_word_that_the_conversation_holds_is_not_taken(renderer_for, monkeypatch) -> None:
+    renderer = renderer_for("hermes")
+    drawn = [*("00" * 16 for _ in range(3)), "11" * 16]
+    monkeypatch.setattr(algebra.secrets, "token_hex", lambda _size: drawn.pop(0))
+    spoilt = f"before zqx{'00' * 16}qxz after"
+    completion = renderer.encode("hi<|im_end|>")
+    conversation, before = first_turn(renderer, completion, answer("hi"))
+    prompt = renderer.render(conversation, [USER, answer("hi"), {"role": "user", "content": spoilt}])
+    assert spoilt in renderer.decode(prompt.token_ids[len(before) :])
+    assert not drawn
 
 
 def test_an_answer_cut_by_its_length_is_closed_by_the_suffix(renderer_for) -> None:

@@ -2,9 +2,10 @@
 
 Theory of operation. Turn k+1's prompt is turn k's prompt, the sampled tokens, and a *suffix*: the mark that closes
 the answer, the new messages, the opening of the next answer. To get the suffix at a cost that does not grow with the
-conversation, the new messages are rendered behind a stub: one short user message and an answer in which a sentinel
-stands where the sampled text would be. What follows the sentinel up to the closing mark is the answer's own syntax
-and was sampled; from the closing mark on it is the suffix.
+conversation, the new messages are rendered behind a stub: one short user message and an answer in which a random
+word stands where the sampled text would be. What follows the word up to the closing mark is the answer's own syntax
+and was sampled; from the closing mark on it is the suffix. Each rendering has a word of its own, which nothing that is
+rendered with it contains: a message with the word in it would be cut off there.
 
 That is only right if the template writes new messages without looking at what lies further back. `probe` finds out,
 once, by comparing with full renderings of longer conversations. Patterns for which it does not hold are rendered in
@@ -12,7 +13,8 @@ full."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +22,6 @@ from agentcore_rl_toolkit.gateway.dialects.errors import RequestError
 
 from .template import ChatTemplate
 from .tokens import Tokenizer
-
-SENTINEL = "zqxSAMPLEDqxz"
 
 _USER = {"role": "user", "content": "q"}
 _TOOL = {
@@ -34,20 +34,43 @@ _TOOL = {
 }
 
 
-def stub_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An assistant message with the outward form of ``answer`` (which tools it calls, under which ids) and the
-    sentinel in it.
+def fresh_word(*beside: Any) -> str:
+    """A random word for a stub. It stands in none of the JSON values that are rendered with it."""
+    texts = list(_texts(beside))
+    while True:
+        word = f"zqx{secrets.token_hex(16)}qxz"
+        if not any(word in text for text in texts):
+            return word
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings of a JSON value, names of members included, however deep it is."""
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            left += item.keys()
+            left += item.values()
+        elif isinstance(item, Sequence):
+            left += item
+
+
+def stub_of(answer: Mapping[str, Any], word: str) -> dict[str, Any]:
+    """An assistant message with the outward form of ``answer`` (which tools it calls, under which ids) and the word in
+    it.
     """
     calls = answer.get("tool_calls") or []
     if not calls:
-        return {"role": "assistant", "content": SENTINEL}
+        return {"role": "assistant", "content": word}
     stubs = [
         {
             "id": call.get("id") or "",
             "type": "function",
             "function": {
                 "name": call["function"]["name"],
-                "arguments": {"s": SENTINEL},
+                "arguments": {"s": word},
             },
         }
         for call in calls
@@ -97,17 +120,23 @@ class SuffixRenderer:
 
         Raises: RequestError when the template refuses the messages.
         """
+        word = fresh_word(before, answer, messages, tools, options)
         text = self._template.render(
-            [*before, stub_of(answer), *messages], tools=tools, options=options, now=now, add_generation_prompt=True
+            [*before, stub_of(answer, word), *messages],
+            tools=tools,
+            options=options,
+            now=now,
+            add_generation_prompt=True,
         )
-        return self.after_sentinel(text)
+        return self.after(word, text)
 
-    def after_sentinel(self, text: str) -> str | None:
+    def after(self, word: str, text: str) -> str | None:
+        """The text from the first closing mark behind the word."""
         # The last one: a template may write all calls of an answer, or only the first.
-        at = text.rfind(SENTINEL)
+        at = text.rfind(word)
         if at < 0:
             return None
-        at += len(SENTINEL)
+        at += len(word)
         found = [position for closer in self._closers if (position := text.find(closer, at)) >= 0]
         return text[min(found) :] if found else None
 
@@ -154,6 +183,7 @@ class _Prober:
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
         self._tokenizer = tokenizer
+        self.word = fresh_word(template.all_text)
         self.problems: list[str] = []
 
     def render(self, messages: Sequence[dict[str, Any]], *, tools: bool, opening: bool = True) -> str | None:
@@ -166,17 +196,17 @@ class _Prober:
 
     def closer(self) -> tuple[str | None, bool]:
         """The mark that ends an answer, and whether it is in truth the opening of what comes next."""
-        stub = stub_of({})
+        stub = stub_of({}, self.word)
         followed = self.render([_USER, stub, _USER], tools=False)
         alone = self.render([_USER, stub], tools=False, opening=False)
-        if followed is None or SENTINEL not in followed:
+        if followed is None or self.word not in followed:
             self.problems.append("the template does not write an assistant message with text")
             return None, False
-        mark = _first_special(followed.partition(SENTINEL)[2], self._tokenizer)
+        mark = _first_special(followed.partition(self.word)[2], self._tokenizer)
         if mark is None:
             self.problems.append("no special token follows an answer")
             return None, False
-        return mark, alone is not None and _first_special(alone.partition(SENTINEL)[2], self._tokenizer) is None
+        return mark, alone is not None and _first_special(alone.partition(self.word)[2], self._tokenizer) is None
 
     def agrees(
         self,
@@ -189,7 +219,7 @@ class _Prober:
         """Do stub renderings equal full ones for this kind of answer? Followings that the template refuses do not
         count.
         """
-        stub = stub_of(answer)
+        stub = stub_of(answer, self.word)
         compared = 0
         for messages in following:
             for history in _HISTORIES:
@@ -198,8 +228,8 @@ class _Prober:
                     if full is None:
                         continue
                     short = self.render([_USER, stub, *messages], tools=tools and with_tools)
-                    wanted = suffixes.after_sentinel(full)
-                    if wanted is None or short is None or suffixes.after_sentinel(short) != wanted:
+                    wanted = suffixes.after(self.word, full)
+                    if wanted is None or short is None or suffixes.after(self.word, short) != wanted:
                         return False
                     compared += 1
         return compared > 0
@@ -219,8 +249,8 @@ def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
         [_result("call_0000a"), user],
     ]
     after_two: list[list[dict[str, Any]]] = [[_result("call_0000a"), _result("call_0000b", "s")]]
-    called = prober.render([_USER, stub_of(_CALL_ANSWER), *after_call[0]], tools=True)
-    tools_supported = called is not None and SENTINEL in called
+    called = prober.render([_USER, stub_of(_CALL_ANSWER, prober.word), *after_call[0]], tools=True)
+    tools_supported = called is not None and prober.word in called
     needs_tools = False
     after_text = after_calls = False
     if mark is not None:
