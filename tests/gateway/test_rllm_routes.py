@@ -73,8 +73,7 @@ async def test_a_trainer_creates_a_session_reads_its_traces_and_deletes_it(
             assert await asyncio.to_thread(sync.delete_session, name) == 3
             with pytest.raises(openai.NotFoundError):
                 await llm.chat.completions.create(model="m", messages=USER)
-        with pytest.raises(httpx.HTTPStatusError):
-            await asyncio.to_thread(sync.get_session_traces, name)
+        assert await asyncio.to_thread(sync.get_session_traces, name) == []
     finally:
         sync.close()
     async with rllm.AsyncGatewayClient(gateway.url) as client:
@@ -131,10 +130,19 @@ async def test_finished_sessions_are_streamed_to_the_trainer(engine: ScriptedEng
     assert await asyncio.wait_for(following, 5) == names[::-1]
 
 
-async def run_module(*options: str) -> asyncio.subprocess.Process:
+async def run_module(*options: str, **environment: str) -> asyncio.subprocess.Process:
     line = [sys.executable, "-m", "rllm_model_gateway", *options]
-    env = {**os.environ, "PYTHONPATH": FOLDER}
+    env = {**os.environ, "PYTHONPATH": FOLDER, **environment}
     return await asyncio.create_subprocess_exec(*line, env=env, stderr=asyncio.subprocess.PIPE)
+
+
+async def url_of(process: asyncio.subprocess.Process) -> str:
+    """Where the process says that it listens."""
+    assert process.stderr is not None
+    line = (await asyncio.wait_for(process.stderr.readline(), 40)).decode()
+    match = re.search(r"http://[\d.]+:\d+", line)
+    assert match is not None, line + (await process.stderr.read()).decode()
+    return match[0]
 
 
 async def test_the_module_runs_as_a_process_and_keeps_traces_over_a_restart(
@@ -260,9 +268,140 @@ async def test_a_late_reply_does_not_bring_a_deleted_session_back(
             await asyncio.sleep(0.4)
             assert (await agent.post("/chat/completions", json=body)).status_code == 404
         assert await client.list_sessions() == []
-        with pytest.raises(httpx.HTTPStatusError):
-            await client.get_session_traces(name)
+        assert await client.get_session_traces(name) == []
     assert not gateway.sessions.by_id
+
+
+async def test_every_call_is_made_with_the_configured_model(rllm: ModuleType) -> None:
+    async with ScriptedEngine() as engine:
+        config = rllm.GatewayConfig(workers=[{"url": engine.url}], model="the-policy")
+        app = rllm.create_app(config=config)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+            for path, body in (
+                ("chat/completions", {"messages": USER}),
+                ("completions", {"prompt": "hello"}),
+                ("responses", {"input": "hello"}),
+                ("messages", {"messages": USER, "max_tokens": 5}),
+            ):
+                answer = await http.post(f"/sessions/s1/v1/{path}", json={"model": "an-agents-own", **body})
+                assert answer.status_code == 200, answer.text
+            listed = (await http.get("/sessions/s1/v1/models")).json()
+            assert [model["id"] for model in listed["data"]] == ["the-policy"]
+            # A session whose trainer names a model keeps that one.
+            await http.post("/admin/sessions", json={"session_ids": ["s2"], "settings": {"model_id": "another"}})
+            await http.post("/sessions/s2/v1/chat/completions", json={"model": "x", "messages": USER})
+        await app.stop()
+        assert [call.body["model"] for call in engine.calls] == ["the-policy"] * 4 + ["another"]
+
+
+async def test_the_module_pins_the_model_it_is_started_with(
+    engine: ScriptedEngine, rllm: ModuleType, tmp_path: Path
+) -> None:
+    """Options win over the environment, that over the file."""
+    settings = tmp_path / "gateway.yaml"
+    settings.write_text(f"model: of-the-file\nport: 1\nworkers: [{{url: '{engine.url}', worker_id: first}}]\n")
+    process = await run_module("--config", str(settings), "--model", "of-the-options", RLLM_GATEWAY_PORT="0")
+    try:
+        async with rllm.AsyncGatewayClient(await url_of(process)) as client:
+            assert [w.worker_id for w in await client.list_workers()] == ["first"]
+            name = await client.create_session()
+            async with openai.AsyncOpenAI(base_url=client.get_session_url(name), api_key="EMPTY", max_retries=0) as llm:
+                await llm.chat.completions.create(model="m", messages=USER)  # type: ignore[arg-type]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.communicate(), 20)
+    assert engine.calls[0].body["model"] == "of-the-options"
+
+
+@pytest.mark.parametrize(
+    ("given", "base", "path"),
+    [
+        ({"url": "URL"}, "URL", "/v1"),
+        ({"url": "URL/v1"}, "URL", "/v1"),
+        ({"url": "URL/openai/v3/"}, "URL", "/openai/v3"),
+        ({"url": "URL", "api_path": "/openai/v3"}, "URL", "/openai/v3"),
+        ({"url": "URL/cluster", "api_path": "/v1"}, "URL/cluster", "/v1"),
+        ({"url": "URL/cluster", "api_path": "/v2"}, "URL/cluster", "/v2"),
+    ],
+)
+async def test_a_worker_is_called_below_its_api_path(
+    rllm: ModuleType, given: dict[str, str], base: str, path: str
+) -> None:
+    route = f"{base}{path}".removeprefix("URL")
+    async with ScriptedEngine(api_path=route) as engine:
+        given = {**given, "url": given["url"].replace("URL", engine.url)}
+        worker = {**given, "worker_id": "mine", "model_name": "small", "weight": 2}
+        app = rllm.create_app(config=rllm.GatewayConfig(workers=[worker]))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+            answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
+            assert answer.status_code == 200
+            [told] = (await http.get("/admin/workers")).json()
+        await app.stop()
+        found = rllm.WorkerInfo(**told)
+        base = base.replace("URL", engine.url)
+        assert (found.url, found.api_path, found.api_url) == (base, path, base + path)
+        assert (found.worker_id, found.model_name, found.weight) == ("mine", "small", 2)
+        assert [call.path for call in engine.calls] == [f"{route}/chat/completions"]
+
+
+async def test_a_worker_that_is_added_while_running_keeps_what_it_is_called(
+    engine: ScriptedEngine, start_gateway: Start, rllm: ModuleType
+) -> None:
+    engine.api_path = "/openai/v3"
+    gateway = await start_gateway(session_keys=False, implicit_sessions=True, upstream_hosts=("127.0.0.1",))
+    async with rllm.AsyncGatewayClient(gateway.url) as client:
+        assert (await client.add_worker(url=engine.url, model_name="small", api_path="/openai/v3")) == "w0"
+        [worker] = await client.list_workers()
+        assert (worker.api_path, worker.model_name) == ("/openai/v3", "small")
+        async with httpx.AsyncClient(base_url=gateway.url) as http:
+            told = (await http.get("/health/workers")).json()
+            assert (told["healthy"], told["total"]) == (1, 1)
+            body = {"url": engine.url, "worker_id": "another"}
+            assert (await http.post("/admin/workers", json=body)).json()["worker_id"] == "w0"
+            answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
+            assert answer.status_code == 200
+        assert engine.calls[0].path == "/openai/v3/chat/completions"
+        await client.remove_worker("w0")
+        assert await client.list_workers() == []  # at once: nothing runs there
+
+
+async def test_traces_of_sessions_that_nobody_knows_are_none(
+    engine: ScriptedEngine, start_gateway: Start, rllm: ModuleType
+) -> None:
+    gateway = await start_gateway(engine, session_keys=False, implicit_sessions=True)
+    async with rllm.AsyncGatewayClient(gateway.url) as client:
+        assert await client.get_session_traces("nobody") == []
+        assert await client.get_session_traces("nobody", format="compact") == []
+        for name in ("a", "b"):
+            await client.create_session(session_id=name)
+            async with openai.AsyncOpenAI(base_url=client.get_session_url(name), api_key="EMPTY", max_retries=0) as llm:
+                for _ in range(2):
+                    await llm.chat.completions.create(model="m", messages=USER)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(base_url=gateway.url) as http:
+            body = {"session_ids": ["a", "nobody", "b"], "limit": 1}
+            told = (await http.post("/traces/query", json=body)).json()
+        assert [trace["session_id"] for trace in told] == ["a", "b"]  # the limit holds for each
+
+
+async def test_a_store_that_is_asked_for_without_a_folder_keeps_calls_below_the_home(
+    engine: ScriptedEngine, rllm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = rllm.GatewayConfig(workers=[{"url": engine.url}], store_worker="sqlite")
+    for _ in range(2):
+        app = rllm.create_app(config=config)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+            if not engine.calls:
+                await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
+            traces = (await http.get("/sessions/s1/traces")).json()
+        await app.stop()
+        assert [t["completion_token_ids"] for t in traces] == engine.calls[0].completion_ids
+    assert (tmp_path / ".rllm" / "gateway_traces").is_dir()
+    (tmp_path / "traces.db").write_text("somebody's")
+    wrong = [{"db_path": str(tmp_path / "traces.db"), "store": "sqlite"}, {"routing_policy": "a.b.C"}, {"store": "csv"}]
+    for settings in wrong:
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            await rllm.create_app(config=rllm.GatewayConfig(**settings)).start()
 
 
 async def test_an_evaluation_run_asks_its_provider_for_nothing_extra(rllm: ModuleType) -> None:

@@ -380,12 +380,30 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
     assert await bearer(engines[0], session) == (None, url.removeprefix("http://"))
     assert await client.add_worker_async(url, api_key="KEY-C", weight=3.0) == "w0"
     assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
-    await client.remove_worker_async("w0")
+    engines[0].faults.append(Fault(delay_s=60.0))
+    running = asyncio.ensure_future(bearer(engines[0], session))
+    while not engines[0].active:  # noqa: ASYNC110  (the scripted engine has no event for it)
+        await asyncio.sleep(0.01)
+    await client.remove_worker_async("w0")  # it stays until its call is done
     await client.add_worker_async(url + "/", engine="openai")
     assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
     assert "return_token_ids" not in engines[0].calls[-1].body
     [told] = await client.workers_async()
     assert (told["engine"], told["weight"], told["draining"]) == ("openai", 3.0, False)
+    running.cancel()
+
+
+async def test_a_server_that_is_taken_out_while_nothing_runs_there_is_gone_at_once(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway = await start_gateway(*engines)
+    client, [session] = await opened(gateway, 1)
+    await client.add_worker_async(engines[0].url, api_key="KEY-C")
+    await client.remove_worker_async("w0")
+    assert [told["worker_id"] for told in await client.workers_async()] == ["w1"]
+    await client.add_worker_async(engines[0].url)
+    await client.remove_worker_async("w1")
+    assert await bearer(engines[0], session) == (None, engines[0].url.removeprefix("http://"))  # its key is forgotten
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions"])

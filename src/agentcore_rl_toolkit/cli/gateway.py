@@ -60,6 +60,7 @@ def group() -> None:
 @click.option("--implicit-sessions", is_flag=True, help="Let a call open its session (needs --no-session-keys).")
 @click.option("--allow-upstream-host", multiple=True, metavar="PATTERN", help="Hosts that may be added while running.")
 @click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
+@click.option("--model-id", default=None, help="Model name of every call, whatever the agent names.")
 @click.option(
     "--retention-gb", type=ABOVE_0, default=None, help="Drop the oldest sessions beyond this size of the store."
 )
@@ -146,6 +147,7 @@ def serve(
     implicit_sessions: bool,
     allow_upstream_host: tuple[str, ...],
     allow_field: tuple[str, ...],
+    model_id: str | None,
     retention_gb: float | None,
     retention_hours: float | None,
     call_timeout: float,
@@ -197,6 +199,7 @@ def serve(
         implicit_sessions=implicit_sessions,
         upstream_hosts=allow_upstream_host,
         allow_fields=allow_field,
+        model_id=model_id,
         retention_bytes=None if retention_gb is None else math.ceil(retention_gb * 2**30),
         retention_s=None if retention_hours is None else retention_hours * 3600,
         weight_version=weight_version,

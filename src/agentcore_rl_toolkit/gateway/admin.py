@@ -49,6 +49,8 @@ class AddWorker(msgspec.Struct):
     engine: Engine | None = None
     weight: float | None = None
     api_key: str | None = None
+    api_path: str | None = None
+    model_name: str | None = None
 
 
 class Admin:
@@ -249,7 +251,8 @@ class Admin:
             {
                 "worker_id": w.id,
                 "url": w.config.url,
-                "api_path": "/v1",
+                "api_path": w.config.api_path,
+                "model_name": w.config.model_name,
                 "engine": w.config.engine,
                 "weight": w.config.weight,
                 "active": w.inflight,
@@ -273,6 +276,9 @@ class Admin:
             engine=asked.engine or old.engine,
             api_key=old.api_key if asked.api_key is None else asked.api_key or None,
             weight=old.weight if asked.weight is None else asked.weight,
+            api_path=asked.api_path or old.api_path,
+            worker_id=old.worker_id,
+            model_name=old.model_name if asked.model_name is None else asked.model_name,
         )
         if upstream.engine != first and "tinker" in (upstream.engine, first):
             raise RequestError("engine tinker shares no gateway with another engine", param="engine")
@@ -282,7 +288,8 @@ class Admin:
                 kind="permission",
             )
         worker = self._gateway.router.add(upstream, asked.worker_id)
-        self.answer(conn, request, 200, {"worker_id": worker.id, "url": worker.config.url})
+        told = {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
+        self.answer(conn, request, 200, told)
 
     async def _remove_worker(self, conn: AgentConnection, request: Request) -> None:
         worker_id = request.path.rpartition(b"/")[2].decode("utf-8", "replace")

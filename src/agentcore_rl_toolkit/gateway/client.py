@@ -224,13 +224,20 @@ class GatewayClient:
         return list(await self._call("GET", "/admin/workers"))
 
     async def add_worker_async(
-        self, url: str, *, engine: str | None = None, weight: float | None = None, api_key: str | None = None
+        self,
+        url: str,
+        *,
+        engine: str | None = None,
+        weight: float | None = None,
+        api_key: str | None = None,
+        api_path: str | None = None,
     ) -> str:
         """Add an inference server; its host must have been allowed when the gateway was started. Returns its id.
 
-        One that is there already goes on with what is given here; the rest stays as it was.
+        One that is there already goes on with what is given here; the rest stays as it was. ``api_path`` is where its
+        OpenAI routes are, below the URL, if that is not ``/v1``.
         """
-        body = {"url": url, "engine": engine, "weight": weight, "api_key": api_key}
+        body = {"url": url, "engine": engine, "weight": weight, "api_key": api_key, "api_path": api_path}
         return str((await self._call("POST", "/admin/workers", body))["worker_id"])
 
     async def remove_worker_async(self, worker_id: str) -> None:
@@ -288,9 +295,16 @@ class GatewayClient:
         return _portal.call(self.workers_async())
 
     def add_worker(
-        self, url: str, *, engine: str | None = None, weight: float | None = None, api_key: str | None = None
+        self,
+        url: str,
+        *,
+        engine: str | None = None,
+        weight: float | None = None,
+        api_key: str | None = None,
+        api_path: str | None = None,
     ) -> str:
-        return _portal.call(self.add_worker_async(url, engine=engine, weight=weight, api_key=api_key))
+        adding = self.add_worker_async(url, engine=engine, weight=weight, api_key=api_key, api_path=api_path)
+        return _portal.call(adding)
 
     def remove_worker(self, worker_id: str) -> None:
         _portal.call(self.remove_worker_async(worker_id))

@@ -18,20 +18,25 @@ ENGINES: tuple[Engine, ...] = ("policy", "vllm", "sglang", "sglang-experts", "ti
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 UPSTREAM_KEY_ENV = "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
 _KEY = re.compile(r"[!-~]+")  # what fits into a header as it is
+_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpstreamConfig:
     """One inference server.
 
-    ``weight`` is its share of new sessions relative to the others. Raises: ConfigError on a URL that is not http(s)
-    with a host.
+    ``weight`` is its share of new sessions relative to the others. ``api_path`` is where the server has its OpenAI routes,
+    below the URL, if that is not ``/v1``. ``worker_id`` and ``model_name`` are what lists of servers show.
+    Raises: ConfigError on a URL that is not http(s) with a host.
     """
 
     url: str
     engine: Engine = "policy"
     api_key: str | None = field(default=None, repr=False)
     weight: float = 1.0
+    api_path: str = "/v1"
+    worker_id: str | None = None
+    model_name: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -43,6 +48,8 @@ class UpstreamConfig:
             raise ConfigError(f"upstream {self.url!r} must look like http://host:port or https://host[:port]")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ConfigError(f"upstream {parts.hostname!r}: give the key as upstream key, and no query or fragment")
+        if not _PATH.fullmatch(self.api_path):
+            raise ConfigError(f"api_path {self.api_path!r} of upstream {self.url!r} must look like /v1 or /openai/v3")
         if self.engine not in ENGINES:
             raise ConfigError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
         if not 0 < self.weight < float("inf"):
@@ -66,7 +73,14 @@ class UpstreamConfig:
     @property
     def base_path(self) -> str:
         """Path before ``/v1``: an upstream may be given with or without its trailing ``/v1``."""
-        return urlsplit(self.url).path.rstrip("/").removesuffix("/v1")
+        path = urlsplit(self.url).path.rstrip("/")
+        return path.removesuffix("/v1") if self.api_path == "/v1" else path
+
+    def path(self, route: bytes) -> bytes:
+        """Where a route is at this server: what begins with ``/v1`` lies below ``api_path``, the rest beside it."""
+        if self.api_path != "/v1" and (route == b"/v1" or route.startswith(b"/v1/")):
+            route = self.api_path.rstrip("/").encode() + route[3:]
+        return self.base_path.encode() + route
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +119,8 @@ class GatewayConfig:
     ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.
     ``store_dir`` None keeps the journal in an unnamed temporary directory, which is gone with the process. ``fsync``
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
-    call without the per-session key (rLLM's agents have none). ``upstream_hosts`` are patterns and networks that may be added
+    call without the per-session key (rLLM's agents have none). ``model_id`` is the model name of every call, whatever
+    the agent names; a session's own wins. ``upstream_hosts`` are patterns and networks that may be added
     as upstreams at run time; the hosts of ``upstreams`` always may. ``allow_fields`` are request fields that engines of
     yours take and `dialects.relayed` does not know.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
@@ -129,6 +144,7 @@ class GatewayConfig:
     upstream_hosts: tuple[str, ...] = ()
     allow_fields: tuple[str, ...] = ()
     sampling_params: Mapping[str, object] = field(default_factory=dict)
+    model_id: str | None = None
     weight_version: int | None = None
     model_dir: str | None = None
     template: str | None = None
@@ -144,6 +160,8 @@ class GatewayConfig:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
         for name in ("retention_bytes", "retention_s", "context_tokens", "default_max_tokens"):
             _check_amount(name, getattr(self, name), none=name != "default_max_tokens")
+        if self.model_id == "":
+            raise ConfigError("model_id must name a model, or be left out")
         for pattern in self.upstream_hosts:
             _check_pattern(pattern)
         if self.admin_key is not None and not _KEY.fullmatch(self.admin_key):

@@ -55,7 +55,7 @@ async def _ask(
     worker: Worker, method: bytes, path: bytes, body: bytes, timeout_s: float, headers: list[bytes] | None = None
 ) -> tuple[int, bytes]:
     config = worker.config
-    lines = [b"%b %b%b HTTP/1.1" % (method, config.base_path.encode(), path), b"host: " + worker.host_header]
+    lines = [b"%b %b HTTP/1.1" % (method, config.path(path)), b"host: " + worker.host_header]
     if headers is not None:
         lines += headers
     elif config.api_key is not None:

@@ -28,7 +28,7 @@ def merged(answers: list[Any], request: Request) -> Any:
         limit = parse_qs(request.query.decode("ascii", "replace")).get("limit")
         return joined[: None if limit is None else int(limit[0])]
     joined.sort(key=_place(request))
-    return joined[: _asked(request).get("limit")]
+    return joined
 
 
 def _merged_fields(first: dict[str, Any], answers: list[Any], request: Request) -> dict[str, Any]:
@@ -48,6 +48,7 @@ def _merged_fields(first: dict[str, Any], answers: list[Any], request: Request) 
             merged[key] = value
     if request.path == b"/health/workers":
         merged["healthy"] = sum(server["healthy"] for server in merged["workers"])
+        merged["total"] = len(merged["workers"])
     return merged
 
 

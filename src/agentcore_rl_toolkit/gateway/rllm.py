@@ -111,9 +111,11 @@ class RLLMRoutes:
     # -- traces
 
     async def _traces(self, conn: AgentConnection, request: Request) -> None:
-        session = self._session(request.path[10:-7])
+        """Of a session that nobody knows there are none: it may have been deleted, or not have called yet."""
+        session = self._gateway.sessions.by_id.get(unquote_to_bytes(request.path[10:-7]))
         since, limit = _bounds(request)
-        await self._send(conn, request, [session], since, limit, compact=_asked(request, "format") == "compact")
+        sessions = [] if session is None else [session]
+        await self._send(conn, request, sessions, since, limit, compact=_asked(request, "format") == "compact")
 
     async def _query(self, conn: AgentConnection, request: Request) -> None:
         asked = _decode(request.body, Query)
@@ -155,9 +157,12 @@ class RLLMRoutes:
         limit: int | None,
         compact: bool = False,
     ) -> None:
-        traces = [t for s in sessions for t in await self._read(s) if since is None or t["timestamp"] >= since]
+        """Send the traces of all sessions, at most ``limit`` of each, as `rllm-model-gateway` counts them."""
+        traces: list[dict[str, Any]] = []
+        for session in sessions:
+            traces += [t for t in await self._read(session) if since is None or t["timestamp"] >= since][:limit]
         work = _graph_json if compact else _to_json
-        body = await asyncio.get_running_loop().run_in_executor(None, work, traces[:limit])
+        body = await asyncio.get_running_loop().run_in_executor(None, work, traces)
         conn.task = None
         conn.write(reply(200, body, keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
@@ -173,7 +178,8 @@ class RLLMRoutes:
 
     async def _workers(self, conn: AgentConnection, request: Request) -> None:
         workers = self._admin.list_workers()
-        self._answer(conn, request, {"workers": workers, "healthy": sum(w["healthy"] for w in workers)})
+        told = {"workers": workers, "healthy": sum(w["healthy"] for w in workers), "total": len(workers)}
+        self._answer(conn, request, told)
 
     async def _flush(self, conn: AgentConnection, request: Request) -> None:
         self._gateway.journal.settle()

@@ -95,7 +95,7 @@ class Router:
         self.mixed = False  # whether some are and some are not
         self.several = False  # whether they are of several kinds
         for upstream in upstreams:
-            self.add(upstream)
+            self.add(upstream, upstream.worker_id)
 
     def add(self, upstream: UpstreamConfig, worker_id: str | None = None) -> Worker:
         """Add a server; one with the same URL goes on as `upstream` says (and is taken out of draining)."""
@@ -138,10 +138,11 @@ class Router:
         self.several = len(engines) > 1
 
     def drain(self, worker_id: str) -> Worker | None:
-        """Give a server no further calls; it is removed by `sweep` when its running ones are done."""
+        """Give a server no further calls. It is removed at once, or by `sweep` when its running ones are done."""
         worker = self.workers.get(worker_id)
         if worker is not None:
             worker.draining = True
+            self._remove_if_done(worker)
         return worker
 
     def pick(self, stuck_to: Worker | None, tried: tuple[Worker, ...] = ()) -> Worker | None:
@@ -169,10 +170,13 @@ class Router:
     def sweep(self, now: float) -> None:
         for worker in list(self.workers.values()):
             worker.pool.sweep(now)
-            if worker.draining and not worker.inflight:
-                del self.workers[worker.id]
-                worker.pool.close()
-                self._changed()
+            self._remove_if_done(worker)
+
+    def _remove_if_done(self, worker: Worker) -> None:
+        if worker.draining and not worker.inflight:
+            del self.workers[worker.id]
+            worker.pool.close()
+            self._changed()
 
     def close(self) -> None:
         for worker in self.workers.values():

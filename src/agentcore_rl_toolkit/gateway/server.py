@@ -94,7 +94,10 @@ class Gateway:
             self.journal = Journal(path, fsync=config.fsync)
             self.secret = secret or store_secret(path)
             self.sessions = Sessions(
-                self.journal, secret=self.secret, limit=self.limits.sessions, defaults=dict(config.sampling_params)
+                self.journal,
+                secret=self.secret,
+                limit=self.limits.sessions,
+                defaults=SessionSettings(sampling_params=dict(config.sampling_params), model_id=config.model_id),
             )
             self.recovered = self.sessions.restore()
         except OSError as e:
@@ -323,7 +326,7 @@ class Gateway:
         if known is None:
             config = worker.config
             lines = [
-                b"POST %b%b HTTP/1.1" % (config.base_path.encode(), path),
+                b"POST %b HTTP/1.1" % config.path(path),
                 b"host: " + worker.host_header,
                 b"content-type: application/json",
                 b"accept: application/json, text/event-stream",

@@ -34,6 +34,16 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
     allowed_models: list[str] | None = None
     metadata: dict[str, Any] = {}
 
+    def over(self, defaults: SessionSettings) -> SessionSettings:
+        """These settings, with a gateway's own sampling parameters and model where these name none."""
+        if not defaults.sampling_params and defaults.model_id is None:
+            return self
+        return msgspec.structs.replace(
+            self,
+            sampling_params={**defaults.sampling_params, **self.sampling_params},
+            model_id=self.model_id or defaults.model_id,
+        )
+
     def check(self) -> None:
         """Raises: RequestError that names the field."""
         check_sampling(self.sampling_params)

@@ -15,9 +15,9 @@ import secrets
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -148,13 +148,11 @@ class Session:
 class Sessions:
     """All sessions of one gateway process."""
 
-    def __init__(
-        self, journal: Journal, *, secret: bytes, limit: int, defaults: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, journal: Journal, *, secret: bytes, limit: int, defaults: SessionSettings | None = None) -> None:
         self.journal = journal
         self.by_id: dict[bytes, Session] = {}
         self.limit = limit
-        self.defaults = dict(defaults or {})
+        self.defaults = defaults or SessionSettings()
         self.created = 0
         self.deleted = 0
         self.turns = 0
@@ -177,8 +175,7 @@ class Sessions:
         self.check([session_id])
         name = session_id.encode()
         known = self.by_id.get(name)
-        if self.defaults:
-            settings = msgspec.structs.replace(settings, sampling_params={**self.defaults, **settings.sampling_params})
+        settings = settings.over(self.defaults)
         if known is not None:
             known.change(settings, time.time())
             self.notes.opened(known)

@@ -18,6 +18,8 @@ class SharedServer(msgspec.Struct):
     engine: Engine
     api_key: str | None
     weight: float
+    api_path: str
+    model_name: str | None
     draining: bool
 
 
@@ -41,6 +43,8 @@ def shared_of(gateway: Gateway) -> Shared:
                 engine=w.config.engine,
                 api_key=w.config.api_key,
                 weight=w.config.weight,
+                api_path=w.config.api_path,
+                model_name=w.config.model_name,
                 draining=w.draining,
             )
             for w in gateway.router.workers.values()
@@ -50,7 +54,19 @@ def shared_of(gateway: Gateway) -> Shared:
 
 def take_over(gateway: Gateway, shared: Shared) -> None:
     gateway.router.replace(
-        (s.worker_id, UpstreamConfig(url=s.url, engine=s.engine, api_key=s.api_key, weight=s.weight), s.draining)
+        (
+            s.worker_id,
+            UpstreamConfig(
+                url=s.url,
+                engine=s.engine,
+                api_key=s.api_key,
+                weight=s.weight,
+                api_path=s.api_path,
+                worker_id=s.worker_id,
+                model_name=s.model_name,
+            ),
+            s.draining,
+        )
         for s in shared.servers
     )
     if gateway.tinker is not None and shared.sampler is not None and shared.weight_version is not None:

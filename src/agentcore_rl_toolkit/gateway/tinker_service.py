@@ -88,7 +88,7 @@ class TinkerService:
         """Head of a model call's request."""
         config = self.worker.config
         lines = [
-            b"POST %b%b HTTP/1.1" % (config.base_path.encode(), path),
+            b"POST %b HTTP/1.1" % config.path(path),
             b"host: " + self.worker.host_header,
             USER_AGENT,
             b"content-type: application/json",

@@ -143,6 +143,7 @@ def rollouts(place: dict[str, Any]) -> dict[str, Any]:
         teacher_client=None,
         reward_loop_worker_handles=None,
     )
+    returned = hold_the_gateway()
     dataset = PayloadDataset(place["rows"])
     found = {"train": {}, "val": {}}
     for partition in ("train", "val"):
@@ -165,6 +166,7 @@ def rollouts(place: dict[str, Any]) -> dict[str, Any]:
         if partition == "train":
             updating.start()
         made.generate_sequences(batch)
+        returned.set()
         listed = _wait_for_prompts(tq, uids, partition)
         if partition == "train":
             updating.join()
@@ -183,6 +185,21 @@ def rollouts(place: dict[str, Any]) -> dict[str, Any]:
     found["sampled"] = ray.get(server.written.remote())
     made.service().close()
     return found
+
+
+def hold_the_gateway() -> threading.Event:
+    """Have the gateway start when this is set: a trainer that waits for it would wait for ever, and its prompts fail."""
+    from agentcore_rl_toolkit.backends.verl import manager as module
+
+    returned, started = threading.Event(), module.open_service
+
+    def late(*args: Any) -> Any:
+        if not returned.wait(WAIT_S):
+            raise TimeoutError("generate_sequences waits for the gateway")
+        return started(*args)
+
+    module.open_service = late
+    return returned
 
 
 def train_step(config: Any, policy: str, keys: list[str], data: Any) -> dict[str, float]:

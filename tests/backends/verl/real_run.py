@@ -178,6 +178,9 @@ def manager(folder: Path) -> dict[str, Any]:
     except RolloutError as e:
         ended = str(e)
     return {
+        "without_gateway": without_gateway(
+            type(made)(composed(folder, "agentcore.gateway_upstream=http"), None), batch, uids
+        ),
         "ended": ended,
         "returned_s": returned_s,
         "status": {str(uids.index(u)): listed[u]["status"] for u in uids},
@@ -188,6 +191,25 @@ def manager(folder: Path) -> dict[str, Any]:
         "advantages": advantages.tolist(),
         "tags": [listed[k] for k in keys],
     }
+
+
+def without_gateway(made: Any, batch: Any, uids: list[str]) -> dict[str, Any]:
+    """What a trainer sees of a manager whose gateway cannot be started: verl's client is none here."""
+    import transfer_queue as tq
+    from verl.utils import tensordict_utils as tu
+
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * PROMPTS
+    tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
+    batch = batch.clone()
+    tu.assign_non_tensor_data(batch, "validate", True)
+    made.generate_sequences(batch)
+    listed = _wait_for_prompts(tq, uids, "val")
+    try:
+        made.generate_sequences(batch)
+        raised = ""
+    except Exception as e:
+        raised = type(e).__name__
+    return {"status": [listed[u]["status"] for u in uids], "raised": raised}
 
 
 def start_ray() -> None:

@@ -217,6 +217,12 @@ def test_the_v1_manager_writes_rows_and_final_tags_and_masked_rollouts_move_no_a
     assert seen == len(rows) == len(result["tags"])
 
 
+def test_without_a_gateway_the_first_prompts_fail_and_the_next_batch_says_why(found: dict[str, Any]) -> None:
+    told = found["manager"]["without_gateway"]
+    assert set(told["status"]) == {"failure"}
+    assert told["raised"] == "AttributeError"  # of verl's client, which is None there
+
+
 @pytest.mark.parametrize("partition", ["train", "val"])
 def test_every_row_is_what_verls_server_sampled(rollouts: dict[str, Any], partition: str) -> None:
     found, sampled = rollouts[partition], rollouts["sampled"]

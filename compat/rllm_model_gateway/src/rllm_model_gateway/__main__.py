@@ -7,29 +7,32 @@ import asyncio
 import importlib
 import json
 import logging
+import os
 from pathlib import Path
+from typing import Any
 
 from agentcore_rl_toolkit.errors import AgentCoreRLError
 from agentcore_rl_toolkit.gateway import serve
 
-from .models import GatewayConfig, WorkerConfig
+from .models import GatewayConfig
 from .server import LocalHandler, LocalServer, our_config, upstreams_of
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="rllm-model-gateway", description=__doc__)
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 needs AGENTCORE_RL_GATEWAY_ADMIN_KEY")
-    parser.add_argument("--port", type=int, default=9090)
+    parser.add_argument("--host", help="127.0.0.1; 0.0.0.0 needs AGENTCORE_RL_GATEWAY_ADMIN_KEY")
+    parser.add_argument("--port", type=int, help="9090")
+    parser.add_argument("--config", metavar="FILE", help="settings of GatewayConfig as YAML; options win")
     parser.add_argument("--worker", action="append", default=[], help="inference server; repeat for several")
+    parser.add_argument("--store", choices=["sqlite", "memory", "compact"], help="sqlite: keep calls in --db-path")
+    parser.add_argument("--db-path", help="directory of the store; ~/.rllm/gateway_traces")
+    parser.add_argument("--model", help="model name of every call, whatever the agent names")
     parser.add_argument(
-        "--store", choices=["sqlite", "memory", "compact"], default="memory", help="sqlite: keep calls in --db-path"
+        "--cumulative-token-mode", action="store_true", default=None, help="tokenise here; --model is a directory"
     )
-    parser.add_argument("--db-path", default=None, help="directory of the store")
-    parser.add_argument("--model", default=None)
-    parser.add_argument("--cumulative-token-mode", action="store_true", help="tokenise here; --model is a directory")
     for option in ("--renderer-family", "--sglang-tool-call-parser", "--sglang-reasoning-parser"):
         parser.add_argument(option, default=None, help="accepted; the template itself decides")
-    parser.add_argument("--engine", choices=["vllm", "sglang", "openai", "policy"], default="vllm")
+    parser.add_argument("--engine", choices=["vllm", "sglang", "openai", "policy"])
     parser.add_argument("--use-sglang", action="store_const", const="sglang", dest="engine")
     parser.add_argument(
         "--allow-upstream-host", action="append", default=[], help="hosts that may be added while running"
@@ -39,20 +42,15 @@ def main() -> None:
     )
     parser.add_argument("--handler-config", metavar="FILE", help="JSON that the handler factory is called with")
     parser.add_argument("--front", action="store_true", help="not offered: one process of ours serves what rLLM shards")
-    parser.add_argument("--log-level", default="WARNING")
+    parser.add_argument("--log-level")
     args = parser.parse_args()
     if args.front:
         parser.error("several gateway processes behind a front are not offered here: set rllm.gateway.num_workers to 1")
-    logging.basicConfig(level=args.log_level.upper())
-    config = GatewayConfig(
-        workers=[WorkerConfig(url=url) for url in args.worker],
-        store=args.store,
-        db_path=args.db_path or "rllm_gateway_traces",
-        model=args.model,
-        cumulative_token_mode=args.cumulative_token_mode,
-        engine=args.engine,
-    )
-    config.allow_upstream_hosts += args.allow_upstream_host
+    try:
+        config = read_config(args)
+        logging.basicConfig(level=config.log_level.upper())
+    except (OSError, ValueError, ModuleNotFoundError) as e:
+        parser.exit(2, f"rllm-model-gateway: error: {e}\n")
     try:
         handler = made_handler(args.handler_factory, args.handler_config) if args.handler_factory else None
         try:
@@ -62,9 +60,39 @@ def main() -> None:
         except ImportError:
             runner = asyncio.Runner()
         with runner:
-            runner.run(run(config, args.host, args.port, handler))
+            runner.run(run(config, config.host, config.port, handler))
     except (AgentCoreRLError, ValueError) as e:
         parser.exit(2, f"rllm-model-gateway: error: {e}\n")
+
+
+def read_config(args: argparse.Namespace) -> GatewayConfig:
+    """Options over RLLM_GATEWAY_* over the file. Raises: OSError, ValueError, ModuleNotFoundError (PyYAML)."""
+    values: dict[str, Any] = {}
+    if args.config:
+        import yaml
+
+        try:
+            told = yaml.safe_load(Path(args.config).read_text()) or {}
+        except yaml.YAMLError as e:
+            raise ValueError(f"{args.config} is not YAML: {e}") from e
+        if not isinstance(told, dict):
+            raise ValueError(f"{args.config} must hold settings by name")
+        values.update(told)
+    for name in ("host", "port", "db_path", "log_level"):
+        if (value := os.environ.get(f"RLLM_GATEWAY_{name.upper()}")) is not None:
+            values[name] = value
+    if (value := os.environ.get("RLLM_GATEWAY_STORE")) is not None:
+        values["store_worker"] = value
+    for name in ("host", "port", "db_path", "log_level", "model", "cumulative_token_mode", "engine"):
+        if (value := getattr(args, name)) is not None:
+            values[name] = value
+    if args.store is not None:
+        values["store_worker"] = args.store
+    if args.worker:
+        values["workers"] = [{"url": url, "worker_id": str(i)} for i, url in enumerate(args.worker)]
+    config = GatewayConfig(**values)
+    config.allow_upstream_hosts += args.allow_upstream_host
+    return config
 
 
 async def run(config: GatewayConfig, host: str, port: int, handler: LocalHandler | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -19,6 +20,12 @@ def upstream_hosts() -> list[str]:
     """
     named = [host.strip() for host in os.environ.get(UPSTREAM_HOSTS_ENV, "").split(",") if host.strip()]
     return [*_LOOPBACK, *(_PRIVATE if os.environ.get(ADMIN_KEY_ENV) else []), *named]
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Base and API path of an address: ``http://host/v1`` is ``http://host`` and ``/v1``, as without a path."""
+    parts = urlsplit(url.rstrip("/"))
+    return (f"{parts.scheme}://{parts.netloc}", parts.path) if parts.path else (url.rstrip("/"), "/v1")
 
 
 class _Call(BaseModel):
@@ -126,13 +133,21 @@ def _fields(delta: TraceDelta) -> dict[str, Any]:
 
 
 class WorkerConfig(BaseModel):
-    """One inference server. A path in the URL is the API's, ``/v1`` by default."""
+    """One inference server. Without ``api_path`` a path in the URL is that: ``/v1`` where there is none."""
 
     worker_id: str = ""
     url: str
     api_path: str = "/v1"
     model_name: str | None = None
     weight: int = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("url"), str) and "api_path" not in values:
+            base, path = split_url(values["url"])
+            return {**values, "url": base, "api_path": path}
+        return values
 
 
 class WorkerInfo(WorkerConfig):
@@ -144,13 +159,20 @@ class WorkerInfo(WorkerConfig):
     healthy: bool = True
     active_requests: int = 0
 
+    @property
+    def api_url(self) -> str:
+        """Where the OpenAI routes are."""
+        return self.url.rstrip("/") + self.api_path
+
 
 class GatewayConfig(BaseModel):
     """Settings under the names that rLLM uses.
 
     Without ``add_return_token_ids`` the workers are plain OpenAI endpoints (rLLM's evaluation runs), whose calls are no
-    traces. ``add_logprobs``, ``strip_vllm_fields`` and ``sync_traces`` are accepted and always on, off and on: this
-    gateway asks for tokens in every call, leaves replies as they are, and stores before it answers.
+    traces. ``model`` replaces the model name of every call, and is where the tokenizer lies in cumulative mode.
+    ``add_logprobs``, ``strip_vllm_fields`` and ``sync_traces`` are accepted and always on: this gateway asks for tokens in
+    every call, gives agents only what they asked for, and stores before it answers. ``health_check_interval`` has no effect:
+    a server is judged by what happens to calls. ``store_worker`` wins over ``store``.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,12 +22,20 @@ from agentcore_rl_toolkit.gateway import GatewayConfig as OurConfig
 
 from .models import ADMIN_KEY_ENV, GatewayConfig
 
+log = logging.getLogger(__name__)
+
 LocalHandler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def our_config(config: GatewayConfig, *, port: int, host: str, upstreams: tuple[UpstreamConfig, ...]) -> OurConfig:
     """Their settings as ours. Raises: ConfigError."""
-    durable = (config.store_worker or config.store) == "sqlite"
+    kind = config.store_worker or config.store
+    if kind not in ("memory", "sqlite", "compact"):
+        raise ValueError(f"store {kind!r} is none of memory, sqlite, compact")
+    if config.routing_policy is not None:
+        raise ValueError(
+            f"routing_policy {config.routing_policy!r} cannot be used: this gateway has a router of its own"
+        )
     # rllm-model-gateway's SGLang mode always speaks token ids to the server.
     rendered = config.cumulative_token_mode or config.engine == "sglang"
     rendered = rendered and config.model is not None and Path(config.model).is_dir()
@@ -38,7 +47,8 @@ def our_config(config: GatewayConfig, *, port: int, host: str, upstreams: tuple[
         host=host,
         port=port,
         admin_key=os.environ.get(ADMIN_KEY_ENV) or None,
-        store_dir=config.db_path if durable else None,
+        store_dir=store_folder(config.db_path) if kind == "sqlite" else None,
+        model_id=config.model or None,
         session_keys=False,
         implicit_sessions=True,
         upstream_hosts=tuple(config.allow_upstream_hosts),
@@ -46,9 +56,27 @@ def our_config(config: GatewayConfig, *, port: int, host: str, upstreams: tuple[
     )
 
 
+def store_folder(db_path: str | None) -> str:
+    """Where calls are kept: ``db_path``, a folder here, or ``gateway_traces`` below ``~/.rllm``."""
+    if db_path is None:
+        db_path = "~/.rllm/gateway_traces"
+        log.warning("store sqlite without db_path: calls are kept in %s", db_path)
+    folder = os.path.expanduser(db_path)
+    if os.path.isfile(folder):
+        raise ValueError(f"db_path {db_path} is a file, and this gateway keeps calls in a folder: name another")
+    return folder
+
+
 def upstreams_of(config: GatewayConfig) -> tuple[UpstreamConfig, ...]:
     return tuple(
-        UpstreamConfig(url=w.url, engine=engine_of(config), weight=float(w.weight))  # type: ignore[arg-type]  # checked by the class
+        UpstreamConfig(
+            url=w.url,
+            engine=engine_of(config),  # type: ignore[arg-type]  # checked by the class
+            weight=float(w.weight),
+            api_path=w.api_path,
+            worker_id=w.worker_id or None,
+            model_name=w.model_name,
+        )
         for w in config.workers
     )
 

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from ...errors import CaptureError, MissingExtraError, RolloutError
@@ -58,6 +59,7 @@ class AgentCoreManager:
         self._service = service
         self._bridge: Bridge | None = None
         self._lock = threading.Lock()
+        self._opening: Future[RolloutService] | None = None
         self._running: set[Any] = set()
         self._empty = 0  # prompts in a row that gave no sample
         self._too_long = 0
@@ -68,7 +70,7 @@ class AgentCoreManager:
         return cls(*args, **kwargs)
 
     def service(self) -> RolloutService:
-        """The clients; opened on the first batch, when the rollout servers are up."""
+        """The clients; opened with the first batch, when the rollout servers are up. Blocks while the gateway starts."""
         with self._lock:
             if self._service is None:
                 self._service, self._bridge = open_service(
@@ -77,9 +79,10 @@ class AgentCoreManager:
             return self._service
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Start all prompts of the batch and return.
+        """Start all prompts of the batch and return. Those of the first wait for the gateway, not the trainer.
 
-        Raises: RolloutError after `max_empty_prompts` prompts in a row without a sample: verl would ask for others for ever.
+        Raises: RolloutError after `max_empty_prompts` prompts in a row without a sample: verl would ask for others for ever;
+        GatewayError or ConfigError when the gateway could not be started for an earlier batch, whose prompts all failed.
         """
         limit = AgentCoreConfig.of(self.config).max_empty_prompts
         if self._empty >= limit:
@@ -87,19 +90,23 @@ class AgentCoreManager:
                 f"the last {self._empty} prompts gave no sample; the log names the reasons "
                 f"(agentcore.max_empty_prompts={limit})"
             )
-        service = self.service()
         loop = start()
+        if self._opening is None:
+            self._opening = asyncio.run_coroutine_threadsafe(asyncio.to_thread(self.service), loop)
+        elif self._opening.done() and (error := self._opening.exception()) is not None:
+            raise error
         for row in rows_of(prompts):
-            future = asyncio.run_coroutine_threadsafe(self._prompt(service, row), loop)
+            future = asyncio.run_coroutine_threadsafe(self._prompt(self._opening, row), loop)
             self._running.add(future)
             future.add_done_callback(self._running.discard)
 
-    async def _prompt(self, service: RolloutService, row: dict[str, Any]) -> None:
+    async def _prompt(self, opening: Future[RolloutService], row: dict[str, Any]) -> None:
         validate = bool(row.pop("validate", False))
         uid, partition = str(row["uid"]), "val" if validate else "train"
         await asyncio.to_thread(tq.kv_put, key=uid, partition_id=partition, tag={"status": "running"})
         status = "failure"
         try:
+            service = await asyncio.shield(asyncio.wrap_future(opening))
             group = await service.group(self._request(row, uid, validate))
             written = await asyncio.to_thread(self._write, group, row, uid, partition)
             status = "finished" if written else "failure"

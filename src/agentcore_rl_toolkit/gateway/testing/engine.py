@@ -31,7 +31,7 @@ class ScriptedEngine:
 
     ``tokens`` is the length of a reply (the end token included) unless the request's max_tokens is smaller;
     ``token_s`` the time per streamed token; ``weight_version`` is put into replies when it is not None;
-    ``gives_tokens`` False makes it a plain OpenAI endpoint.
+    ``gives_tokens`` False makes it a plain OpenAI endpoint, whose routes are below ``api_path``.
     """
 
     def __init__(
@@ -43,12 +43,14 @@ class ScriptedEngine:
         gives_tokens: bool = True,
         seed: int = 0,
         model: str = "scripted",
+        api_path: str = "/v1",
     ) -> None:
         self.tokens = tokens
         self.token_s = token_s
         self.weight_version = weight_version
         self.gives_tokens = gives_tokens
         self.model = model
+        self.api_path = api_path
         self.first_id, self.last_id = 10, 900  # range of the ids it samples
         self.url = ""
         self.requests: list[Seen] = []
@@ -140,7 +142,7 @@ class ScriptedEngine:
         if fault.status != 200 or fault.body is not None:
             body = fault.body if fault.body is not None else error_body(fault.status)
             return await self._whole(writer, fault.status, body, fault)
-        path = seen.path.removeprefix("/v1/")
+        path = seen.path.removeprefix(f"{self.api_path}/")
         if seen.method == "GET":
             listed = {"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "scripted"}]}
             return await self._whole(writer, 200, json.dumps(listed).encode() if path == "models" else b"{}", fault)
