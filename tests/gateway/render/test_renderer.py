@@ -170,11 +170,16 @@ def test_no_word_of_the_renderer_cuts_a_message(family, watched, tools) -> None:
     assert known
     # Whoever has seen every word so far, and writes them into texts, results, ids, tools and options, loses nothing.
     spoilt = "before " + " ".join(["zqxSAMPLEDqxz", *known]) + " after"
-    spoilt_tools = [*tools, {"type": "function", "function": {"name": "other", "description": spoilt, "parameters": {}}}]
+    spoilt_tools = [
+        *tools,
+        {"type": "function", "function": {"name": "other", "description": spoilt, "parameters": {}}},
+    ]
     conversation = watched.conversation(now=0.0)
     messages: list[dict[str, Any]] = [USER]
     following = [[{"role": "user", "content": spoilt}], [result(spoilt)], [{"role": "user", "content": spoilt}]]
-    for number, (said, more) in enumerate(zip([answer("hi"), calling("look_up"), answer("ok")], following, strict=True)):
+    for number, (said, more) in enumerate(
+        zip([answer("hi"), calling("look_up"), answer("ok")], following, strict=True)
+    ):
         prompt = watched.render(conversation, list(messages), spoilt_tools, {"note": spoilt})
         completion = body_of(watched, family, said, more[0]["role"], spoilt_tools)
         watched.commit(conversation, prompt, completion, said, turn_id=f"t{number}")
