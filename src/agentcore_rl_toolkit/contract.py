@@ -30,10 +30,11 @@ REFUSED = "refused"  # `status` of an agent's reply when it cannot store its rec
 RECORD_SUFFIX = ".json"
 ALIVE_SUFFIX = ".alive"
 
-# AgentCore accepts 33..256 characters on the way in and promises at most 100 on the way out; the narrower range fits both.
-SESSION_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{32,99}")
-_ID_PART = re.compile(r"[A-Za-z0-9_.:@=+,\- ]{1,200}")
+# InvokeAgentRuntime takes 33 to 256 characters. The id travels in a header, which carries no others and no blank at its ends.
+SESSION_ID_PATTERN = re.compile(r"[!-~][ -~]{31,254}[!-~]")
 MAX_KEY_BYTES = 1024  # S3's own limit on a key
+
+IdValue = str | int | float  # an experiment or input id as a caller writes it; in a key it stands as `str` writes it
 
 SECRET_KEYS = frozenset(
     {"api_key", "apikey", "authorization", "password", "secret", "token", "access_token", "aws_secret_access_key"}
@@ -73,48 +74,64 @@ def new_session_id() -> str:
 
 
 def check_session_id(session_id: str) -> str:
-    """Return the id unchanged. Raises: ContractError when it is not 33-100 characters of [A-Za-z0-9-_]."""
+    """Return the id unchanged. Raises: ContractError when it is not 33 to 256 visible ASCII characters, or unusable in a key."""
     if not _is_text(session_id) or not SESSION_ID_PATTERN.fullmatch(session_id):
         raise ContractError(
-            f"session id {session_id!r} must be 33 to 100 characters of [A-Za-z0-9-_], first one alphanumeric; "
+            f"session id {_short(session_id)} must be 33 to 256 ASCII characters without blanks at its ends; "
             "contract.new_session_id() makes one"
         )
+    _check_parts(session_id, "session id")
     return session_id
 
 
-def check_id(value: str, name: str) -> str:
-    """Return an experiment or input id unchanged if it is safe as part of a key.
+def check_id(value: IdValue, name: str) -> str:
+    """The text that an experiment or input id has in keys. Numbers stand as `str` writes them, as in the published package.
 
-    Slashes are allowed inside (``team/run-7``); empty parts, ``.`` and ``..`` are not.
-    Raises: ContractError.
+    Any text that stays below its experiment is an id, slashes inside it included (``team/run-7``).
+    Raises: ContractError on an empty or ``..`` part, on NUL, on what is not Unicode, and on what is neither text nor a number.
     """
-    if not _is_text(value) or not value:
-        raise ContractError(f"{name} must be a non-empty string, got {value!r}")
-    for part in value.split("/"):
-        if part in ("", ".", "..") or not _ID_PART.fullmatch(part):
-            raise ContractError(
-                f"{name} {value!r} is not usable in a key: no empty part, '.' or '..', "
-                "only letters, digits and _.:@=+,- and space, at most 200 characters between slashes"
-            )
-    return value
-
-
-def result_key(exp_id: str, input_id: str, session_id: str) -> str:
-    """Key of a rollout's record: ``{exp_id}/{input_id}/{session_id}.json``. Raises: ContractError on unusable ids.
-
-    The session part is checked less strictly than `check_session_id` because deployed agents make up a uuid when called
-    without a session.
-    """
-    check_id(exp_id, "exp_id")
-    check_id(input_id, "input_id")
-    if "/" in session_id:
-        raise ContractError(f"session id {session_id!r} must not contain '/'")
-    check_id(session_id, "session_id")
-    key = f"{exp_id}/{input_id}/{session_id}{RECORD_SUFFIX}"
-    if len(key.encode()) > MAX_KEY_BYTES:
+    if not _is_text(value) and not _is_number(value):
         raise ContractError(
-            f"key of {len(key.encode())} bytes is longer than {MAX_KEY_BYTES}; shorten exp_id or input_id"
+            f"{name} must be text or a number, got {_short(value)}; name inputs by str(...) of what you have"
         )
+    text = str(value)
+    _check_parts(text, name)
+    return text
+
+
+def _check_parts(text: str, name: str) -> None:
+    """Raises: ContractError when a key made with this text could be another one, or none at all."""
+    trouble = ""
+    parts = text.split("/")
+    if not text:
+        trouble = "is empty: give it a name, or leave it out where a fresh one will do"
+    elif ".." in parts or "." in parts:
+        trouble = "has a part '.' or '..', which leads out of its experiment: write the name without it"
+    elif "" in parts:
+        trouble = "begins or ends with '/' or has '//', which stores read as another name: remove the extra '/'"
+    elif "\0" in text:
+        trouble = "holds a NUL character, which no store takes: remove it"
+    else:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            trouble = "holds half a character (a lone surrogate): repair the text it comes from"
+    if trouble:
+        raise ContractError(f"{name} {_short(text)} {trouble}")
+
+
+def result_key(exp_id: IdValue, input_id: IdValue, session_id: str) -> str:
+    """Key of a rollout's record: ``{exp_id}/{input_id}/{session_id}.json``, nothing escaped, as the published package writes it.
+
+    The session id may be any text here: deployed agents make up a uuid when called without one.
+    Raises: ContractError on an id that leads out of its experiment, and on a key too long for S3.
+    """
+    experiment, input_name = check_id(exp_id, "exp_id"), check_id(input_id, "input_id")
+    _check_parts(session_id, "session id")
+    key = f"{experiment}/{input_name}/{session_id}{RECORD_SUFFIX}"
+    size = len(alive_key(key).encode())  # the longer one of the two
+    if size > MAX_KEY_BYTES:
+        raise ContractError(f"key of {size} bytes is longer than {MAX_KEY_BYTES}; shorten exp_id or input_id")
     return key
 
 
@@ -128,11 +145,11 @@ class RolloutConfig:
     """The `_rollout` block of a payload, as the agent sees it.
 
     ``exp_id``, ``input_id`` and ``s3_bucket`` (a bucket name or a store URL) come together or not at all; without them the agent
-    runs but stores nothing. Unknown keys are kept in ``extra`` and reach the agent.
+    runs but stores nothing. An empty ``input_id`` asks for a fresh one. Unknown keys are kept in ``extra`` and reach the agent.
     """
 
-    exp_id: str | None = None
-    input_id: str | None = None
+    exp_id: IdValue | None = None
+    input_id: IdValue | None = None
     s3_bucket: str | None = None
     base_url: str | None = None
     model_id: str | None = None
@@ -164,7 +181,8 @@ class RolloutConfig:
                 if block.get(name) is None:
                     raise ContractError(f"Missing required rollout config field: {name!r}")
             check_id(block["exp_id"], "exp_id")
-            check_id(block["input_id"], "input_id")
+            if block["input_id"] != "":
+                check_id(block["input_id"], "input_id")
             if not isinstance(block["s3_bucket"], str):
                 raise ContractError(f"s3_bucket must be a bucket name or store URL, got {block['s3_bucket']!r}")
         attempt, heartbeat_s, notify_url = block.get("attempt"), block.get("heartbeat_s"), block.get("notify_url")
@@ -322,6 +340,13 @@ def extract_reward(record: Mapping[str, Any]) -> float | None:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)  # ids arrive from outside, whatever the annotations say
+
+
+def _is_number(value: object) -> bool:
+    """Whether an id may be this number: any but NaN, infinity, and one of more digits than a key holds."""
+    if isinstance(value, int):
+        return value.bit_length() <= 8 * MAX_KEY_BYTES // 3
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _is_finite(value: object) -> bool:

@@ -48,7 +48,12 @@ class AgentCoreRLError(Exception):
     """
 
     def __init__(
-        self, message: str = "", *, session_id: str | None = None, input_id: str | None = None, key: str | None = None
+        self,
+        message: str = "",
+        *,
+        session_id: str | None = None,
+        input_id: str | int | float | None = None,
+        key: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message

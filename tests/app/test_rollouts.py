@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.contract import Outcome, parse_record, record_outcome
+from agentcore_rl_toolkit.errors import ObjectNotFoundError
+from agentcore_rl_toolkit.store import ObjectStore, open_store
+
+from .conftest import wait_for
 
 AGENT = """
 import random
@@ -34,6 +38,13 @@ async def run(payload, context):
         raise RuntimeError("could not log in with " + payload["_rollout"]["api_key"])
     return {"rewards": 0.5, "calls": len(calls), "random": random.random()}
 """
+
+
+def read(store: ObjectStore, key: str) -> bytes | None:
+    try:
+        return store.get(key)
+    except ObjectNotFoundError:
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +182,49 @@ def test_a_session_header_that_would_write_elsewhere_is_refused(agent: Any) -> N
     block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url}
     status, _ = agent.invoke({"_rollout": block}, session="../" * 12 + "evil")
     assert status == 500
+
+
+@pytest.mark.parametrize(
+    ("input_id", "part"),
+    [
+        (7, "7"),
+        (0, "0"),
+        ("é日 \"q\" 'q' 100% a?b#c&d \\ e", None),
+        ("tab\tbed", None),
+        ("x" * 300, None),
+        (True, "True"),
+    ],
+)
+def test_ids_of_the_published_package_are_taken_and_keyed_as_there(agent: Any, input_id: Any, part: str | None) -> None:
+    session = "s" * 256
+    block = {"exp_id": "e", "input_id": input_id, "s3_bucket": agent.store_url}
+    status, reply = agent.invoke({"_rollout": block}, session)
+    assert (status, reply["result_key"]) == (200, f"e/{part or input_id}/{session}.json")
+    store = open_store(agent.store_url)
+    record = json.loads(wait_for(lambda: read(store, reply["result_key"])))
+    assert (record["input_id"], record["result_key"]) == (input_id, reply["result_key"])
+    assert record["payload"]["_rollout"]["input_id"] == input_id
+
+
+def test_an_empty_input_id_is_a_fresh_one_and_the_same_for_the_same_delivery(agent: Any) -> None:
+    block = {"exp_id": "e", "input_id": "", "s3_bucket": agent.store_url}
+    calls = agent.run()["calls"]
+    (_, first), (_, again), (_, other) = (agent.invoke({"_rollout": block}, x * 40) for x in "aab")
+    assert first["result_key"] == again["result_key"] != other["result_key"]
+    assert "//" not in first["result_key"]
+    assert agent.record(agent.results / first["result_key"])["input_id"] == first["result_key"].split("/")[1]
+    agent.record(agent.results / other["result_key"])
+    assert agent.run()["calls"] == calls + 3
+
+
+@pytest.mark.parametrize(
+    "block", [{"input_id": "../x"}, {"s3_bucket": None}, {"attempt": "first"}, {"input_id": ["x"]}]
+)
+def test_a_refused_call_leaves_the_session_idle(agent: Any, block: dict[str, Any]) -> None:
+    full = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url, **block}
+    wait_for(lambda: agent.ping() == "Healthy")
+    assert agent.invoke({"_rollout": full})[0] == 500
+    assert agent.ping() == "Healthy"  # so the runtime ends it by its idle timeout
 
 
 def test_without_a_session_header_a_record_still_gets_a_name_of_its_own(agent: Any) -> None:

@@ -590,10 +590,66 @@ def test_region_comes_from_the_arn() -> None:
     assert RolloutClient(ARN, "bucket-name", "e").region == "us-west-2"
 
 
-@pytest.mark.parametrize(("session_id", "input_id"), [("short", "i"), (None, "../x"), (None, "")])
+@pytest.mark.parametrize(("session_id", "input_id"), [("short", "i"), (None, "../x"), (None, "a//b"), ("s" * 257, "i")])
 def test_unusable_ids_are_refused_at_the_call(client: RolloutClient, session_id: str | None, input_id: str) -> None:
     with pytest.raises(ContractError):
         client.invoke(script(), session_id, input_id)
+
+
+@pytest.mark.parametrize(
+    ("session_id", "input_id"),
+    [
+        (None, 7),
+        (None, 0),
+        ("session of 2026-01-01 / no. #7 & 50% " + "?" * 9, "é日 \"q\" 'q' 100% a?b#c&d \\ e"),
+        ("s" * 256, "tab\tbed"),
+        (None, "x" * 300),
+    ],
+)
+def test_ids_of_the_published_package_are_sent_and_handed_back_as_they_are(
+    client: RolloutClient, runtime: ScriptedRuntime, session_id: str | None, input_id: Any
+) -> None:
+    future = client.invoke(script(result={"rewards": 1.0}), session_id, input_id)
+    assert future.result(20)["rewards"] == 1.0
+    assert (future.input_id, future.session_id) == (input_id, session_id or future.session_id)
+    assert future.result_key == f"exp/{input_id}/{future.session_id}.json"
+    sent = runtime.sessions[future.session_id].payload["_rollout"]["input_id"]
+    assert (sent, type(sent)) == (input_id, type(input_id))
+
+
+def test_empty_ids_are_fresh_ones(client: RolloutClient) -> None:
+    one, other = client.invoke(script(), "", ""), client.invoke(script(), "", "")
+    assert one.result(20) != other.result(20)
+    assert len({one.input_id, other.input_id, "", None}) == 4
+    assert len({one.session_id, other.session_id, "", None}) == 4
+
+
+def test_numbers_as_ids_resume_like_names(make_client: Callable[..., RolloutClient], tmp_path: Path) -> None:
+    rows = [script(), script()]
+    for _ in range(2):
+        client = make_client()
+        items = client.map(rows, input_ids=[7, 0], ledger=tmp_path / "ledger.jsonl", resume=True)
+        assert [(item.outcome, item.input_id) for item in items] == [(Outcome.OK, 7), (Outcome.OK, 0)]
+        client.close()
+
+
+@pytest.mark.parametrize("fault", ["424", "refused"])
+def test_a_refused_call_ends_its_session(client: RolloutClient, runtime: ScriptedRuntime, fault: str) -> None:
+    payload = script()
+    if fault == "424":
+        runtime.faults.append(fault)
+    else:
+        payload["script"]["reply"] = {
+            "status": "refused",
+            "error": "no access",
+            "s3_bucket": "b",
+            "result_key": "e/i/s.json",
+        }
+    future = client.submit(payload)
+    assert future.exception(20) is not None
+    client.flush()
+    assert runtime.requests["stop"] == 1
+    assert runtime.live == []
 
 
 def test_payload_that_is_not_json_fails_that_rollout(client: RolloutClient) -> None:

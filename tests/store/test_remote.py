@@ -57,6 +57,20 @@ async def test_a_passing_fault_is_retried(scripted: Any, remote: ObjectStore, fa
     assert all(("if-none-match" in r.headers) == create_only for r in scripted.requests)
 
 
+@pytest.mark.parametrize(
+    ("key", "content_type"),
+    [
+        ("e/i/s.json", "application/json"),
+        ("e/i/s.alive", "application/json"),
+        ("_ledger/e/1.jsonl", "application/x-ndjson"),
+        ("e/blob", "application/octet-stream"),
+    ],
+)
+async def test_an_object_has_its_content_type(scripted: Any, remote: ObjectStore, key: str, content_type: str) -> None:
+    await remote.put_async(key, b"{}", create_only=True)
+    assert [r.headers["content-type"] for r in scripted.requests] == [content_type]
+
+
 async def test_reading_and_listing_are_retried_too(scripted: Any, remote: ObjectStore) -> None:
     listing = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
     scripted.answer = lambda r, n: (503, b"") if n % 2 else (200, listing if "list-type" in r.path else b"content")

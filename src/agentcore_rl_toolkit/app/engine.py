@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import sys
@@ -84,18 +85,22 @@ class Engine:
             self._begin(Rollout(func=func, name=name, args=args, settings=settings, session_id=session_id), None)
             return {"status": "processing"}
 
-        key = result_key(config.exp_id, config.input_id, session_id)
-        if settings.allowed_buckets and not url_matches(config.s3_bucket, settings.allowed_buckets):
+        bucket, exp_id, input_id = config.s3_bucket, config.exp_id, config.input_id
+        if input_id == "":  # a fresh one, and the same one when this session is delivered again
+            input_id = session_id
+            config = dataclasses.replace(config, input_id=input_id)
+        key = result_key(exp_id, input_id, session_id)
+        if settings.allowed_buckets and not url_matches(bucket, settings.allowed_buckets):
             raise ContractError(
-                f"this agent may not write to {config.s3_bucket!r}; AGENTCORE_RL_ALLOWED_BUCKETS lists where it may",
+                f"this agent may not write to {bucket!r}; AGENTCORE_RL_ALLOWED_BUCKETS lists where it may",
                 key=key,
             )
-        store, own = self.store_for(config.s3_bucket)
+        store, own = self.store_for(bucket)
         asked_s = settings.heartbeat_s if config.heartbeat_s is None else float(config.heartbeat_s)
         if settings.heartbeat_s == 0:
             asked_s = 0.0  # the operator's word
         heartbeat_s = max(asked_s, MIN_HEARTBEAT_S) if asked_s > 0 and not own else None
-        reply: dict[str, Any] = {"status": "processing", "s3_bucket": config.s3_bucket, "result_key": key}
+        reply: dict[str, Any] = {"status": "processing", "s3_bucket": bucket, "result_key": key}
         if heartbeat_s is not None:
             reply["heartbeat_s"] = heartbeat_s  # a promise that the client may hold us to
         info = RolloutInfo(
@@ -106,7 +111,7 @@ class Engine:
             secrets=find_secrets(config, key, session_id),
             started_s=time.time(),
         )
-        identity = (config.s3_bucket, key, config.attempt)
+        identity = (bucket, key, config.attempt)
         with self._lock:
             if identity in self._running or identity in self._finished:
                 logger.info("delivered again, %s: %s", "still running" if identity in self._running else "done", key)
@@ -126,7 +131,7 @@ class Engine:
         if heartbeat_s is not None and settings.store_check_s > 0:
             refusal = await rollout.refusal(settings.store_check_s)
             if refusal is not None:
-                return self._refuse(rollout, config, identity, refusal)
+                return reply | self._refuse(rollout, config, identity, refusal)
         return reply
 
     def _refuse(
@@ -145,6 +150,7 @@ class Engine:
                 self._refused.add(identity)
             else:
                 self._finished.pop(identity, None)
+        # Beside `s3_bucket` and `result_key`, without which a client of the published package fails on the reply itself.
         return {"status": REFUSED, "error": text, "error_type": type(refusal).__name__}
 
     def open(self) -> None:

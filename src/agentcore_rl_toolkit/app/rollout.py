@@ -81,7 +81,8 @@ class Rollout:
         """Start the agent and its supervisor, on the running loop."""
         self._loop = asyncio.get_running_loop()
         config = self._info.config if self._info else RolloutConfig()
-        with log_context(session_id=self._session_id, input_id=config.input_id, exp_id=config.exp_id):
+        names = {n: str(v) for n, v in (("input_id", config.input_id), ("exp_id", config.exp_id)) if v is not None}
+        with log_context(session_id=self._session_id, **names):
             context = contextvars.copy_context()
             ids = {"session.id": self._session_id, "agentcore_rl.input_id": config.input_id}
             self._span = start_span("rollout", {**ids, "agentcore_rl.exp_id": config.exp_id}, context)

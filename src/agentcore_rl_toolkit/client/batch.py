@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._portal import Portal
-from ..contract import Outcome
+from ..contract import IdValue, Outcome
 from ..errors import AgentError, RolloutTimeoutError
 from .engine import Engine
 from .flight import Adoption
@@ -47,7 +47,7 @@ class BatchItem:
     elapsed: float | None = None
     exception: BaseException | None = None
     outcome: Outcome | None = None
-    input_id: str | None = None
+    input_id: IdValue | None = None
     session_id: str | None = None
     attempt: int = 1
     stages: Mapping[str, float] = field(default_factory=dict)

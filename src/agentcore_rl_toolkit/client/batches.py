@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .._portal import Portal
-from ..contract import check_id, new_session_id
+from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import ObjectStore
+from ..store.names import path_of
 from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
 from .engine import Engine
 from .ledger import FileLedger, Ledger, StoreLedger
@@ -45,7 +46,7 @@ class BatchMethods:
         backoff_factor: float = 1.5,
         log_interval: float = 30.0,
         *,
-        input_ids: Sequence[str] | None = None,
+        input_ids: Sequence[IdValue] | None = None,
         session_ids: Sequence[str] | None = None,
         overrides: Sequence[Mapping[str, Any] | None] | None = None,
         progress: bool | ProgressHook = False,
@@ -63,7 +64,7 @@ class BatchMethods:
             initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout; here one
                 watcher sees all results, and these have no effect.
             log_interval: seconds between two log lines; 0: none.
-            input_ids, session_ids: one per payload; default: made up.
+            input_ids, session_ids: one per payload; default, and where one is empty: made up.
             overrides: `_rollout` entries per payload.
             progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's
                 thread).
@@ -101,7 +102,7 @@ class BatchMethods:
         backoff_factor: float = 1.5,
         log_interval: float = 30.0,
         *,
-        input_ids: Sequence[str] | None = None,
+        input_ids: Sequence[IdValue] | None = None,
         session_ids: Sequence[str] | None = None,
         overrides: Sequence[Mapping[str, Any] | None] | None = None,
         progress: bool | ProgressHook = False,
@@ -148,7 +149,7 @@ class BatchMethods:
         max_concurrent: int | None,
         timeout: float | None,
         log_interval: float,
-        input_ids: Sequence[str] | None,
+        input_ids: Sequence[IdValue] | None,
         session_ids: Sequence[str] | None,
         overrides: Sequence[Mapping[str, Any] | None] | None,
         progress: bool | ProgressHook,
@@ -165,7 +166,7 @@ class BatchMethods:
         if max_concurrent is not None and max_concurrent < 1:
             raise ConfigError(f"max_concurrent_sessions must be >= 1, got {max_concurrent}")
         if resume and ledger is None:
-            ledger = Path("runs") / self.exp_id / "ledger.jsonl"
+            ledger = Path("runs") / path_of(self.exp_id) / "ledger.jsonl"
         hook: ProgressHook | None = print_progress if progress is True else (progress or None)
 
         def start() -> BatchRun:
@@ -215,7 +216,7 @@ class BatchMethods:
             self._ledgers[name] = StoreLedger(self.store, self.exp_id) if name == "store" else FileLedger(name)
         return self._ledgers[name]
 
-    def _config(self, input_id: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    def _config(self, input_id: IdValue, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """The `_rollout` block; later entries win: ids, `extra_config`, base_url and model_id, overrides."""
         config = {"exp_id": self.exp_id, "input_id": input_id, "s3_bucket": self.s3_bucket, **self.extra_config}
         if self.base_url:
@@ -230,7 +231,7 @@ class BatchMethods:
         payload: Mapping[str, Any],
         *,
         session_id: str | None,
-        input_id: str | None,
+        input_id: IdValue | None,
         overrides: Mapping[str, Any],
         timeout: float | None,
         on_failure: OnFailure | None,
@@ -241,11 +242,13 @@ class BatchMethods:
         policy = on_failure or self.on_failure
         if retries is None:
             retries = self.retries if on_failure is None else int(policy == "retry")
-        input_id = check_id(input_id, "input_id") if input_id is not None else str(uuid.uuid4())
+        if input_id is None or input_id == "":
+            input_id = str(uuid.uuid4())
+        check_id(input_id, "input_id")
         return RolloutRequest(
             payload=payload,
             input_id=input_id,
-            session_id=session_id if session_id is not None else new_session_id(),
+            session_id=session_id or new_session_id(),
             config=self._config(input_id, overrides),
             index=index,
             on_failure=policy,

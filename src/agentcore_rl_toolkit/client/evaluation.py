@@ -113,7 +113,7 @@ def summarise(items: Sequence[BatchItem], elapsed_s: float) -> EvalSummary:
     for item in items:
         reward = reward_of(item)
         if reward is not None:
-            by_input.setdefault(item.input_id or "", []).append(reward)
+            by_input.setdefault(str(item.input_id), []).append(reward)
             rewarded += 1
         elif item.success:
             without += 1

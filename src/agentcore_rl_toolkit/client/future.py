@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..contract import Outcome, Stage
+from ..contract import IdValue, Outcome, Stage
 from ..errors import RolloutCancelledError, RolloutTimeoutError
 
 
@@ -31,7 +31,7 @@ class Progress:
     """
 
     session_id: str
-    input_id: str
+    input_id: IdValue
     attempt: int = 1
     bucket: str = ""
     key: str = ""
@@ -89,7 +89,7 @@ class RolloutFuture:
         return self._progress.session_id
 
     @property
-    def input_id(self) -> str:
+    def input_id(self) -> IdValue:
         return self._progress.input_id
 
     @property

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..contract import Outcome
+from ..contract import IdValue, Outcome
 from ..errors import ConfigError, ObjectNotFoundError
 from ..store import ObjectStore
 
@@ -38,7 +38,7 @@ class Attempt:
     """One session of the ledger. Times are unix seconds."""
 
     index: int | None
-    input_id: str
+    input_id: IdValue
     session_id: str
     attempt: int
     key: str
@@ -180,7 +180,7 @@ def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
         if line["event"] == "intent":
             attempts[session_id] = Attempt(
                 index=line.get("index"),
-                input_id=str(line["input_id"]),
+                input_id=line["input_id"],
                 session_id=session_id,
                 attempt=int(line.get("attempt", 1)),
                 key=str(line["key"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 MAX_REQUEST_BYTES = 64 * 1024  # a notification is a few hundred bytes
 IDLE_S = 10.0
@@ -44,7 +44,7 @@ class PushListener:
 
     def url_for(self, session_id: str) -> str:
         """Where the agent of a session reports; empty before `start`."""
-        return self._base + session_id if self._base else ""
+        return self._base + quote(session_id, safe="") if self._base else ""
 
     def take(self, target: str) -> bool:
         """Handle one request line's target; False when it is none of ours."""
@@ -52,7 +52,7 @@ class PushListener:
         if not session_id or not secrets.compare_digest(token.encode(), self._token.encode()):
             return False
         self.received += 1
-        self._on_push(session_id)
+        self._on_push(unquote(session_id))
         return True
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..contract import RECORD_SUFFIX, Outcome, extract_reward
+from ..contract import RECORD_SUFFIX, IdValue, Outcome, extract_reward
 from ..errors import AgentError, ContractError
 from ..store import ObjectStore
 from .results import ResultReader
@@ -45,7 +45,7 @@ async def replay_async(
     exp_id: str,
     reward: Reward | None = None,
     *,
-    input_id: str | None = None,
+    input_id: IdValue | None = None,
     concurrency: int = 64,
     within_s: float = 120.0,
 ) -> AsyncIterator[Replayed]:

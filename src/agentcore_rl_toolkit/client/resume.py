@@ -101,7 +101,7 @@ def _check_same(request: RolloutRequest, known: Attempt, fixed_inputs: bool) -> 
             f"row {request.index} is not the one in the ledger (its payload differs); resume with the same rows in the same "
             "order, or use another exp_id or ledger"
         )
-    if fixed_inputs and request.input_id != known.input_id:
+    if fixed_inputs and str(request.input_id) != str(known.input_id):
         raise ConfigError(f"row {request.index} has input id {request.input_id!r}, the ledger {known.input_id!r}")
 
 

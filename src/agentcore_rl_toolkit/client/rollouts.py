@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
 from .._portal import Portal
-from ..contract import check_id
+from ..contract import IdValue, check_id
 from ..errors import ConfigError
 from ..store import ObjectStore, open_store
 from .batches import BatchMethods
@@ -71,7 +71,7 @@ class RolloutClient(BatchMethods):
         self,
         agent_runtime_arn: str,
         s3_bucket: str,
-        exp_id: str,
+        exp_id: IdValue,
         max_retry_attempts: int = 5,
         tps_limit: float = 25,
         max_pool_connections: int = PUBLISHED_POOL_CONNECTIONS,
@@ -146,7 +146,7 @@ class RolloutClient(BatchMethods):
             pacer=self._pacer,
             store_for=Stores(s3_bucket, self.store),
             watch=self.watch,
-            events=Events(exp_id),
+            events=Events(self.exp_id),
             max_attempts=max_retry_attempts,
             pool_size=pool,
             stop_s=self.deadlines.stop_s,
@@ -163,7 +163,7 @@ class RolloutClient(BatchMethods):
         self,
         payload: Mapping[str, Any],
         session_id: str | None = None,
-        input_id: str | None = None,
+        input_id: IdValue | None = None,
         *,
         timeout: float | None = None,
         on_failure: OnFailure | None = None,
@@ -195,7 +195,7 @@ class RolloutClient(BatchMethods):
         self,
         payload: Mapping[str, Any],
         session_id: str | None = None,
-        input_id: str | None = None,
+        input_id: IdValue | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Start a rollout and wait until the runtime accepted it.
@@ -216,7 +216,7 @@ class RolloutClient(BatchMethods):
         self,
         payload: Mapping[str, Any],
         session_id: str | None = None,
-        input_id: str | None = None,
+        input_id: IdValue | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Async `invoke`. Cancelling it ends the rollout."""
@@ -234,7 +234,7 @@ class RolloutClient(BatchMethods):
         result_key: str,
         *,
         session_id: str,
-        input_id: str,
+        input_id: IdValue,
         s3_bucket: str | None = None,
         timeout: float | None = None,
     ) -> RolloutFuture:
@@ -256,7 +256,7 @@ class RolloutClient(BatchMethods):
         )
 
     def _start(
-        self, payload: Mapping[str, Any], session_id: str | None, input_id: str | None, overrides: Mapping[str, Any]
+        self, payload: Mapping[str, Any], session_id: str | None, input_id: IdValue | None, overrides: Mapping[str, Any]
     ) -> RolloutFuture:
         request = self._request(
             payload,
@@ -279,11 +279,11 @@ class RolloutClient(BatchMethods):
 
     # ---- stored records
 
-    def replay_async(self, reward: Reward | None = None, *, input_id: str | None = None) -> AsyncIterator[Replayed]:
+    def replay_async(self, reward: Reward | None = None, *, input_id: IdValue | None = None) -> AsyncIterator[Replayed]:
         """The stored records of this experiment, each with `reward` computed anew; no agent runs. See `replay.replay_async`."""
         return replay_async(self.store, self.exp_id, reward, input_id=input_id)
 
-    def replay(self, reward: Reward | None = None, *, input_id: str | None = None) -> list[Replayed]:
+    def replay(self, reward: Reward | None = None, *, input_id: IdValue | None = None) -> list[Replayed]:
         """Sync `replay_async`, as a list."""
 
         async def collect() -> list[Replayed]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..contract import Outcome
+from ..contract import IdValue, Outcome
 from ..errors import ConfigError
 from .ledger import Ledger
 
@@ -88,7 +88,7 @@ class RolloutRequest:
     """One rollout to run: the payload, its ids, and its `_rollout` block (``config``)."""
 
     payload: Mapping[str, Any]
-    input_id: str
+    input_id: IdValue
     session_id: str
     config: Mapping[str, Any]
     index: int | None = None

@@ -276,9 +276,9 @@ def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
         raise InvokeFailedError(
             f"the agent answered with {type(reply).__name__}, not an object", code="BadReply", session_id=session_id
         )
+    if reply.get("status") == REFUSED:
+        raise InvokeFailedError(str(reply.get("error")), code=STORE_REFUSED, session_id=session_id)
     if "result_key" not in reply:
-        if reply.get("status") == REFUSED:
-            raise InvokeFailedError(str(reply.get("error")), code=STORE_REFUSED, session_id=session_id)
         if reply.get("error"):
             raise InvokeFailedError(f"the agent refused: {reply['error']}", code="AgentRefused", session_id=session_id)
         raise InvokeFailedError(

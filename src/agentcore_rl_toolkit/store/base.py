@@ -12,13 +12,15 @@ from typing import TypeVar
 
 from .._portal import Portal
 from ..errors import ConfigError, ObjectExistsError, StoreError
+from .names import TEMP_PREFIX as TEMP_PREFIX
 from .retry import RetryPolicy, TransientStoreError, jitter
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 60.0
 MAX_KEY_BYTES = 1024  # S3's limit; the other stores follow it so that a run can move between them
-TEMP_PREFIX = ".tmp-"
+
+_NO_PART = frozenset({"", ".", ".."})
 
 run_sync = Portal("agentcore-rl-store").call  # one loop per process, under every store's sync face
 
@@ -197,16 +199,17 @@ class ObjectStore(ABC):
 
 
 def check_key(key: str) -> str:
-    """Return the key unchanged. Raises: ConfigError when it is empty, too long, or could leave its folder."""
+    """Return the key unchanged. Raises: ConfigError when it is empty, too long, no Unicode, or could leave its folder."""
     if not key or not isinstance(key, str):
         raise ConfigError(f"an object key must be a non-empty string, got {key!r}")
     if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise ConfigError(f"object key of more than {MAX_KEY_BYTES} bytes: {key[:80]!r}...")
-    for part in key.split("/"):
-        if part in ("", ".", "..") or part.startswith(TEMP_PREFIX) or not part.isprintable():
-            raise ConfigError(
-                f"object key {key!r}: no empty part, '.', '..', control character, or part that starts with {TEMP_PREFIX!r}"
-            )
+    if "\0" in key or any(part in _NO_PART for part in key.split("/")):
+        raise ConfigError(f"object key {key!r}: no empty part, '.', '..' or NUL character")
+    try:
+        key.encode()
+    except UnicodeEncodeError as e:
+        raise ConfigError(f"object key {key!r} is not Unicode text: {e.reason}") from e
     return key
 
 

@@ -23,7 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ..errors import ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
-from .base import TEMP_PREFIX, ObjectInfo, ObjectStore, utc
+from .base import ObjectInfo, ObjectStore, utc
+from .names import TEMP_PREFIX, path_of, text_of
 from .retry import RetryPolicy, TransientStoreError
 
 T = TypeVar("T")
@@ -147,7 +148,7 @@ class LocalStore(ObjectStore):
             _sync_folder(folder)
 
     def _path(self, key: str) -> str:
-        return f"{self._root}/{key}"
+        return f"{self._root}/{path_of(key)}"
 
     def _mapped(self, key: str, e: OSError) -> StoreError:
         if isinstance(e, FileExistsError):
@@ -209,14 +210,20 @@ def _collect(path: str, base: str, prefix: str, after: str | None, found: list[O
         for entry in entries:
             if entry.name.startswith(TEMP_PREFIX):
                 continue
-            key = base + entry.name
+            named = text_of(entry.name)
+            if named is None:
+                continue
+            text, goes_on = named
+            key = base + text
             if entry.is_dir():
-                below = key + "/"
+                below = key if goes_on else key + "/"
                 # a folder is skipped when all its keys sort before `after`, or none can start with the prefix
                 if after is not None and below < after and not after.startswith(below):
                     continue
                 if below.startswith(prefix) or prefix.startswith(below):
                     _collect(entry.path, below, prefix, after, found)
+            elif goes_on or not f"/{entry.path}".endswith(f"/{path_of(key)}"):
+                continue  # a file that no key stands for, though its name looks like an escaped one
             elif key.startswith(prefix) and (after is None or key > after):
                 with contextlib.suppress(FileNotFoundError):  # deleted since the scan
                     found.append(_info(key, entry.stat()))

@@ -28,6 +28,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 # Refused now, but by something that passes: throttling, a conditional write that met another one, a request that took too long.
 _PASSING_STATUS = {408, 409, 425, 429}
+_TYPES = {".json": "application/json", ".alive": "application/json", ".jsonl": "application/x-ndjson"}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 
 
@@ -109,7 +110,12 @@ class RemoteStore(ObjectStore):
 
         # One request even for 100 MB: a multipart upload cannot be create-only.
         put = obstore.put_async(
-            self._store(), self._prefix + key, body, mode="create" if create_only else "overwrite", use_multipart=False
+            self._store(),
+            self._prefix + key,
+            body,
+            attributes={"Content-Type": _TYPES.get(os.path.splitext(key)[1], "application/octet-stream")},
+            mode="create" if create_only else "overwrite",
+            use_multipart=False,
         )
         await self._mapped(key, put)
 
