@@ -19,7 +19,7 @@ TOGETHER := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart packages test check fix docs bench policy verl slime clean setup
+.PHONY: help quickstart wheel packages test check fix docs bench policy verl slime clean setup
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -51,6 +51,10 @@ setup: $(VENV)/.dev ## Make the development environment
 
 quickstart: $(VENV)/.local ## Train a tool-using agent on this machine and watch its reward rise
 	$(BIN)/agentcore-rl quickstart
+
+wheel: $(VENV)/.base ## Build the wheel, for other machines, into dist/
+	$(BIN)/python -m uv build -q --wheel --out-dir dist
+	@ls dist/*.whl
 
 packages: ## Install the system packages that tests use, where that is possible
 	@sh scripts/system_packages.sh

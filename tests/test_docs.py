@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import click
@@ -75,3 +76,26 @@ def test_make_help_lists_the_verbs() -> None:
     assert done.returncode == 0
     for verb in ("quickstart", "test", "check", "fix", "docs", "bench", "clean"):
         assert f"make {verb}" in done.stdout
+
+
+INSTALLING = re.compile(
+    r"(?:pip|uv) (?:add|install)[^\n`]*?(?<![\w./-])[\"']?agentcore-rl-toolkit(?![^\s\"']*\s*@)(?![-\w./])"
+)
+
+
+def test_nothing_installs_the_product_that_has_our_name_on_the_package_index() -> None:
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, timeout=30
+    ).stdout.split()
+    files = [ROOT / name for name in listed] or list(DOCUMENTS)
+    kinds = (".md", ".py", ".toml", ".sh", ".yaml", ".txt")
+    for file in files:
+        if not file.is_file() or (file.suffix not in kinds and file.name != "Dockerfile") or file.parts[-2] == "tests":
+            continue
+        text = file.read_text()
+        assert not INSTALLING.search(text), f"{file} installs the published package"
+        if file.name == "pyproject.toml" and file.parent != ROOT:
+            dependencies = tomllib.loads(text)["project"].get("dependencies", [])
+            assert not [d for d in dependencies if d.startswith("agentcore-rl-toolkit")], file
+        if file.name.startswith("requirements"):
+            assert not re.search(r"^agentcore-rl-toolkit", text, re.MULTILINE), file

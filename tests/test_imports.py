@@ -12,25 +12,11 @@ import pytest
 import agentcore_rl_toolkit
 
 ROOT = Path(agentcore_rl_toolkit.__file__).parent
-PART_OF = {
-    "_open_files",
-    "_portal",
-    "contract",
-    "errors",
-    "app",
-    "reward",
-    "logs",
-    "store",
-    "client",
-    "trajectory",
-    "gateway",
-    "runtime",
-    "policy",
-}
 ALWAYS = {"errors", "contract"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "contract": {"errors"},
+    "_installation": {"errors"},
     "_open_files": set(),
     "_portal": {"errors"},
     "logs": set(),
@@ -39,10 +25,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reward": set(),
     "client": {"store", "logs", "_portal"},
     "trajectory": set(),
-    "gateway": {"trajectory", "store", "logs", "_portal", "_open_files"},
-    "runtime": {"store", "logs", "_open_files"},
+    "gateway": {"trajectory", "store", "logs", "_portal", "_open_files", "_installation"},
+    "runtime": {"store", "logs", "_open_files", "_installation"},
     "policy": {"logs"},
-    "backends": {"client", "gateway", "trajectory", "store", "logs", "_portal"},
+    "backends": {"client", "gateway", "trajectory", "store", "logs", "_portal", "_installation"},
 }
 
 

@@ -8,6 +8,8 @@ from importlib.metadata import version
 
 import pytest
 
+from agentcore_rl_toolkit._installation import install_command
+
 COMMANDS = ("quickstart", "runtime", "gateway", "policy", "eval", "train", "s3")
 
 
@@ -51,5 +53,5 @@ def test_a_missing_extra_is_answered_with_the_install_command(arguments: list[st
     )
     done = run(code=code)
     assert done.returncode == 2, done.stderr
-    assert f'pip install "agentcore-rl-toolkit[{extra}]"' in done.stderr
+    assert install_command(extra) in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,6 +1,6 @@
 """A Tinker run without Tinker: the real loop, SDK, gateway and agents, and a small model on this machine behind the service.
 
-    pip install "agentcore-rl-toolkit[local,tinker]"
+    pip install -e '.[local,tinker]'
     python examples/backends/tinker/rehearsal.py --steps 12
 
 What changes for a real run is the configuration it writes: service, model, agent and bucket.

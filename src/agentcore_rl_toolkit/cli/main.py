@@ -49,10 +49,9 @@ def _exists(name: str) -> bool:
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"this command needs the module {error.name!r}, which is not installed. Install it with:\n"
-        f'    pip install "agentcore-rl-toolkit[{extra}]"'
-    )
+    from .._installation import missing_extra as of_extra
+
+    return of_extra(f"this command needs the module {error.name!r}, which is not installed", extra)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from .._installation import missing_extra
 from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "starlette", "uvicorn")
@@ -24,10 +25,7 @@ def _need_policy_extra() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingExtraError(
-            f"{', '.join(missing)} not installed. Install what the policy needs with:\n"
-            '    pip install "agentcore-rl-toolkit[policy]"'
-        )
+        raise missing_extra(f"the policy needs {', '.join(missing)}", "policy")
 
 
 @group.command()

@@ -3,11 +3,15 @@
 An environment is keyed by what it is made from (dependency files, what they name on this machine, and interpreter), so agents
 with the same dependencies share one and a deploy without changes costs nothing. Two deploys of the same at once build it once:
 the second waits on a file lock, also across processes. Modules are compiled to bytecode, which halves the start of an agent.
+
+An agent that imports this toolkit gets the version that runs here, from a wheel written for it: under its name the package index
+has another product. Dependency files that say which version they want, or where it comes from, are followed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import platform
@@ -15,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +27,17 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
 
+from .._installation import write_wheel
 from ..errors import LocalRuntimeError
 
 BUILD_TIMEOUT_S = 900
 _LISTED = re.compile(r"(?:-r|-c|--requirement|--constraint)(?:\s+|=)?(\S+)")
 _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s+|=)?")
 _TOML_PATH = re.compile(r"\b(?:path|directory|editable|virtual)\s*=\s*\"([^\"]+)\"")
+# This toolkit as a requirement: what follows its name says which version, or where from.
+_TOOLKIT = re.compile(
+    r"(?<![\w./-])agentcore[-_.]rl[-_.]toolkit(?:\[[^\]]*\])?[ \t]*((?:[=<>!~]=?|@)[^\"'#;\n]*)?", re.IGNORECASE
+)
 _NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist")
 _SOURCES = ("uv.lock", "pyproject.toml", "requirements.txt")
 
@@ -36,13 +46,15 @@ _SOURCES = ("uv.lock", "pyproject.toml", "requirements.txt")
 class Dependencies:
     """What an agent's environment is made from. ``file`` None: nothing beside the agent says, so it runs in this one.
 
-    ``python``: the version it wants, as in 3.12; None, or this interpreter's: this interpreter.
+    ``python``: the version it wants, as in 3.12; None, or this interpreter's: this interpreter. ``toolkit``: it uses this
+    toolkit, and no file says which version.
     """
 
     folder: Path
     file: Path | None
     lock: Path | None
     python: str | None = None
+    toolkit: bool = False
 
     @classmethod
     def beside(cls, script: Path, *, python: str | None = None) -> Dependencies:
@@ -51,14 +63,17 @@ class Dependencies:
             python = None
         folder = script.parent
         lock, project, requirements = (folder / name for name in _SOURCES)
-        if project.is_file():
-            return cls(folder=folder, file=project, lock=lock if lock.is_file() else None, python=python)
-        return cls(folder=folder, file=requirements if requirements.is_file() else None, lock=None, python=python)
+        file = next((f for f in (project, requirements) if f.is_file()), None)
+        lock_file = lock if file == project and lock.is_file() else None
+        toolkit = file is not None and lock_file is None and _wants_toolkit(folder, file)
+        return cls(folder=folder, file=file, lock=lock_file, python=python, toolkit=toolkit)
 
     def key(self) -> str:
         digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}\0{self.python}".encode())
         for file in (self.file, self.lock):
             digest.update(b"\0" if file is None else file.name.encode() + b"\0" + file.read_bytes())
+        if self.toolkit:
+            digest.update(b"\0toolkit\0" + toolkit_wheel().parent.name.encode())
         for path in self.named():
             digest.update(b"\0" + os.fsencode(path) + b"\0" + _content(path))
         return digest.hexdigest()[:20]
@@ -75,6 +90,29 @@ class Dependencies:
                     if is_list:
                         waiting.append(path)
         return sorted(found)
+
+
+def _wants_toolkit(folder: Path, file: Path) -> bool:
+    """Whether the agent's modules import this toolkit and its dependency files leave open where it comes from."""
+    text = file.read_text(errors="replace")
+    said = _TOOLKIT.findall(text)
+    if any(version.strip() for version in said) or re.search(r"agentcore_rl_toolkit-[^/\s]*\.whl", text):
+        return False
+    if said:
+        return True
+    return any(b"agentcore_rl_toolkit" in path.read_bytes() for path in sorted(folder.glob("*.py")))
+
+
+@functools.cache
+def toolkit_wheel() -> Path:
+    """The wheel of the version that runs here, in a folder of the cache named after its content."""
+    wheels = cache_dir().with_name("wheels")
+    wheels.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=wheels) as scratch:
+        made = write_wheel(Path(scratch))
+        home = wheels / hashlib.sha256(made.read_bytes()).hexdigest()[:20]
+        home.mkdir(exist_ok=True)
+        return made.replace(home / made.name)
 
 
 def _named_in(file: Path) -> Iterator[tuple[Path, bool]]:
@@ -194,6 +232,11 @@ def _install(dependencies: Dependencies, home: Path, uv: str, lock: int) -> None
         return
     python = str(home / "bin" / "python")
     install = [uv, "pip", "install", "--quiet", "--python", python, "--compile-bytecode", "-r", dependencies.file.name]
+    if dependencies.toolkit:
+        wheel = f"agentcore-rl-toolkit @ {toolkit_wheel().as_uri()}"
+        override = home / "toolkit.txt"
+        override.write_text(f"{wheel}\n")
+        install += ["--override", str(override), wheel]
     _run(install, dependencies.folder, lock, env)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agentcore_rl_toolkit._installation import install_command
 from agentcore_rl_toolkit.errors import LocalRuntimeError
 
 from ..conftest import AGENTS, Server
@@ -24,7 +25,7 @@ def serve(*options: str) -> subprocess.CompletedProcess[str]:
 def test_without_ray_the_error_names_what_to_install() -> None:
     done = serve("--cluster", "ray", "--agent", f"probe={AGENTS / 'probe.py'}")
     assert done.returncode == 2
-    assert "agentcore-rl-toolkit[ray]" in done.stderr
+    assert install_command("ray") in done.stderr
     assert "Traceback" not in done.stderr
 
 

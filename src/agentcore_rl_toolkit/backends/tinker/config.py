@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..._installation import install_command
 from ...errors import ConfigError
 from ...gateway.engines.tinker import KEY_ENV, service_url
 from ..data import read_rows
@@ -102,7 +103,7 @@ class TinkerRunConfig(TinkerConfig):
             ("checkpoints", f"every {self.checkpoint_every} steps" if self.checkpoint_every else "none"),
             ("output", str(self.output_dir)),
         ]
-        needs = [] if importlib.util.find_spec("tinker") else ['pip install "agentcore-rl-toolkit[tinker]"']
+        needs = [] if importlib.util.find_spec("tinker") else [install_command("tinker")]
         if not os.environ.get(KEY_ENV):
             needs.append(f"{KEY_ENV} in the environment")
         if self.gateway_url is None and not (self.model_dir / "tokenizer_config.json").is_file():

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ...errors import ConfigError, MissingExtraError, RolloutError
+from ..._installation import missing_extra
+from ...errors import ConfigError, RolloutError
 from ..advantages import Estimator
 from ..collect import Client, CollectConfig, CollectStats, Gateway, Group, GroupRequest, collect_async, summarize
 from ..samples import Sample, to_samples
@@ -210,5 +211,5 @@ def sdk() -> Any:
     try:
         import tinker
     except ModuleNotFoundError as e:
-        raise MissingExtraError('Tinker needs its SDK:\n    pip install "agentcore-rl-toolkit[tinker]"') from e
+        raise missing_extra("Tinker needs its SDK", "tinker") from e
     return tinker

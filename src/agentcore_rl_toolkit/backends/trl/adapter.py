@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..._installation import missing_extra
 from ...errors import ConfigError, MissingExtraError, RolloutError
 from ..collect import Client, CollectedRollout, Gateway, Group, GroupRequest, collect, summarize
 from ..data import encode_payload, payload_id, read_rows
@@ -29,7 +30,7 @@ try:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 except ModuleNotFoundError as e:
-    raise MissingExtraError(f'the TRL backend needs {e.name!r}:\n    pip install "agentcore-rl-toolkit[trl]"') from e
+    raise missing_extra(f"the TRL backend needs {e.name!r}", "trl") from e
 
 
 class WeightGateway(Gateway, Protocol):

@@ -18,7 +18,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from ...errors import MissingExtraError
+from ..._installation import missing_extra
 from ..service import RolloutService
 from .bridge import Bridge
 from .convert import to_verl
@@ -29,7 +29,7 @@ try:
     import ray
     from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 except ModuleNotFoundError as e:
-    raise MissingExtraError(f'the verl backend needs {e.name!r}:\n    pip install "agentcore-rl-toolkit[verl]"') from e
+    raise missing_extra(f"the verl backend needs {e.name!r}", "verl") from e
 
 _lock = threading.Lock()
 _services: dict[str, RolloutService] = {}

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ...errors import MissingExtraError
+from ..._installation import missing_extra
 from .._portal import start
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,7 @@ class Bridge:
         try:
             import uvicorn
         except ModuleNotFoundError as e:
-            raise MissingExtraError(
-                'the verl backend needs uvicorn:\n    pip install "agentcore-rl-toolkit[verl]"'
-            ) from e
+            raise missing_extra("the verl backend needs uvicorn", "verl") from e
         config = uvicorn.Config(
             self.app,
             host="127.0.0.1",

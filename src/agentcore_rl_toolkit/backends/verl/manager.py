@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from ...errors import CaptureError, MissingExtraError, RolloutError
+from ..._installation import missing_extra
+from ...errors import CaptureError, RolloutError
 from .._portal import start
 from ..collect import CollectedRollout, Group, GroupRequest, summarize
 from ..data import payload_id
@@ -33,7 +34,7 @@ try:
     from verl.experimental.agent_loop import AgentLoopOutput
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 except ModuleNotFoundError as e:
-    raise MissingExtraError(f'the verl backend needs {e.name!r}:\n    pip install "agentcore-rl-toolkit[verl]"') from e
+    raise missing_extra(f"the verl backend needs {e.name!r}", "verl") from e
 
 log = logging.getLogger(__name__)
 

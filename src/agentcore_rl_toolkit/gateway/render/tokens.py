@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
+from agentcore_rl_toolkit._installation import missing_extra
+from agentcore_rl_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -76,7 +77,7 @@ class Tokenizer:
         try:
             from tokenizers import Tokenizer as Backend
         except ImportError as e:
-            raise MissingExtraError("pip install 'agentcore-rl-toolkit[gateway]'") from e
+            raise missing_extra(f"rendering needs {e.name}", "gateway") from e
         try:
             backend = Backend.from_file(str(file))
         except Exception as e:  # the library raises bare Exception
@@ -90,7 +91,7 @@ class Tokenizer:
         try:
             from transformers import AutoTokenizer
         except ImportError as e:
-            raise MissingExtraError("pip install 'agentcore-rl-toolkit[gateway]'") from e
+            raise missing_extra(f"rendering needs {e.name}", "gateway") from e
         try:
             loaded = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError) as e:

@@ -17,7 +17,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import ConfigError, LocalRuntimeError, MissingExtraError
+from ..._installation import missing_extra
+from ...errors import ConfigError, LocalRuntimeError
 from .machines import AgentAddress, Machine
 
 ACTOR_CPUS = 0.1
@@ -115,7 +116,7 @@ class RayMachines:
         try:
             import ray
         except ImportError as e:
-            raise MissingExtraError("a Ray cluster needs Ray: pip install 'agentcore-rl-toolkit[ray]'") from e
+            raise missing_extra("a Ray cluster needs Ray", "ray") from e
 
         def connect() -> None:
             ray.init(

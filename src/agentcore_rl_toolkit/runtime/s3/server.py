@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, MissingExtraError
+from ..._installation import missing_extra
+from ...errors import ConfigError
 from .app import S3App, S3Config
 
 _PARENT_CHECK_S = 0.5
@@ -62,7 +63,7 @@ def serve(
     try:
         import uvicorn
     except ImportError as e:
-        raise MissingExtraError('the S3 endpoint needs uvicorn: pip install "agentcore-rl-toolkit[runtime]"') from e
+        raise missing_extra("the S3 endpoint needs uvicorn", "runtime") from e
     sock = listen(host, port)
     app = S3App(config)
     app.ensure_buckets(buckets)

@@ -1,0 +1,129 @@
+"""How this toolkit is installed here: the command that adds an extra, and the wheel of exactly this version.
+
+The package index has another product under this toolkit's name, so nothing is ever installed from there by that name: extras
+come from where this installation came from, and an agent's environment gets a wheel written from the files that run here.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import os
+import shlex
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from .errors import ConfigError, MissingExtraError
+
+NAME = "agentcore-rl-toolkit"
+PACKAGE = Path(__file__).resolve().parent
+_WHEEL = "Wheel-Version: 1.0\nGenerator: agentcore-rl-toolkit\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+_COMPILED = frozenset({".so", ".pyd", ".pyc"})
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same files give the same wheel
+
+
+def missing_extra(what: str, extra: str) -> MissingExtraError:
+    """The error for a part that is not installed: ``what`` needs what, and the command that installs it."""
+    return MissingExtraError(f"{what}. Install it with:\n    {install_command(extra)}")
+
+
+@functools.cache
+def install_command(*extras: str) -> str:
+    """The pip command that adds extras to this installation, from where it came from."""
+    named = f"[{','.join(extras)}]" if extras else ""
+    source = _source()
+    if source is None:
+        version = _installed().version if _is_installed() else "VERSION"
+        return f"pip install 'agentcore_rl_toolkit-{version}-py3-none-any.whl{named}'    # the wheel that `make wheel` builds"
+    path, editable = source
+    if path.startswith(("http:", "https:", "git+")) or path.endswith(".whl"):
+        where = path if "://" in path else Path(path).as_uri()
+        return f"pip install {shlex.quote(f'{NAME}{named} @ {where}')}"
+    return f"pip install {'-e ' if editable else ''}{shlex.quote(path + named)}"
+
+
+def _source() -> tuple[str, bool] | None:
+    """Where pip or uv found what is installed here, a path or a URL, and whether it is used in place. Source: PEP 610."""
+    text = _installed().read_text("direct_url.json") if _is_installed() else None
+    if text is None:
+        return None
+    told = json.loads(text)
+    url = str(told["url"])
+    if "vcs_info" in told:
+        return f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}", False
+    if not url.startswith("file:"):
+        return url, False
+    return unquote(urlsplit(url).path), bool(told.get("dir_info", {}).get("editable"))
+
+
+def _installed() -> Distribution:
+    return distribution(NAME)
+
+
+def _is_installed() -> bool:
+    try:
+        _installed()
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def write_wheel(folder: Path) -> Path:
+    """Write the wheel of the running version into ``folder``, without its compiled parts: it fits every machine.
+
+    It holds the files that run here, also where they are a checkout's. The same files give the same bytes. Takes no
+    network and no build tools. Raises: ConfigError when this toolkit runs without being installed.
+    """
+    if not _is_installed():
+        raise ConfigError(f"{PACKAGE} is not installed, so there is no wheel of it: pip install -e . in its checkout")
+    installed = _installed()
+    info = f"agentcore_rl_toolkit-{installed.version}.dist-info"
+    contents = {f"{PACKAGE.name}/{name}": path.read_bytes() for name, path in _files()}
+    for name in ("METADATA", "entry_points.txt"):
+        contents[f"{info}/{name}"] = (installed.read_text(name) or "").encode()
+    for file in installed.files or ():
+        if "licenses" in file.parts:
+            contents[f"{info}/{'/'.join(file.parts[1:])}"] = file.read_binary()
+    contents[f"{info}/WHEEL"] = _WHEEL.encode()
+    record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in contents.items())
+    contents[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"agentcore_rl_toolkit-{installed.version}-py3-none-any.whl"
+    made = folder / f".{target.name}.{os.getpid()}"
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in contents.items():
+            entry = zipfile.ZipInfo(name, _LONG_AGO)
+            entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return made.replace(target)
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """What a wheel holds below the package, and where it lies here, in a fixed order."""
+    found = {path.relative_to(PACKAGE).as_posix(): path for path in _below(PACKAGE)}
+    project = PACKAGE.parents[1] / "pyproject.toml"
+    if project.is_file():  # a checkout: what the build adds to the package is not in it
+        wheel = tomllib.loads(project.read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+        for source, target in wheel["force-include"].items():
+            inside = Path(target).relative_to(PACKAGE.name)
+            for path in _below(project.parent / source):
+                found[(inside / path.relative_to(project.parent / source)).as_posix()] = path
+    yield from sorted(found.items())
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+        if path.is_file() and not hidden and path.suffix not in _COMPILED:
+            yield path
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
