@@ -13,9 +13,32 @@ if TYPE_CHECKING:
     from .client import AsyncBatchResult as AsyncBatchResult
     from .client import BatchItem as BatchItem
     from .client import BatchResult as BatchResult
+    from .client import Deadlines as Deadlines
     from .client import RolloutClient as RolloutClient
     from .client import RolloutFuture as RolloutFuture
     from .contract import Outcome as Outcome
+    from .errors import AgentCoreRLError as AgentCoreRLError
+    from .errors import AgentError as AgentError
+    from .errors import AgentLoadError as AgentLoadError
+    from .errors import CaptureError as CaptureError
+    from .errors import ConfigError as ConfigError
+    from .errors import ContractError as ContractError
+    from .errors import GatewayError as GatewayError
+    from .errors import InvalidResultError as InvalidResultError
+    from .errors import LocalRuntimeError as LocalRuntimeError
+    from .errors import MissingExtraError as MissingExtraError
+    from .errors import ObjectExistsError as ObjectExistsError
+    from .errors import ObjectNotFoundError as ObjectNotFoundError
+    from .errors import PolicyError as PolicyError
+    from .errors import RolloutCancelledError as RolloutCancelledError
+    from .errors import RolloutError as RolloutError
+    from .errors import RolloutLostError as RolloutLostError
+    from .errors import RolloutThrottledError as RolloutThrottledError
+    from .errors import RolloutTimeoutError as RolloutTimeoutError
+    from .errors import StoreError as StoreError
+    from .errors import StorePermissionError as StorePermissionError
+    from .errors import UpstreamError as UpstreamError
+    from .gateway import GatewayClient as GatewayClient
     from .reward import RewardFunction as RewardFunction
 
 _HOME = {
@@ -27,6 +50,34 @@ _HOME = {
     "BatchItem": ".client",
     "BatchResult": ".client",
     "AsyncBatchResult": ".client",
+    "Deadlines": ".client",
+    "GatewayClient": ".gateway",
+    **dict.fromkeys(
+        (
+            "AgentCoreRLError",
+            "ConfigError",
+            "MissingExtraError",
+            "ContractError",
+            "StoreError",
+            "ObjectNotFoundError",
+            "ObjectExistsError",
+            "StorePermissionError",
+            "RolloutError",
+            "AgentError",
+            "RolloutLostError",
+            "RolloutTimeoutError",
+            "RolloutThrottledError",
+            "RolloutCancelledError",
+            "InvalidResultError",
+            "GatewayError",
+            "CaptureError",
+            "UpstreamError",
+            "LocalRuntimeError",
+            "AgentLoadError",
+            "PolicyError",
+        ),
+        ".errors",
+    ),
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604  (the names are strings, built from the table above)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+from agentcore_rl_toolkit import errors
 from agentcore_rl_toolkit._installation import install_command
 
 COMMANDS = ("quickstart", "runtime", "gateway", "policy", "eval", "train", "s3")
@@ -55,3 +58,40 @@ def test_a_missing_extra_is_answered_with_the_install_command(arguments: list[st
     assert done.returncode == 2, done.stderr
     assert install_command(extra) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_version_is_an_option_and_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "agentcore_rl_toolkit", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, version("agentcore-rl-toolkit"))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_and_completes_options_of_commands(shell: str) -> None:
+    script = run("completion", shell)
+    assert script.returncode == 0
+    assert "agentcore-rl" in script.stdout
+    if shell != "fish":  # fish hands over the words in another way
+        words = {"COMP_WORDS": "agentcore-rl gateway serve --upstr", "COMP_CWORD": "3"}
+        env = {**os.environ, **words, "_AGENTCORE_RL_COMPLETE": f"{shell}_complete"}
+        command = [sys.executable, "-m", "agentcore_rl_toolkit"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+        assert "--upstream" in done.stdout
+
+
+def test_what_a_trainer_needs_is_importable_from_the_top() -> None:
+    code = (
+        "from agentcore_rl_toolkit import RolloutClient, Deadlines, GatewayClient, errors;"
+        "import agentcore_rl_toolkit as top, inspect;"
+        "classes = [n for n, c in vars(errors).items() if inspect.isclass(c) and c.__module__ == errors.__name__];"
+        "assert classes and all(getattr(top, n) is getattr(errors, n) for n in classes), classes"
+    )
+    done = run(code=code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_error_is_on_the_page_of_errors() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and value.__module__ == errors.__name__:
+            assert f"`{name}`" in page

@@ -24,7 +24,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
 
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*(name for name in _COMMANDS if _exists(name)), "version"]
+        return [*(name for name in _COMMANDS if _exists(name)), "completion", "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS and _exists(cmd_name):
@@ -41,7 +41,8 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, _COMMANDS[name][2]) for name in _COMMANDS if _exists(name)]
         with formatter.section("Commands"):
-            formatter.write_dl([*rows, ("version", "Print the version.")])
+            completion = ("completion", "Print what completes commands in bash, zsh or fish.")
+            formatter.write_dl([*rows, completion, ("version", "Print the version.")])
 
 
 def _exists(name: str) -> bool:
@@ -55,6 +56,7 @@ def missing_extra(error: ModuleNotFoundError, extra: str) -> MissingExtraError:
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="agentcore-rl-toolkit", message="%(version)s")
 def cli() -> None:
     """Reinforcement learning on the agent you deploy.
 
@@ -70,10 +72,27 @@ def version() -> None:
     click.echo(installed("agentcore-rl-toolkit"))
 
 
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what completes commands and options in a shell.
+
+    \b
+    bash:  agentcore-rl completion bash > ~/.local/share/bash-completion/completions/agentcore-rl
+    zsh:   agentcore-rl completion zsh >> ~/.zshrc
+    fish:  agentcore-rl completion fish > ~/.config/fish/completions/agentcore-rl.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    made = get_completion_class(shell)
+    assert made is not None  # click has all three
+    click.echo(made(cli, {}, "agentcore-rl", "_AGENTCORE_RL_COMPLETE").source())
+
+
 def main() -> None:
     """Run the command line; errors of the toolkit print as one message, without a traceback."""
     try:
-        cli(standalone_mode=True)
+        cli(standalone_mode=True, prog_name="agentcore-rl", complete_var="_AGENTCORE_RL_COMPLETE")
     except AgentCoreRLError as e:
         click.echo(f"error: {e}", err=True)
         sys.exit(2)
