@@ -8,8 +8,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.store import ObjectStore, open_store
@@ -17,6 +19,19 @@ from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
+    """moto's server. It looks for a key and writes it in two steps, on many threads; S3 does so in one, and here it does too."""
+    one_at_a_time, put = threading.Lock(), S3Response.put_object
+
+    def put_object(self: S3Response) -> Any:
+        with one_at_a_time:
+            return put(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(S3Response, "put_object", put_object)
+        yield from _moto()
+
+
+def _moto() -> Iterator[str]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

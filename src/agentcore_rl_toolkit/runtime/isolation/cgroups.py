@@ -22,7 +22,7 @@ _PERIOD_US = 100_000
 _JOINING_S = 60.0
 _PARENT = "agentcore-rl"
 _WANTED = ("memory", "pids", "cpu")
-_OWNED = re.compile(r"of([0-9]+)-")
+_OWNED = re.compile(r"of([0-9]+)\.([0-9]+)-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +232,19 @@ def remove(name: str, hierarchy: Hierarchy | None = None) -> bool:
 
 
 def owned(group: str) -> str:
-    """The name of a group that is not to be swept as long as this process lives."""
-    return f"of{os.getpid()}-{group}"
+    """The name of a group that is not to be swept as long as this process lives.
+
+    It names the process by number and start time: numbers come round again (by the kernel's default after 32,768).
+    """
+    return f"of{os.getpid()}.{_started(os.getpid())}-{group}"
+
+
+def _started(pid: int) -> str | None:
+    """When the process began, in clock ticks since the machine did (proc_pid_stat(5), field 22); None when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
 
 
 def remove_below(group: Path) -> bool:
@@ -260,7 +271,7 @@ def sweep(hierarchy: Hierarchy | None = None) -> int:
             try:
                 owner = _OWNED.match(group.name)
                 if owner is not None and group.is_dir():  # of one template, with its sessions' in it
-                    if not Path(f"/proc/{owner[1]}").exists():
+                    if _started(int(owner[1])) != owner[2]:
                         count += remove_below(group)
                 elif group.is_dir() and time.time() - group.stat().st_mtime > _JOINING_S:
                     group.rmdir()

@@ -151,12 +151,14 @@ class TemplateProcess:
                     cwd=self.spec.script.parent,
                     start_new_session=True,
                 )
-        except OSError as e:
+        except BaseException as e:  # cancelled, for instance
             ours.close()
-            raise AgentLoadError(f"cannot run {self.spec.python}: {e}") from e
+            if isinstance(e, OSError):
+                raise AgentLoadError(f"cannot run {self.spec.python}: {e}") from e
+            raise
         finally:
             theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)  # closes it where it is cancelled
         self.send(
             script=str(self.spec.script),
             mode=mode,
