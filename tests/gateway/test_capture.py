@@ -127,7 +127,13 @@ def test_routed_experts_in_lists_are_kept_as_an_array() -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_routed_experts_and_weight_version_are_found_where_sglang_puts_them(n: int, streamed: bool) -> None:
     choices: list[dict[str, Any]] = [
-        {"index": i, "finish_reason": "stop", "token_ids": [1], "logprobs": {"content": [{"logprob": -1.0}]}}
+        {
+            "index": i,
+            "message": {"role": "assistant", "content": "w1"},
+            "finish_reason": "stop",
+            "token_ids": [1],
+            "logprobs": {"content": [{"logprob": -1.0}]},
+        }
         for i in range(n)
     ]
     beside = {"sglext": {"routed_experts": "AAAA", "cached_tokens_details": None}}

@@ -46,9 +46,9 @@ def claude(session: SessionHandle) -> anthropic.AsyncAnthropic:
 def rendered(engine: ScriptedEngine, start_gateway: Start) -> Callable[..., Awaitable[SessionHandle]]:
     """Open a session on a gateway that renders prompts itself: ``await rendered(context_tokens=..., max_tokens=...)``."""
 
-    async def opened(*, context_tokens: int | None = None, **settings: Any) -> SessionHandle:
+    async def opened(*, context_tokens: int | None = None, kind: str = "vllm", **settings: Any) -> SessionHandle:
         engine.first_id, engine.last_id = 300, 500
-        gateway = await start_gateway(engine, model_dir=str(MODEL), context_tokens=context_tokens)
+        gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL), context_tokens=context_tokens)
         return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()], **settings))[0]
 
     return opened
@@ -80,6 +80,50 @@ async def test_the_tokens_of_a_text_prompt_are_counted(
             usage = (await llm.completions.create(**asked)).usage
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 4, 7)
+
+
+RAW_TEXTS = [
+    "  two blanks lead",
+    "\n\n\tline ends and a tab\n\n ",
+    "   ",
+    "<think>\nso it is\n</think>\n\nan answer",
+    "</think> closed what the prompt opened",
+    "<think>never closed",
+    '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+    "<think></think>",
+]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_text_completion_is_what_was_sampled(
+    engine: ScriptedEngine, rendered: Rendered, stream: bool, kind: str
+) -> None:
+    """No blank is left out and nothing is read into it, also when it is told again."""
+    session = await rendered(kind=kind)
+    async with gpt(session) as llm:
+        for number, text in enumerate(RAW_TEXTS):
+            says(engine, text)
+            asked: Any = {"model": "m", "prompt": f"<think>{number}", "max_tokens": 99}
+            for retry in ("0", "1"):
+                headers = {"x-stainless-retry-count": retry}
+                told = await llm.completions.create(**asked, stream=stream, extra_headers=headers)
+                if stream:
+                    assert "".join([c.text async for event in told for c in event.choices]) == text
+                else:
+                    assert told.choices[0].text == text
+    assert len(engine.calls) == len(RAW_TEXTS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_ends_a_text_completion_where_it_begins(
+    engine: ScriptedEngine, rendered: Rendered, stream: bool
+) -> None:
+    async with gpt(await rendered()) as llm:
+        says(engine, "\n\n <think>so STOP behind")
+        told: Any = await llm.completions.create(model="m", prompt="x", max_tokens=99, stop="STOP", stream=stream)
+        text = "".join([c.text async for e in told for c in e.choices]) if stream else told.choices[0].text
+    assert text == "\n\n <think>so "
 
 
 async def test_offsets_of_streamed_tokens_are_where_their_text_begins(

@@ -8,7 +8,7 @@ from ..errors import CaptureError
 from . import journal as journals
 from . import scan, told_logprobs
 from .capture import Captured, is_reply, read_reply
-from .capture_stream import read_stream
+from .capture_stream import are_events, ends, read_stream
 from .dialects.errors import RequestError, error_body
 from .engine_errors import event_error, upstream_error
 from .exchange import Exchange
@@ -43,6 +43,11 @@ class Answering(Exchange):
             return
         if not self.relaying and data.startswith(_ERROR_EVENT):
             self.held, self.carry = [data, *self.carry], []  # it can still be told with a true status
+            return
+        # Counting is all that most reads need: an event of anything but JSON would be one more end than beginnings.
+        if data.count(b"\n\n") != data.count(b"data: {") and not are_events(data):
+            self._stop_upstream()
+            self._again_never("the inference server sent something else in the middle of its reply")
             return
         end = scan.find_end(data, self.n == 1)
         if end >= 0:
@@ -190,17 +195,18 @@ class Answering(Exchange):
         captured = self.captured
         if captured is None:
             return None
-        plain = self.engine == "openai"  # whatever that endpoint is, what it says is not ours to judge
         if captured.error is not None:
-            told = self.relaying or (not self.stream and (plain or captured.choices))
+            told = self.relaying or (not self.stream and captured.choices)
             return None if told else event_error(captured.error)
         if not self.stream:
-            if captured.choices or is_reply(self._body()) or (plain and captured.problem is None):
+            if captured.choices or is_reply(self._body()):
                 return None
             why = captured.problem or "it has no choices"
             return RequestError(f"the inference server answered 200 with no reply: {why}", kind="upstream")
-        if plain or (captured.complete and captured.choices):
+        if captured.complete and captured.choices:
             return None
+        if self.engine == "openai" and captured.problem is not None and ends(self._body()):
+            return None  # the agent may understand such an endpoint although nothing can be recorded of it
         return RequestError("the inference server ended its reply before it was whole", kind="upstream")
 
     def _stream_end(self) -> bytes:

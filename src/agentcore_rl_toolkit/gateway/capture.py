@@ -74,12 +74,21 @@ class _Prompted(msgspec.Struct, gc=False):
     choices: list[_PromptedChoice] = []
 
 
+class _Said(msgspec.Struct, gc=False):
+    message: msgspec.Raw = ABSENT
+    text: str | None = None
+
+
+class _SaidReply(msgspec.Struct, gc=False):
+    choices: list[_Said]
+
+
 class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
 
 
 _reply = msgspec.json.Decoder(_Reply)
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_said = msgspec.json.Decoder(_SaidReply)
 _ids = msgspec.json.Decoder(list[int])
 _usage = msgspec.json.Decoder(_Usage)
 _prompted = msgspec.json.Decoder(_Prompted)
@@ -134,6 +143,8 @@ def read_reply(body: bytes, lifted: scan.Lifted | None = None) -> Captured:
         rest, numbers, prompt = lifted
     try:
         reply = _reply.decode(rest)
+        for kept in (reply.usage, *(choice.message for choice in reply.choices)):
+            check_text(bytes(kept))
     except NOT_JSON as e:
         raise CaptureError(f"the engine's reply cannot be read: {e}") from e
     version = version_number(reply.weight_version)
@@ -154,6 +165,8 @@ def read_reply(body: bytes, lifted: scan.Lifted | None = None) -> Captured:
         if captured.prompt is None:
             captured.prompt = _brackets(choice.prompt_token_ids)
         message = raw(choice.message)
+        if message is None and choice.text is None:
+            raise CaptureError(f"choice {choice.index} of the engine's reply has no message")
         if message is None:
             message = _encode({"role": "assistant", "content": choice.text or ""})
         if lifted is not None:
@@ -178,12 +191,20 @@ def read_reply(body: bytes, lifted: scan.Lifted | None = None) -> Captured:
     return captured
 
 
+def check_text(body: bytes) -> None:
+    """What decoders keep as it came must be text too: it goes into records. Raises: UnicodeDecodeError."""
+    if not body.isascii():
+        body.decode()
+
+
 def is_reply(body: bytes) -> bool:
     """Whether it is a reply for an agent at least, whatever is wrong with its tokens."""
     try:
-        return "choices" in _fields.decode(body)
+        check_text(body)
+        choices = _said.decode(body).choices
     except NOT_JSON:
         return False
+    return bool(choices) and all(c.text is not None or bytes(c.message).startswith(b"{") for c in choices)
 
 
 def add_experts(captured: Captured, told: Sglext | None) -> None:

@@ -19,6 +19,7 @@ from .capture import (
     Sglext,
     add_experts,
     check,
+    check_text,
     choice_record,
     logprob_values,
     long_prompt,
@@ -74,6 +75,14 @@ class _Event(msgspec.Struct, gc=False):
     sglext: Sglext | None = None
 
 
+class _EndedChoice(msgspec.Struct, gc=False):
+    finish_reason: str | None = None
+
+
+class _Ended(msgspec.Struct, gc=False):
+    choices: list[_EndedChoice] = []
+
+
 class _Origin(msgspec.Struct, gc=False):
     id: str | None = None
     model: str | None = None
@@ -81,6 +90,7 @@ class _Origin(msgspec.Struct, gc=False):
 
 _events = msgspec.json.Decoder(list[_Event])
 _origin = msgspec.json.Decoder(_Origin)
+_ended = msgspec.json.Decoder(_Ended)
 _text = msgspec.json.Decoder(str)
 _encode = msgspec.json.Encoder().encode
 _PROMPT = b'"prompt_token_ids"'
@@ -141,6 +151,7 @@ def _read(items: list[bytes | scan.Run], prompt: Bytes | None) -> Captured:
 def _take(captured: Captured, parts: dict[int, _Parts], events: list[_Event]) -> None:
     for event in events:
         if event.usage is not ABSENT or event.error is not ABSENT:
+            check_text(bytes(event.usage))
             captured.usage = raw(event.usage) or captured.usage
             captured.error = raw(event.error) or captured.error
     versions = [e.weight_version for e in events if e.weight_version is not None]
@@ -173,6 +184,22 @@ def events_of(text: bytes) -> list[bytes]:
             if event.strip() != b"[DONE]":
                 events.append(event)
     return events
+
+
+def are_events(text: bytes) -> bool:
+    """Whether events that came whole are what a reply is made of: JSON objects, comments and the end."""
+    return all(event.lstrip()[:1] == b"{" for event in events_of(text))
+
+
+def ends(stream: bytes) -> bool:
+    """Whether some event of a stream says why a choice finished, whatever else cannot be read in it."""
+    for event in events_of(stream):
+        try:
+            if any(choice.finish_reason is not None for choice in _ended.decode(event).choices):
+                return True
+        except NOT_JSON:
+            continue
+    return False
 
 
 def _cut_prompt(data: list[bytes | scan.Run]) -> bytes | None:

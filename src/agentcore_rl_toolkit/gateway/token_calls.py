@@ -51,6 +51,7 @@ class TokenCall(SpokenCall):
         "plain",
         "prompt",
         "prompt_json",
+        "raw",
         "reader",
         "rendering",
         "sampled",
@@ -64,6 +65,7 @@ class TokenCall(SpokenCall):
         self.mode = mode
         self.prompt: RenderedPrompt | None = None  # until it is committed or abandoned
         self.prompt_json: bytes | None = None  # of a prompt that is no conversation
+        self.raw: list[int] | None = None  # its ids
         self.sampled: TokenReply | None = None
         self.live = False
         self.reader: GenerationStream | None = None
@@ -149,7 +151,7 @@ class TokenCall(SpokenCall):
                 ids = renderer.encode(ids, add_special_tokens=asked.add_special_tokens)
             if not ids:
                 raise RequestError("prompt must not be empty", param="prompt")
-            self.prompt_json = _to_json(ids)
+            self.raw, self.prompt_json = ids, _to_json(ids)
             asked.counted = Usage(prompt_tokens=len(ids))
             return self.prompt_json
         assert self.history is not None  # `_start` saw to it
@@ -273,7 +275,7 @@ class TokenCall(SpokenCall):
 
     def _reading(self) -> TokenReply:
         if self.sampled is None:
-            self.sampled = TokenReply(self.mode.renderer, self.asked, self.prompt)
+            self.sampled = TokenReply(self.mode.renderer, self.asked, self.prompt, raw=self.raw)
         return self.sampled
 
     def _take(self, piece: Piece) -> list[Delta]:

@@ -6,6 +6,8 @@ without stop tokens, with calls and reasoning taken apart, cut where a stop stri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ..errors import CaptureError
@@ -36,9 +38,15 @@ class _Growing:
 
 
 class TokenReply:
-    """See the module. ``versions`` are the weight versions that the engine named, in order."""
+    """See the module. ``versions`` are the weight versions that the engine named, in order.
 
-    def __init__(self, renderer: Renderer, asked: Request, prompt: RenderedPrompt | None) -> None:
+    ``raw`` are the prompt's ids of a text completion, whose text is given out as it was sampled.
+    """
+
+    def __init__(
+        self, renderer: Renderer, asked: Request, prompt: RenderedPrompt | None, *, raw: Sequence[int] | None = None
+    ) -> None:
+        self._raw = raw
         self._renderer = renderer
         self._asked = asked
         self._prompt = prompt
@@ -60,16 +68,9 @@ class TokenReply:
 
     def take(self, piece: Piece) -> list[Delta]:
         """Add sampled tokens to their choice; the deltas they make."""
-        asked = self._asked
         growing = self._growing.get(piece.choice)
         if growing is None:
-            stream = self._renderer.stream(
-                tools=(asked.tools or None) if asked.tool_choice != "none" else None,
-                prompt=self._prompt,
-                choice=piece.choice,
-                stops=asked.sampling.stop,
-            )
-            growing = self._growing[piece.choice] = _Growing(stream)
+            growing = self._growing[piece.choice] = _Growing(self._stream(piece.choice))
         if piece.weight_version is not None:
             self.versions.append(piece.weight_version)
         if piece.routed_experts is not None:
@@ -91,6 +92,17 @@ class TokenReply:
             if self.finished:
                 deltas.append(Delta(choice=piece.choice, usage=self.usage()))
         return deltas
+
+    def _stream(self, choice: int) -> ReplyStream:
+        asked = self._asked
+        if self._raw is not None:
+            return self._renderer.raw_stream(self._raw, choice=choice, stops=asked.sampling.stop)
+        return self._renderer.stream(
+            tools=(asked.tools or None) if asked.tool_choice != "none" else None,
+            prompt=self._prompt,
+            choice=choice,
+            stops=asked.sampling.stop,
+        )
 
     def _entries(self, index: int, growing: _Growing) -> list[Delta]:
         """The logprobs that an agent asked for, of the tokens that are known to belong to the answer."""

@@ -207,8 +207,15 @@ class TranslatedCall(SpokenCall):
 
     def _broken(self) -> RequestError | None:
         captured = self.captured
-        unread = captured is not None and captured.problem is not None and not captured.choices
-        return None if unread else super()._broken()  # where only the tokens are at fault the agent gets its text
+        if captured is not None and captured.problem is not None and not captured.choices:
+            # Where only the tokens are at fault the agent gets its text; `_write_whole` reads that itself.
+            if not self.stream or self.reader.complete:
+                return None
+            return RequestError(f"the inference server sent no whole reply: {captured.problem}", kind="upstream")
+        found = super()._broken()
+        if found is None and self.stream and not self.reader.complete:
+            return RequestError("the inference server ended its reply before it was whole", kind="upstream")
+        return found
 
     def _relay(self, data: bytes) -> None:
         try:

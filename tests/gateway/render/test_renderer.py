@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 import time
 from array import array
@@ -11,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError
 from agentcore_rl_toolkit.gateway.dialects import RequestError
@@ -657,3 +660,22 @@ def test_a_turn_late_in_a_session_costs_what_an_early_one_costs(renderer_for) ->
     early, late = sorted(spent[2:22])[10], sorted(spent[180:])[10]
     # 2 to 3 times on an idle core: what is left is comparing 400 messages and copying 100,000 ids into a request.
     assert late < 6 * early, f"turn 190: {late * 1e3:.2f} ms, turn 10: {early * 1e3:.2f} ms"
+
+
+def test_the_first_blank_of_a_text_completion_is_kept(tmp_path, model_dir) -> None:
+    """Decoders of the SentencePiece kind drop the blank in front of a text: a completion has a text before it."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir("hermes"), folder)
+    words = ["<|im_end|>", "<|im_start|>", "\u2581hello", "\u2581world", "\u2581", "a"]
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens([AddedToken(t, special=True) for t in words[:2]])
+    backend.save(str(folder / "tokenizer.json"))
+    renderer = Renderer.from_path(folder)
+    hello, world, end = 2, 3, 0
+    for pieces in ([[world, hello, end]], [[world], [hello], [end]]):
+        stream = renderer.raw_stream([hello])
+        said = "".join(delta.text for ids in pieces for delta in stream.feed(ids))
+        said += "".join(delta.text for delta in stream.finish())
+        assert said == stream.parsed().content == " world hello"

@@ -80,6 +80,12 @@ class ReplyBuilder:
         if delta.stop_sequence is not None:
             growing.choice.stop_sequence = delta.stop_sequence
 
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has said why it finished, and there was no error."""
+        choices = self._open.values()
+        return self.error is None and bool(choices) and all(o.choice.finish_reason is not None for o in choices)
+
     def reply(self) -> Reply:
         """The answer as far as it has come; calling it again after more deltas is fine."""
         choices = [self._close(growing) for _, growing in sorted(self._open.items())]
@@ -92,7 +98,7 @@ class ReplyBuilder:
             prompt_token_ids=self.prompt_token_ids,
             weight_version_first=self.weight_version_first,
             weight_version_last=self.weight_version_last,
-            complete=self.error is None and bool(choices) and all(c.finish_reason is not None for c in choices),
+            complete=self.complete,
             error=self.error,
         )
 

@@ -80,6 +80,11 @@ class ChatStream:
         """The error object that the engine sent inside the stream."""
         return self._builder.error
 
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has said why it finished, and there was no error."""
+        return self._builder.complete
+
     def reply(self) -> Reply:
         return self._builder.reply()
 
@@ -219,11 +224,14 @@ def _logprobs(logprobs: dict[str, Any] | None) -> list[dict[str, Any]] | None:
 def decode_reply(body: bytes) -> Reply:
     """A whole chat or text completion answer. Raises: UpstreamError when it is not one."""
     answer = decode_json(body)
-    if not isinstance(answer.get("choices"), list):
+    choices = answer.get("choices")
+    if not choices or not isinstance(choices, list):
         raise UpstreamError(f"the engine's answer has no choices: {body[:200]!r}")
     builder = ReplyBuilder()
     _top_level(answer, builder)
     for choice in _members(answer, "choices"):
+        if not isinstance(choice.get("message"), dict) and not isinstance(choice.get("text"), str):
+            raise UpstreamError(f"a choice of the engine's answer says nothing: {body[:200]!r}")
         # A whole answer says "message" where a chunk says "delta"; nothing else differs.
         builder.add(_delta({**choice, "delta": choice.get("message")}, builder))
     builder.usage = read_usage(_member(answer, "usage", dict))

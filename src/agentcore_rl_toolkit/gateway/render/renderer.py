@@ -21,11 +21,12 @@ from agentcore_rl_toolkit.gateway.dialects.errors import RequestError
 
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Asked, Conversation, Digest, Match, message_digest
-from .parsers import Grammar, grammar_named, grammar_of, new_parser
+from .parsers import Grammar, RawParser, grammar_named, grammar_of, new_parser
 from .reply import ParsedReply, ReplyStream
 from .template import ChatTemplate
 from .tokens import TokenBuffer, Tokenizer
 
+_NEAR = 8  # tokens of a prompt that decide how the first one behind them is written
 _TAIL = 24  # tokens that surely hold the mark that opens reasoning, in any tokenizer
 
 
@@ -232,6 +233,11 @@ class Renderer:
         opened = prompt.opens_reasoning if prompt is not None else opens_reasoning
         parser = new_parser(self.grammar, tools=tools, reasoning_open=opened)
         return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice, stops=stops)
+
+    def raw_stream(self, prompt_ids: Sequence[int], *, choice: int = 0, stops: Sequence[str] = ()) -> ReplyStream:
+        """The same for a text completion of these ids: its text is what was sampled, with nothing read into it."""
+        before = prompt_ids[-_NEAR:]
+        return ReplyStream(self.tokenizer, self.stop_token_ids, RawParser(), choice=choice, stops=stops, before=before)
 
     def count(
         self,

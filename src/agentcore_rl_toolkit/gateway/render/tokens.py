@@ -186,12 +186,14 @@ class TextDecoder:
     """Ids, as they come, -> text, such that the pieces joined are the decoding of the whole.
 
     A character may be spread over several tokens: what could still change is held back. Some decoders treat the first
-    token differently (a leading space), so a window of tokens already shown is decoded along with the new ones."""
+    token differently (a leading space), so a window of tokens already shown is decoded along with the new ones.
+    ``before`` are ids whose text is out already: with them the first new token is not the first of all."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0  # ids of the window whose text is out
+        half = bool(before) and tokenizer.decode(before).endswith(_REPLACEMENT)  # its other half is the answer's
+        self._ids: list[int] = [] if half else list(before)
+        self._shown = len(self._ids)  # ids of the window whose text is out
 
     def feed(self, ids: Sequence[int]) -> str:
         self._ids += ids

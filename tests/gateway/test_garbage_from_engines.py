@@ -1,0 +1,170 @@
+"""Whatever an inference server answers with a good status: what is no reply is an error, in every dialect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+Start = Callable[..., Awaitable[Gateway]]
+
+DIALECTS = ("chat", "completions", "responses", "anthropic")
+HEAD = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
+ENDS = {"index": 0, "finish_reason": "stop"}
+TOLD = {"error": {"message": "out of memory", "type": "server_error", "code": None}}
+
+# What comes with status 200 in place of a reply, streamed or not.
+NO_REPLY: dict[str, bytes] = {
+    "nothing": b"",
+    "blanks": b" \r\n\r\n ",
+    "words": b"upstream connect error or disconnect/reset before headers",
+    "a page": b"<!DOCTYPE html>\n<html><body>\n\n<h1>Bad gateway</h1></body></html>",
+    "half of a reply": b'{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"he',
+    "a list": b"[]",
+    "null": b"null",
+    "a number": b"17",
+    "an object of something else": b'{"status":"ok"}',
+    "no choices": json.dumps({**HEAD, "choices": []}).encode(),
+    "null for choices": json.dumps({**HEAD, "choices": None}).encode(),
+    "choices that are none": json.dumps({**HEAD, "choices": [None]}).encode(),
+    "words for choices": json.dumps({**HEAD, "choices": "none"}).encode(),
+    "a choice of nothing": json.dumps({**HEAD, "choices": [{}]}).encode(),
+    "a choice without a message": json.dumps({**HEAD, "choices": [{**ENDS, "message": None}]}).encode(),
+    "an error": json.dumps(TOLD).encode(),
+    "an error in words": b'{"error":"out of memory"}',
+    "an error beside no choices": json.dumps({**HEAD, **TOLD, "choices": []}).encode(),
+    "bytes that are no text": b'{"choices":[{"index":0,"message":{"content":"\xff\xfe"},"finish_reason":"stop"}]}',
+    "too deep": b"[" * 100_000,
+}
+
+
+def event(told: Any) -> bytes:
+    return b"data: " + (told if isinstance(told, bytes) else json.dumps(told).encode()) + b"\n\n"
+
+
+def piece(text: str | None = None, finish: str | None = None, **more: Any) -> bytes:
+    """An event of a chat and of a text completion stream at once."""
+    said = {} if text is None else {"content": text}
+    choice = {"index": 0, "delta": said, "text": text or "", "finish_reason": finish, **more}
+    return event({**HEAD, "object": "chat.completion.chunk", "choices": [choice]})
+
+
+DONE = b"data: [DONE]\n\n"
+# Streams that end well as HTTP, and are no whole reply.
+NO_STREAM: dict[str, bytes] = {
+    "only an end": DONE,
+    "only comments": b": wait\n\n: wait\n\n",
+    "events of nothing": event({}) + DONE,
+    "events without choices": event({**HEAD, "choices": []}) + DONE,
+    "only usage": event({**HEAD, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 0}}) + DONE,
+    "no finish reason": piece("he") + piece("llo") + DONE,
+    "no finish reason and no end": piece("he") + piece("llo"),
+    "half an event": piece("he") + b'data: {"choices":[{"index":0,"delta":{"content":"l',
+    "an event of words": piece("he") + event(b"internal server error") + DONE,
+    "a page in the middle": piece("he") + b"<html>\n\n</html>\n\n",
+    "an error first": event(TOLD) + DONE,
+    "an error named so": b"event: error\n" + event({"message": "out of memory"}),
+    "an error in the middle": piece("he") + event(TOLD) + DONE,
+    "an error in words": piece("he") + event({"error": "out of memory"}) + DONE,
+    "an error in the place of an end": piece("he") + event(TOLD),
+}
+
+MODES = ("vllm", "openai", "tokens-vllm", "tokens-sglang")
+
+
+@asynccontextmanager
+async def clients(session: SessionHandle) -> AsyncIterator[Callable[[str, bool], Awaitable[str]]]:
+    """What an agent reads with the providers' own clients: ``await ask(dialect, stream)``, which raises what they raise."""
+    base = session.base_url.removesuffix("/v1")
+    async with (
+        anthropic.AsyncAnthropic(base_url=base, api_key=session.api_key, max_retries=0) as claude,
+        openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm,
+    ):
+
+        async def ask(dialect: str, stream: bool) -> str:
+            user: Any = [{"role": "user", "content": "hello"}]
+            if dialect == "anthropic":
+                if not stream:
+                    return str(await claude.messages.create(model="m", max_tokens=16, messages=user))
+                async with claude.messages.stream(model="m", max_tokens=16, messages=user) as events:
+                    return str(await events.get_final_message())
+            if dialect == "responses":
+                if not stream:
+                    return str(await llm.responses.create(model="m", input="hello"))
+                said = ""
+                async for told in await llm.responses.create(model="m", input="hello", stream=True):
+                    if told.type == "response.failed":  # this client leaves it to its caller
+                        assert told.response.error is not None
+                        raise openai.APIError(told.response.error.message, httpx.Request("POST", base), body=None)
+                    said += str(told)
+                return said
+            call: Any = llm.chat.completions if dialect == "chat" else llm.completions
+            asked = {"messages": user} if dialect == "chat" else {"prompt": "hello"}
+            reply = await call.create(model="m", max_tokens=16, stream=stream, **asked)
+            return "".join([str(part) async for part in reply]) if stream else str(reply)
+
+        yield ask
+
+
+async def mistaken(
+    kinds: dict[str, bytes], dialect: str, stream: bool, mode: str, engine: ScriptedEngine, start_gateway: Start
+) -> dict[str, str]:
+    """The kinds that an agent took for an answer, or that left something other than one failed call."""
+    rendered = mode.startswith("tokens-")
+    more = {"model_dir": str(MODEL)} if rendered else {}
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, engine=mode.removeprefix("tokens-"), **more)
+    trainer = GatewayClient(gateway.url)
+    [session] = await trainer.create_sessions_async([new_session_id()])
+    inside = gateway.sessions.by_id[session.session_id.encode()]
+    found: dict[str, str] = {}
+    content_type = "text/event-stream" if stream else "application/json"
+    async with clients(session) as ask:
+        for good, (name, body) in enumerate(kinds.items()):
+            engine.faults.append(Fault(body=body, headers=(("content-type", content_type),)))
+            try:
+                found[name] = f"an answer: {await ask(dialect, stream)}"
+            except (openai.APIError, anthropic.APIError) as e:
+                if not e.message:
+                    found[name] = "an error without a word"
+            except Exception as e:
+                found[name] = f"not the client's own error: {e!r}"
+            assert not engine.faults, name
+            if (inside.turns, inside.errors) != (good, good + 1):
+                found[name] = (
+                    f"{found.get(name)}; {inside.turns} turns, {inside.errors} errors, after {good} good calls"
+                )
+            await ask(dialect, stream)
+    captured = (await trainer.fetch_async([session.session_id]))[session.session_id]
+    assert (len(captured.turns), len(captured.errors)) == (len(kinds), len(kinds)), found
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_is_no_reply_is_an_error(
+    mode: str, dialect: str, stream: bool, engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    assert await mistaken(NO_REPLY, dialect, stream, mode, engine, start_gateway) == {}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_is_no_whole_stream_is_an_error(
+    mode: str, dialect: str, engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    assert await mistaken(NO_STREAM, dialect, True, mode, engine, start_gateway) == {}
