@@ -9,6 +9,8 @@
     ├── StoreError                          the object store refused or failed
     │   ├── ObjectNotFoundError (KeyError)
     │   ├── ObjectExistsError (FileExistsError)
+    │   ├── ObjectTooLargeError             an object is larger than its reader takes
+    │   ├── UnlistableError                 these objects can be read one by one, and not be listed
     │   └── StorePermissionError (PermissionError)
     ├── RolloutError                        one rollout did not end in `ok`
     │   ├── AgentError                      the agent's own code raised
@@ -96,6 +98,14 @@ class ObjectNotFoundError(StoreError, KeyError):
 
 class ObjectExistsError(StoreError, FileExistsError):
     """A create-only put found an object under this key."""
+
+
+class ObjectTooLargeError(StoreError):
+    """The object is larger than its reader takes. Nothing of it was kept."""
+
+
+class UnlistableError(StoreError):
+    """The objects below a prefix cannot be listed: too many, or under names that cannot be read. Single ones can be."""
 
 
 class StorePermissionError(StoreError, PermissionError):

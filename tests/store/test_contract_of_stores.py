@@ -164,9 +164,14 @@ async def test_a_store_nobody_wrote_to_is_empty(store: ObjectStore) -> None:
     "key", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "\ud800", "k" * 1025, None]
 )
 async def test_a_key_that_could_escape_is_refused_before_anything_happens(store: ObjectStore, key: str) -> None:
-    for call in (lambda: store.put_async(key, b""), lambda: store.get_async(key), lambda: store.delete_async(key)):
+    for call in (lambda: store.put_async(key, b""), lambda: store.delete_async(key)):
         with pytest.raises(ConfigError):
             await call()
+    # S3 keeps what others put under odd keys, and has no folders that such a key could leave; a server before it may have.
+    only_odd = bool(key) and key != "\ud800" and len(key) <= 1024 and not {".", ".."} & set(key.split("/"))
+    for read in (lambda: store.get_async(key), lambda: store.head_async(key)):
+        with pytest.raises(ObjectNotFoundError if only_odd and store.url.startswith("s3:") else ConfigError):
+            await read()
 
 
 async def test_the_sync_face_works_inside_a_running_loop(store: ObjectStore) -> None:

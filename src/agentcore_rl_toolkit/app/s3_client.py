@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ..errors import ObjectNotFoundError, StoreError
+from ..errors import ObjectNotFoundError, ObjectTooLargeError, StoreError
 from ..store import ObjectInfo, ObjectStore, RetryPolicy
+from ..store.base import check_size
 from ..store.retry import TransientStoreError
 
 _FINAL = {"AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "EntityTooLarge"}
@@ -26,8 +27,14 @@ class S3ClientStore(ObjectStore):
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         await self._call(key, "put_object", Body=body, ContentType="application/json")
 
-    async def _get(self, key: str) -> bytes:
+    async def _get(self, key: str, max_bytes: int | None) -> bytes:
         answer = await self._call(key, "get_object")
+        if max_bytes is not None:
+            try:
+                check_size(key, self.url, answer["ContentLength"], max_bytes)
+            except ObjectTooLargeError:
+                answer["Body"].close()
+                raise
         return bytes(await asyncio.to_thread(answer["Body"].read))
 
     async def _head(self, key: str) -> ObjectInfo:

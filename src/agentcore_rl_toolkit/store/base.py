@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from .._portal import Portal
-from ..errors import ConfigError, ObjectExistsError, StoreError
+from ..errors import ConfigError, ObjectExistsError, ObjectTooLargeError, StoreError
 from .names import TEMP_PREFIX as TEMP_PREFIX
 from .retry import RetryPolicy, TransientStoreError, jitter
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 60.0
 MAX_KEY_BYTES = 1024  # S3's limit; the other stores follow it so that a run can move between them
@@ -43,6 +46,38 @@ class ObjectInfo:
         return self.last_modified.timestamp()
 
 
+class SkippedNames:
+    """What listings of a store met and left out, because it is no object: each name counts once, each kind is logged once.
+
+    Attributes:
+        counts: distinct names by kind ("link", "not a regular file", ...). Counting ends at `REMEMBERED` names.
+    """
+
+    REMEMBERED = 10_000
+
+    def __init__(self, url: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self._url = url
+        self._seen: set[tuple[str, str]] = set()
+
+    @property
+    def total(self) -> int:
+        """Distinct names so far."""
+        return self.counts.total()
+
+    def add(self, kind: str, name: str) -> None:
+        """A listing leaves this name out."""
+        if (kind, name) in self._seen or len(self._seen) >= self.REMEMBERED:
+            return
+        self._seen.add((kind, name))
+        self.counts[kind] += 1
+        if self.counts[kind] == 1:
+            shown = ascii(name if len(name) <= 200 else name[:200] + "...")  # a foreign name may hold terminal escapes
+            logger.warning(
+                "%s: %s is left out of listings (%s); others of this kind are only counted", self._url, shown, kind
+            )
+
+
 class ObjectStore(ABC):
     """Objects under keys. Open one with `open_store`; safe to use from any thread and any event loop.
 
@@ -57,6 +92,7 @@ class ObjectStore(ABC):
     def __init__(self, url: str, *, retry: RetryPolicy | None = None) -> None:
         self.url = url
         self.retry = retry or RetryPolicy()
+        self.skipped = SkippedNames(url)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -66,13 +102,20 @@ class ObjectStore(ABC):
     @abstractmethod
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None: ...
     @abstractmethod
-    async def _get(self, key: str) -> bytes: ...
+    async def _get(self, key: str, max_bytes: int | None) -> bytes: ...
     @abstractmethod
     async def _head(self, key: str) -> ObjectInfo: ...
     @abstractmethod
     async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]: ...
     @abstractmethod
     async def _delete(self, key: str) -> None: ...
+
+    def check_readable(self, key: str) -> str:
+        """Return the key unchanged if an object may be read under it. Raises: ConfigError.
+
+        A store may read more keys than it writes: others put objects there too.
+        """
+        return check_key(key)
 
     # -- the public face
 
@@ -108,19 +151,33 @@ class ObjectStore(ABC):
                 raise
             except ObjectExistsError:
                 # Our own lost answer, or somebody else's object? Only the content tells.
-                if not unsure or await self._get(key) != body:
+                if not unsure or not await self._holds(key, body):
                     raise
 
         await self._until_deadline("put", key, attempt, timeout_s, len(body))
 
-    async def get_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bytes:
-        """Content of an object. Raises: ObjectNotFoundError."""
-        check_key(key)
-        return await self._until_deadline("get", key, lambda: self._get(key), timeout_s, 100_000_000)
+    async def get_async(
+        self, key: str, *, max_bytes: int | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> bytes:
+        """Content of an object.
+
+        Args:
+            max_bytes: refuse a larger object without reading it.
+
+        Raises: ObjectNotFoundError; ObjectTooLargeError with `max_bytes`.
+        """
+        self.check_readable(key)
+        return await self._until_deadline("get", key, lambda: self._get(key, max_bytes), timeout_s, 100_000_000)
+
+    async def _holds(self, key: str, body: bytes) -> bool:
+        try:
+            return await self._get(key, len(body)) == body
+        except ObjectTooLargeError:
+            return False
 
     async def head_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ObjectInfo:
         """Size and age of an object. Raises: ObjectNotFoundError."""
-        check_key(key)
+        self.check_readable(key)
         return await self._until_deadline("head", key, lambda: self._head(key), timeout_s, 0)
 
     async def list_async(
@@ -128,7 +185,10 @@ class ObjectStore(ABC):
     ) -> list[ObjectInfo]:
         """Every object whose key starts with `prefix`, sorted by key, only those behind `after` when it is given.
 
-        A prefix that ends in ``/`` is the quick form; any other one lists the folder that holds it and filters.
+        A prefix that ends in ``/`` is the quick form; any other one lists the folder that holds it and filters. What lies there
+        and is no object is left out and counted in ``skipped``.
+
+        Raises: UnlistableError.
         """
         return await self._until_deadline("list", prefix, lambda: self._list(prefix, after), timeout_s, 10_000_000)
 
@@ -149,9 +209,11 @@ class ObjectStore(ABC):
         """Sync face of `put_async`."""
         run_sync(self.put_async(key, body, create_only=create_only, durable=durable, timeout_s=timeout_s))
 
-    def get(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bytes:
+    def get(
+        self, key: str, *, max_bytes: int | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> bytes:
         """Sync face of `get_async`."""
-        return run_sync(self.get_async(key, timeout_s=timeout_s))
+        return run_sync(self.get_async(key, max_bytes=max_bytes, timeout_s=timeout_s))
 
     def head(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ObjectInfo:
         """Sync face of `head_async`."""
@@ -211,6 +273,12 @@ def check_key(key: str) -> str:
     except UnicodeEncodeError as e:
         raise ConfigError(f"object key {key!r} is not Unicode text: {e.reason}") from e
     return key
+
+
+def check_size(key: str, url: str, size: int, max_bytes: int | None) -> None:
+    """Raises: ObjectTooLargeError when there is a limit and the size is above it."""
+    if max_bytes is not None and size > max_bytes:
+        raise ObjectTooLargeError(f"{key!r} in {url} has {size} bytes, more than the {max_bytes} it may have", key=key)
 
 
 def utc(seconds: float) -> datetime:

@@ -8,6 +8,8 @@ Reads, listings and fsyncs run in a few threads of their own; what only touches 
 
 A put writes ``.tmp-<random>`` beside its target, then renames it (or, for create-only, hard-links it, which the file system
 refuses when the name is taken). A process that dies in between leaves only the temporary file, which no listing shows.
+
+Others write into the directory too, so reading trusts nothing that lies there (`local_files`).
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from ..errors import ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
-from .base import ObjectInfo, ObjectStore, utc
-from .names import TEMP_PREFIX, path_of, text_of
+from ..errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
+from .base import ObjectInfo, ObjectStore, check_size, utc
+from .local_files import MAX_DEPTH, list_objects, opened, read_all, stat_object
+from .names import TEMP_PREFIX, path_of
 from .retry import RetryPolicy, TransientStoreError
 
 T = TypeVar("T")
@@ -94,6 +97,8 @@ class LocalStore(ObjectStore):
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         path = self._path(key)
+        if path_of(key).count("/") > MAX_DEPTH:
+            raise ConfigError(f"{key!r} lies more than {MAX_DEPTH} folders deep, where no listing of {self.url} looks", key=key)
 
         def write() -> None:
             _write(path, body, create_only, durable)
@@ -105,27 +110,22 @@ class LocalStore(ObjectStore):
         else:
             await self._at_once(key, write)
 
-    async def _get(self, key: str) -> bytes:
+    async def _get(self, key: str, max_bytes: int | None) -> bytes:
         def read() -> bytes:
-            with open(self._path(key), "rb") as f:
-                return f.read()
+            with opened(self._root, key) as fd:
+                check_size(key, self.url, os.fstat(fd).st_size, max_bytes)
+                body = read_all(fd, max_bytes)
+            check_size(key, self.url, len(body), max_bytes)
+            return body
 
         return await self._in_thread(key, read)
 
     async def _head(self, key: str) -> ObjectInfo:
-        def stat() -> ObjectInfo:
-            path = self._path(key)
-            if os.path.isdir(path):
-                raise FileNotFoundError(path)
-            return _info(key, os.stat(path))
-
-        return await self._at_once(key, stat)
+        return await self._at_once(key, lambda: _info(key, stat_object(self._root, key)))
 
     async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
         def walk() -> list[ObjectInfo]:
-            found: list[ObjectInfo] = []
-            folder = prefix.rpartition("/")[0]
-            _collect(self._path(folder) if folder else self._root, f"{folder}/" if folder else "", prefix, after, found)
+            found = [_info(key, stat) for key, stat in list_objects(self._root, prefix, after, self.skipped.add)]
             return sorted(found, key=lambda info: info.key)
 
         return await self._in_thread(prefix, walk)
@@ -199,34 +199,6 @@ def _sync_folder(folder: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _collect(path: str, base: str, prefix: str, after: str | None, found: list[ObjectInfo]) -> None:
-    try:
-        entries = os.scandir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    with entries:
-        for entry in entries:
-            if entry.name.startswith(TEMP_PREFIX):
-                continue
-            named = text_of(entry.name)
-            if named is None:
-                continue
-            text, goes_on = named
-            key = base + text
-            if entry.is_dir():
-                below = key if goes_on else key + "/"
-                # a folder is skipped when all its keys sort before `after`, or none can start with the prefix
-                if after is not None and below < after and not after.startswith(below):
-                    continue
-                if below.startswith(prefix) or prefix.startswith(below):
-                    _collect(entry.path, below, prefix, after, found)
-            elif goes_on or not f"/{entry.path}".endswith(f"/{path_of(key)}"):
-                continue  # a file that no key stands for, though its name looks like an escaped one
-            elif key.startswith(prefix) and (after is None or key > after):
-                with contextlib.suppress(FileNotFoundError):  # deleted since the scan
-                    found.append(_info(key, entry.stat()))
 
 
 def _info(key: str, stat: os.stat_result) -> ObjectInfo:

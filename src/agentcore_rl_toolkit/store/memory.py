@@ -8,7 +8,7 @@ import threading
 import time
 
 from ..errors import ObjectExistsError, ObjectNotFoundError
-from .base import ObjectInfo, ObjectStore, utc
+from .base import ObjectInfo, ObjectStore, check_size, utc
 from .retry import RetryPolicy
 
 _spaces: dict[str, dict[str, tuple[bytes, float]]] = {}
@@ -34,12 +34,13 @@ class MemoryStore(ObjectStore):
                 raise ObjectExistsError(f"{key!r} exists in {self.url}", key=key)
             self._objects[self._prefix + key] = (bytes(body), time.time())
 
-    async def _get(self, key: str) -> bytes:
+    async def _get(self, key: str, max_bytes: int | None) -> bytes:
         await asyncio.sleep(0)
         with _lock:
             entry = self._objects.get(self._prefix + key)
         if entry is None:
             raise ObjectNotFoundError(f"no object {key!r} in {self.url}", key=key)
+        check_size(key, self.url, len(entry[0]), max_bytes)
         return entry[0]
 
     async def _head(self, key: str) -> ObjectInfo:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
+import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..errors import (
     AgentCoreRLError,
@@ -16,13 +19,21 @@ from ..errors import (
     ObjectNotFoundError,
     StoreError,
     StorePermissionError,
+    UnlistableError,
 )
-from .base import ObjectInfo, ObjectStore
+from .base import MAX_KEY_BYTES, ObjectInfo, ObjectStore, check_key, check_size
 from .credentials import AwsCredentials, find_region
 from .leaving import watch
 from .retry import RetryPolicy, TransientStoreError
 
+if TYPE_CHECKING:
+    from .foreign import ForeignKeys
+
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+FOREIGN_KNOWN_S = 60.0  # a prefix that held a foreign key is listed the slower way for so long, then tried again
+MAX_FOREIGN_KNOWN = 10_000
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -54,6 +65,8 @@ class RemoteStore(ObjectStore):
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
         self._endpoint_url, self._region = endpoint_url, region
         self._opened: tuple[int, Any] | None = None
+        self._other_opened: tuple[int, ForeignKeys] | None = None
+        self._foreign_met_s: dict[str, float] = {}  # prefix -> when its listing last met a key that obstore cannot read
 
     def _store(self) -> Any:
         # No lock: two threads that come first at once open it twice, which is harmless; a lock held during a fork is not.
@@ -119,13 +132,27 @@ class RemoteStore(ObjectStore):
         )
         await self._mapped(key, put)
 
-    async def _get(self, key: str) -> bytes:
+    def check_readable(self, key: str) -> str:
+        if self._scheme != "s3":
+            return check_key(key)
+        if not _is_readable(key):
+            raise ConfigError(
+                f"object key {key!r}: it must be 1 to {MAX_KEY_BYTES} bytes of UTF-8, without a part '.' or '..', which a server "
+                "may take for a step in its own folders"
+            )
+        return key
+
+    async def _get(self, key: str, max_bytes: int | None) -> bytes:
         import obstore
+
+        if self._scheme == "s3" and is_foreign(self._prefix + key):
+            return await asyncio.to_thread(self._other().get, self._prefix + key, max_bytes)
 
         async def read() -> bytes:
             # Two limits, because the size is known only after the first answer: a silent server must not get a large body's time.
             async with asyncio.timeout(self.retry.attempt_limit_s(0)):
                 result = await obstore.get_async(self._store(), self._prefix + key)
+            check_size(key, self.url, result.meta["size"], max_bytes)
             async with asyncio.timeout(self.retry.attempt_limit_s(result.meta["size"])):
                 return bytes(await result.bytes_async())
 
@@ -134,6 +161,8 @@ class RemoteStore(ObjectStore):
     async def _head(self, key: str) -> ObjectInfo:
         import obstore
 
+        if self._scheme == "s3" and is_foreign(self._prefix + key):
+            return self._below(await asyncio.to_thread(self._other().head, self._prefix + key))
         return self._info(await self._mapped(key, obstore.head_async(self._store(), self._prefix + key)))
 
     async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
@@ -141,13 +170,33 @@ class RemoteStore(ObjectStore):
 
         full = self._prefix + prefix
         folder = full.rpartition("/")[0]  # obstore matches whole path parts only
+        met_s = self._foreign_met_s.get(prefix)
+        if self._scheme == "s3" and (
+            is_foreign(folder) or (met_s is not None and time.monotonic() - met_s < FOREIGN_KNOWN_S)
+        ):
+            return await self._list_otherwise(prefix, after)
         stream = obstore.list(
             self._store(),
             prefix=folder or None,
             offset=None if after is None else self._prefix + after,
             chunk_size=1000,
         )
-        found = [self._info(meta) for meta in await self._mapped(prefix, stream.collect_async())]
+        try:
+            found = [self._info(meta) for meta in await self._mapped(prefix, stream.collect_async())]
+        except UnlistableError as e:
+            if self._scheme != "s3":
+                raise
+            logger.log(
+                logging.DEBUG if prefix in self._foreign_met_s else logging.WARNING,
+                "%s: there is a foreign key under %r; it is listed another, slower way: %s",
+                self.url,
+                prefix,
+                e,
+            )
+            if len(self._foreign_met_s) >= MAX_FOREIGN_KNOWN:
+                self._foreign_met_s.clear()
+            self._foreign_met_s[prefix] = time.monotonic()
+            return await self._list_otherwise(prefix, after)
         kept = [info for info in found if info.key.startswith(prefix) and (after is None or info.key > after)]
         return sorted(kept, key=lambda info: info.key)
 
@@ -158,6 +207,32 @@ class RemoteStore(ObjectStore):
             await self._mapped(key, obstore.delete_async(self._store(), self._prefix + key))
         except ObjectNotFoundError:
             return  # a store that answers 404 here instead of S3's 204
+
+    async def _list_otherwise(self, prefix: str, after: str | None) -> list[ObjectInfo]:
+        start = None if after is None else self._prefix + after
+        found = await asyncio.to_thread(self._other().list, self._prefix + prefix, start)
+        kept = []
+        for info in map(self._below, found):
+            if _is_readable(info.key):
+                kept.append(info)
+            else:
+                self.skipped.add("a name that no key can have", info.key)
+        return sorted(kept, key=lambda info: info.key)
+
+    def _below(self, info: ObjectInfo) -> ObjectInfo:
+        """With its key relative to this store."""
+        return replace(info, key=info.key[len(self._prefix) :]) if self._prefix else info
+
+    def _other(self) -> ForeignKeys:
+        """What reads the keys that obstore has no words for."""
+        opened = self._other_opened
+        if opened is None or opened[0] != os.getpid():
+            from .foreign import ForeignKeys
+
+            region = self._region or find_region()
+            other = ForeignKeys(self._bucket, region=region, endpoint_url=self._endpoint_url or find_endpoint())
+            opened = self._other_opened = (os.getpid(), other)
+        return opened[1]
 
     def _info(self, meta: Any) -> ObjectInfo:
         return ObjectInfo(
@@ -200,6 +275,8 @@ class RemoteStore(ObjectStore):
             return StorePermissionError(f"no access to {where}: {code or text}", key=key)
         if "incorrectly configured region" in text or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
             return StoreError(f"{self.url} is in another region; set AWS_REGION to the bucket's region", key=key)
+        if _is_foreign_listing(e, text):
+            return UnlistableError(f"{where}: {text}", key=key)
         if isinstance(e, ValueError | exceptions.InvalidPathError | exceptions.NotSupportedError):
             return ConfigError(f"{where}: {text}", key=key)
         if isinstance(e, exceptions.UnknownConfigurationKeyError):
@@ -207,6 +284,30 @@ class RemoteStore(ObjectStore):
         if status is not None and 400 <= status < 500 and status not in _PASSING_STATUS:
             return StoreError(f"{where}: {text}", key=key)
         return TransientStoreError(f"{where}: {text}", ambiguous=status is None or status >= 500, key=key)
+
+
+def is_foreign(key: str) -> bool:
+    """Whether S3 can hold this key and obstore cannot name it: it refuses most of these, and changes some (``/a``, ``a/``)."""
+    return not key.isprintable() or any(part in ("", ".", "..") for part in key.split("/"))
+
+
+def _is_readable(key: object) -> bool:
+    if not isinstance(key, str):
+        return False
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    return 0 < size <= MAX_KEY_BYTES and not {".", ".."} & set(key.split("/"))
+
+
+def _is_foreign_listing(e: Exception, text: str) -> bool:
+    """Whether a listing failed over one of its keys: obstore cannot take it for a path, or the XML cannot hold it."""
+    from obstore import exceptions
+
+    if isinstance(e, exceptions.InvalidPathError):
+        return "object with invalid path" in text
+    return isinstance(e, exceptions.GenericError) and "invalid list response" in text
 
 
 def _headline(e: BaseException) -> str:
