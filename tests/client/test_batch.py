@@ -110,10 +110,10 @@ def test_denied_record_fails_that_item_alone(make_client: MakeClient, store_url:
     real = open_store(store_url)
     original = real._get
 
-    async def get(key: str) -> bytes:
+    async def get(key: str, max_bytes: int | None) -> bytes:
         if "/denied/" in key:
             raise StorePermissionError("403", key=key)
-        return await original(key)
+        return await original(key, max_bytes)
 
     real._get = get  # type: ignore[method-assign]  # one key of a real store refuses
     client = make_client(store=real)

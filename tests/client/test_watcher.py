@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,13 @@ from agentcore_rl_toolkit.client.watcher import (
     round_interval_s,
 )
 from agentcore_rl_toolkit.contract import alive_key
-from agentcore_rl_toolkit.errors import RolloutLostError, StoreError, StorePermissionError
+from agentcore_rl_toolkit.errors import (
+    ConfigError,
+    RolloutLostError,
+    StoreError,
+    StorePermissionError,
+    UnlistableError,
+)
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 
@@ -105,6 +113,21 @@ async def test_session_without_heartbeats_is_never_called_lost(store: ObjectStor
     assert not waiter.found.done()
 
 
+async def test_a_session_without_heartbeats_is_not_lost_because_its_neighbour_shows_life(store: ObjectStore) -> None:
+    w = watcher(store)
+    silent = w.add("e/i/silent.json", expects_life=False, silence_s=0.3)
+    lively = w.add("e/i/lively.json", expects_life=False, silence_s=0.3)
+    await store.put_async(alive_key("e/i/lively.json"), b"{}")
+    with pytest.raises(RolloutLostError):  # it was seen alive, so its own silence counts
+        await asyncio.wait_for(lively.found, 10)
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 1.0:
+        await asyncio.sleep(0.05)
+        assert not silent.found.done()
+    await store.put_async("e/i/silent.json", b"{}")
+    assert await asyncio.wait_for(silent.found, 10) is True
+
+
 async def test_each_session_has_a_silence_of_its_own(store: ObjectStore) -> None:
     w = watcher(store)
     patient = w.add("e/i/p.json", expects_life=True, silence_s=30.0)
@@ -127,17 +150,22 @@ class FlakyStore:
         self.store, self.error = store, None
         self.lists = self.heads = 0
         self.denied: set[str] = set()
+        self.broken: dict[str, BaseException] = {}
 
-    error: Exception | None
+    error: BaseException | None
 
     async def list_async(self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = None) -> Any:
         self.lists += 1
         if self.error is not None:
             raise self.error
+        if prefix in self.broken:
+            raise self.broken[prefix]
         return await self.store.list_async(prefix)
 
     async def head_async(self, key: str, *, timeout_s: float | None = None) -> Any:
         self.heads += 1
+        if key in self.broken:
+            raise self.broken[key]
         if key in self.denied:
             raise StorePermissionError("403", key=key)
         return await self.store.head_async(key)
@@ -230,3 +258,97 @@ async def test_watching_goes_on_after_everything_was_found(store: ObjectStore) -
         await store.put_async(f"e/i/{name}.json", b"{}")
         assert await asyncio.wait_for(waiter.found, 2) is True
         await asyncio.sleep(0.1)
+
+
+UNFORESEEN = [RecursionError("too deep"), ValueError("a key of another form"), ConfigError("object key"), MemoryError()]
+
+
+@pytest.mark.parametrize("trouble", UNFORESEEN, ids=lambda e: type(e).__name__)
+async def test_a_listing_that_fails_in_a_way_nobody_foresaw_blinds_nobody(
+    store: ObjectStore, trouble: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    flaky, counted = FlakyStore(store), []
+    flaky.error = trouble
+    w = Watcher(flaky, "e/", local=True, min_s=0.01, max_s=0.05, push_s=1.0, on_trouble=lambda: counted.append(1))
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=9.0)
+    while not flaky.heads:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 10) is True
+    assert counted
+    assert [r for r in caplog.records if r.exc_info is not None and r.exc_info[1] is trouble]
+    w.close()
+
+
+@pytest.mark.parametrize("trouble", [*UNFORESEEN, asyncio.CancelledError()], ids=lambda e: type(e).__name__)
+async def test_a_watcher_whose_task_ends_is_started_again(
+    store: ObjectStore, trouble: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    w = Watcher(store, "e/", local=True, min_s=0.01, max_s=0.05, push_s=1.0, on_trouble=lambda: counted.append(1))
+    real, rounds = w._round, []
+
+    async def broken() -> None:
+        rounds.append(1)
+        if len(rounds) <= 3:
+            raise trouble
+        await real()
+
+    monkeypatch.setattr(w, "_round", broken)
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=9.0)
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 30) is True
+    assert len(counted) == 3
+    assert any("e/" in r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
+    if isinstance(trouble, Exception):
+        assert [r for r in caplog.records if r.exc_info is not None and r.exc_info[1] is trouble]
+    w.close()
+
+
+@pytest.mark.parametrize("kind", ["listing", "key"])
+@pytest.mark.parametrize("trouble", [UnlistableError("too many"), StoreError("EIO"), ValueError("odd")], ids=repr)
+async def test_trouble_with_one_input_neither_hides_its_neighbours_nor_keeps_the_lost_from_being_lost(
+    store: ObjectStore, kind: str, trouble: Exception
+) -> None:
+    flaky = FlakyStore(store)
+    w = watcher(flaky)
+    w._known["e/"] = 50_000  # inputs are listed one by one
+    if kind == "key":
+        w._may_list = False
+    bad = w.add("e/bad/s.json", expects_life=True, silence_s=0.2)
+    good = w.add("e/good/s.json", expects_life=False, silence_s=9.0)
+    lost = w.add("e/lost/s.json", expects_life=True, silence_s=0.2)
+    flaky.broken = {"e/bad/": trouble, "e/bad/s.json": trouble}
+    with pytest.raises(RolloutLostError):
+        await asyncio.wait_for(lost.found, 10)
+    await store.put_async("e/good/s.json", b"{}")
+    assert await asyncio.wait_for(good.found, 10) is True
+    assert not bad.found.done()  # nobody could look at it
+    flaky.broken = {}
+    await store.put_async("e/bad/s.json", b"{}")
+    assert await asyncio.wait_for(bad.found, 10) is True
+    w.close()
+
+
+async def test_a_look_at_one_object_after_a_listing_is_no_sign_of_life(store: ObjectStore) -> None:
+    """S3 tells the time of an object to the millisecond in listings and to the second elsewhere."""
+
+    class Rounded(FlakyStore):
+        async def head_async(self, key: str, *, timeout_s: float | None = None) -> Any:
+            found = await super().head_async(key)
+            return dataclasses.replace(found, last_modified=found.last_modified.replace(microsecond=0))
+
+    w = watcher(Rounded(store))
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=1.0)
+    await store.put_async(alive_key("e/i/s.json"), b"{}")
+    await asyncio.wait_for(waiter.seen_life.wait(), 5)
+
+    async def change_the_way() -> None:
+        while True:
+            w._may_list = not w._may_list
+            await asyncio.sleep(0.1)
+
+    changing = asyncio.create_task(change_the_way())
+    with pytest.raises(RolloutLostError):
+        await asyncio.wait_for(waiter.found, 10)
+    changing.cancel()

@@ -240,7 +240,11 @@ class Rollout:
     async def _settle(self, info: RolloutInfo, store: ObjectStore, body: bytes, timeout_s: float) -> bool:
         """The key is taken: the first record of an attempt stays, one of an earlier attempt is replaced."""
         try:
-            there = parse_record(await store.get_async(info.result_key, timeout_s=timeout_s))
+            there = parse_record(
+                await store.get_async(
+                    info.result_key, max_bytes=3 * self._settings.max_record_bytes, timeout_s=timeout_s
+                )
+            )
             block = there.get(INFO_FIELD)
             attempt = block.get("attempt") if isinstance(block, Mapping) else None
             if isinstance(attempt, int) and attempt < info.config.attempt:

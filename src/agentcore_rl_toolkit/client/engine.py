@@ -73,8 +73,8 @@ class Engine:
         self._transport = transport
         self._pacer = pacer
         self._watch = watch
-        self._follower = Follower(store_for, watch)
         self.events = events
+        self._follower = Follower(store_for, watch, events.watching_failed)
         self._invoker = Invoker(
             transport, pacer, events, max_attempts=max_attempts, pool_size=pool_size, room=lambda: self.stops().room()
         )
@@ -145,6 +145,11 @@ class Engine:
     def store_requests(self) -> int:
         """Requests made to stores so far: listings by page, heads and gets."""
         return self._follower.requests
+
+    @property
+    def skipped_names(self) -> int:
+        """Names that listings of stores left out so far because they are no objects."""
+        return self._follower.skipped
 
     @property
     def stop_backlog(self) -> int:

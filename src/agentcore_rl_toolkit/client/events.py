@@ -17,7 +17,7 @@ from .settings import RolloutRequest
 
 logger = logging.getLogger("agentcore_rl_toolkit.client")
 
-# (event, fields); events: intent, accepted, refused, retried, finished, stopped
+# (event, fields); events: intent, accepted, refused, retried, finished, stopped, watch_failure
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -79,6 +79,12 @@ class Events:
         self._note(progress.session_id, {"event": "accepted", "key": progress.key, "bucket": progress.bucket})
         if self.subscribers:
             self._tell("accepted", {**self._ids(progress), "key": progress.key, "bucket": progress.bucket})
+
+    def watching_failed(self) -> None:
+        """Watching for results failed in a way nobody foresaw, and goes on."""
+        self.counts["watch_failures"] += 1
+        if self.subscribers:
+            self._tell("watch_failure", {"session_id": "", "exp_id": self.exp_id})
 
     def refused(self, progress: Progress) -> None:
         """The runtime answered 429 or 402."""

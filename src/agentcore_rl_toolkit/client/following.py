@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..contract import Outcome, Stage, alive_key
-from ..errors import AgentCoreRLError, RolloutLostError
+from ..errors import AgentCoreRLError, ConfigError, InvalidResultError, RolloutLostError
 from ..store import ObjectStore
 from .flight import AttemptEnded, Flight
 from .future import Progress, Verdict
@@ -26,17 +26,30 @@ TIDY_S = 10.0
 class Follower:
     """Follows sessions to their records. Lives on the engine's loop.
 
-    When silence means loss. An agent that answers an invoke with ``heartbeat_s`` promises a sign of life as often; then its
-    absence counts from the start. Of an agent that promised nothing (the published toolkit, an invoke whose answer was lost) it
-    counts only once some session showed life.
+    When silence means loss. A session whose agent answered the invoke with ``heartbeat_s`` was promised to show life as often;
+    its silence counts from the start. Any other session (the published toolkit's, one without heartbeat, one whose answer was
+    lost) is judged by its silence only once its own heartbeat was seen. What other sessions do says nothing about it.
+
+    ``on_trouble()`` is called when watching failed in a way nobody foresaw, and goes on.
     """
 
-    def __init__(self, store_for: Callable[[str], ObjectStore], settings: WatchSettings) -> None:
+    def __init__(
+        self,
+        store_for: Callable[[str], ObjectStore],
+        settings: WatchSettings,
+        on_trouble: Callable[[], object] = lambda: None,
+    ) -> None:
         self._store_for = store_for
         self._settings = settings
-        self._agent_shows_life = False
+        self._on_trouble = on_trouble
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, ResultReader] = {}
+        self._stores: dict[str, ObjectStore] = {}
+
+    @property
+    def skipped(self) -> int:
+        """Names that listings of the stores left out so far because they are no objects."""
+        return sum(store.skipped.total for store in list(self._stores.values()))
 
     @property
     def requests(self) -> int:
@@ -52,21 +65,27 @@ class Follower:
         """The reader of a store."""
         reader = self._readers.get(bucket)
         if reader is None:
-            reader = self._readers[bucket] = ResultReader(self._store_for(bucket), self._settings.read_concurrency)
+            settings = self._settings
+            reader = self._readers[bucket] = ResultReader(
+                self._store_for(bucket), settings.read_concurrency, settings.max_record_bytes
+            )
         return reader
 
     async def follow(self, flight: Flight, reply: Mapping[str, Any] | None) -> Verdict:
         """Wait for the record and read it; `reply` is the answer to the invoke, None when it was lost or not ours to see.
 
-        Raises: AttemptEnded when the session is lost.
+        Raises: AttemptEnded when the session is lost, or its record can be nowhere.
         """
         progress = flight.progress
         heartbeat_s = promised_heartbeat_s(reply)
+        try:
+            self._store_for(progress.bucket).check_readable(progress.key)
+        except ConfigError as e:
+            error = InvalidResultError(f"no record can be at {progress.key!r} in {progress.bucket!r}: {e}")
+            raise AttemptEnded(Outcome.INVALID, error) from e
         watcher = self._watcher(progress)
         waiter = watcher.add(
-            progress.key,
-            expects_life=heartbeat_s is not None or (self._agent_shows_life and reply is not None),
-            silence_s=self._settings.silence_s(heartbeat_s),
+            progress.key, expects_life=heartbeat_s is not None, silence_s=self._settings.silence_s(heartbeat_s)
         )
         reader = self.reader(progress.bucket)
         try:
@@ -90,7 +109,6 @@ class Follower:
             raise AttemptEnded(Outcome.LOST, e) from e
         finally:
             watcher.remove(waiter)
-            self._agent_shows_life = self._agent_shows_life or watcher.shows_life
 
     async def remove_heartbeat(self, bucket: str, key: str) -> None:
         """Delete the heartbeat object of a session that is gone and left no record. At worst it stays: then nothing is harmed."""
@@ -116,7 +134,9 @@ class Follower:
                 min_s=settings.min_interval_s if settings.min_interval_s is not None else low_s,
                 max_s=settings.max_interval_s if settings.max_interval_s is not None else high_s,
                 push_s=settings.push_interval_s,
+                on_trouble=self._on_trouble,
             )
+            self._stores[store.url] = store
         return watcher
 
 

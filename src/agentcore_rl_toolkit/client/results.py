@@ -10,9 +10,11 @@ from typing import Any
 from ..contract import Outcome, extract_reward, parse_record, record_outcome
 from ..errors import (
     AgentError,
+    ConfigError,
     ContractError,
     InvalidResultError,
     ObjectNotFoundError,
+    ObjectTooLargeError,
     RolloutCancelledError,
     RolloutError,
     RolloutLostError,
@@ -24,6 +26,7 @@ from ..errors import (
 from ..store import ObjectStore
 from .future import Verdict
 from .pacing import backoff_s
+from .settings import MAX_RECORD_BYTES
 
 
 def judge(body: bytes, key: str | None = None) -> Verdict:
@@ -72,15 +75,17 @@ def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -
 class ResultReader:
     """Reads records of one store, a bounded number at a time."""
 
-    def __init__(self, store: ObjectStore, concurrency: int) -> None:
+    def __init__(self, store: ObjectStore, concurrency: int, max_bytes: int = MAX_RECORD_BYTES) -> None:
         self._store = store
+        self._max_bytes = max_bytes
         self._gate = asyncio.Semaphore(concurrency)
         self.requests = 0
 
     async def read(self, key: str, within_s: float) -> Verdict | None:
         """The verdict of a record; None when there is no such object.
 
-        Faults of the store are waited out for `within_s` seconds. A refusal (403) ends this rollout alone.
+        Faults of the store are waited out for `within_s` seconds. A refusal (403) ends this rollout alone, as does a record above
+        the limit, of which nothing is read.
         """
         deadline_s = time.monotonic() + within_s
         failures = 0
@@ -88,11 +93,21 @@ class ResultReader:
             while True:
                 self.requests += 1
                 try:
-                    body = await self._store.get_async(key, timeout_s=max(0.0, deadline_s - time.monotonic()))
+                    body = await self._store.get_async(
+                        key, max_bytes=self._max_bytes, timeout_s=max(0.0, deadline_s - time.monotonic())
+                    )
                     return judge(body, key)
                 except ObjectNotFoundError:
                     return None
-                except StorePermissionError as e:
+                except ObjectTooLargeError as e:
+                    error: RolloutError = InvalidResultError(
+                        f"the record is too large: {e}. The agent should store large data elsewhere and return its key; "
+                        "WatchSettings(max_record_bytes=) sets the limit",
+                        key=key,
+                    )
+                    error.__cause__ = e
+                    return Verdict(outcome=Outcome.INVALID, error=error)
+                except (StorePermissionError, ConfigError) as e:
                     return Verdict(outcome=Outcome.INVALID, error=e)
                 except StoreError as e:
                     failures += 1

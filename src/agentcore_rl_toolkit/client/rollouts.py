@@ -300,7 +300,8 @@ class RolloutClient(BatchMethods):
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call ``subscriber(event, fields)`` for each event of a rollout, on the client's thread; it must not block.
 
-        Events: intent, accepted, refused, retried, finished, stopped. Fields always hold ``session_id`` and ``exp_id``.
+        Events: intent, accepted, refused, retried, finished, stopped, watch_failure. Fields always hold ``session_id`` (empty
+        for the last one) and ``exp_id``.
         """
         self._engine.events.subscribers.append(subscriber)
 
@@ -311,8 +312,14 @@ class RolloutClient(BatchMethods):
 
     @property
     def stats(self) -> dict[str, int]:
-        """Counts since the start: submitted, refused, retried, each outcome, stopped, stop_failed, store_requests."""
-        return {**self._engine.events.counts, "store_requests": self._engine.store_requests}
+        """Counts since the start: submitted, refused, retried, each outcome, stopped, stop_failed, watch_failures,
+        store_requests, skipped_names (what lies in the store beside the records and is no object).
+        """
+        return {
+            **self._engine.events.counts,
+            "store_requests": self._engine.store_requests,
+            "skipped_names": self._engine.skipped_names,
+        }
 
     @property
     def agentcore_client(self) -> Any:

@@ -17,6 +17,9 @@ Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rol
 RETRYABLE = frozenset({Outcome.LOST, Outcome.TIMEOUT, Outcome.THROTTLED})
 
 AGENTCORE_MAX_LIFETIME_S = 28_800.0  # a session is ended by the service after 8 h, whatever it does
+MAX_RECORD_BYTES = (
+    256_000_000  # twice and a half what an agent of ours stores at most; decoded it takes several times that
+)
 PUBLISHED_POOL_CONNECTIONS = 10  # the published default; left as it is, the pool follows the work
 
 
@@ -63,6 +66,7 @@ class WatchSettings:
         lost_after_s: a session whose sign of life has not changed for this long, and that left no record, is lost.
             None: three heartbeats, of the period that the agent promised, and five seconds.
         read_concurrency: records read at the same time.
+        max_record_bytes: a larger record is not read; its rollout ends as `invalid`.
     """
 
     min_interval_s: float | None = None
@@ -71,10 +75,11 @@ class WatchSettings:
     heartbeat_s: float = 10.0
     lost_after_s: float | None = None
     read_concurrency: int = 64
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
-        if self.heartbeat_s <= 0 or self.read_concurrency < 1:
-            raise ConfigError("heartbeat_s must be > 0 and read_concurrency >= 1")
+        if self.heartbeat_s <= 0 or self.read_concurrency < 1 or self.max_record_bytes < 1:
+            raise ConfigError("heartbeat_s must be > 0, read_concurrency and max_record_bytes >= 1")
 
     def silence_s(self, promised_s: float | None = None) -> float:
         """Seconds without a new sign of life after which a session counts as lost; `promised_s`: the agent's own period."""

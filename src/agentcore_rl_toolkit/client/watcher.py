@@ -8,13 +8,14 @@ round it looks at the store in the cheapest of three ways, by an estimate from w
 - one LIST per input with something in flight, when the experiment holds many finished objects;
 - one HEAD per rollout in flight, when even single inputs hold thousands (and always when listing is not permitted).
 
-A record seen resolves its waiter. A heartbeat whose modification time changes is a sign of life; only *changes* count,
-timed by our own clock, so the clocks of store and client need not agree. A rollout that once showed a sign of life, or
-whose agent promised some, and then shows none for its `silence_s` is declared lost after one last direct look for its
-record.
+A record seen resolves its waiter. A heartbeat that changes is a sign of life; only *changes* count, timed by our own
+clock, so the clocks of store and client need not agree. Whether a session's silence means anything is a property of that
+session alone: its agent promised a heartbeat in its answer to the invoke, or its own heartbeat was seen. Such a session is
+declared lost when it shows none for its `silence_s`, after one last direct look for its record.
 
-Errors of the store delay rounds and fail nobody. A pushed notification leads to a direct look at one key; the store
-stays the only source of truth.
+The watcher never dies. What cannot be listed is looked at key by key, a rollout that could not be looked at is not judged,
+and faults of the store delay rounds and fail nobody. Whatever else goes wrong is logged with its traceback, counted, and
+followed by another round. A pushed notification leads to a direct look at one key; the store stays the only source of truth.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 from ..contract import ALIVE_SUFFIX, RECORD_SUFFIX
-from ..errors import ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError
+from ..errors import ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError, UnlistableError
 from .pacing import backoff_s
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ LOCAL_CALL_S, LOCAL_OBJECT_S = 0.2e-3, 8e-6  # CPU of one call and of one line o
 IDLE_SHARE = 0.05  # after t seconds without news, look every 5 % of t: news is late by at most that share of a rollout
 REQUESTS_AT_ONCE = 32
 LOOK_TIMEOUT_S = 15.0  # one look; a store that is down longer shows in the log and is asked again
+UNLISTABLE_S = 60.0  # what cannot be listed is looked at key by key for so long, then listed again
+LONGEST_PAUSE_S = 5.0  # between two rounds that failed
 
 
 class Listed(Protocol):
@@ -48,6 +51,8 @@ class Listed(Protocol):
     def key(self) -> str: ...
     @property
     def last_modified(self) -> datetime: ...
+    @property
+    def etag(self) -> str | None: ...
 
 
 class WatchedStore(Protocol):
@@ -66,10 +71,10 @@ class Waiter:
     key: str
     prefix: str  # of its input, with the final slash
     found: asyncio.Future[bool]
-    expects_life: bool  # its agent is known to write heartbeats
+    expects_life: bool  # its agent promised heartbeats for this session
     silence_s: float  # without a new sign of life for this long, it is lost
     seen_life: asyncio.Event = field(default_factory=asyncio.Event)
-    stamp: object = None  # modification time of the heartbeat when last seen
+    stamp: object = None  # of the heartbeat when last seen
     stamp_changed_s: float = 0.0
 
 
@@ -135,6 +140,7 @@ class Watcher:
         min_s: float,
         max_s: float,
         push_s: float,
+        on_trouble: Callable[[], object] = lambda: None,
     ) -> None:
         self._store = store
         self._root = root
@@ -145,10 +151,14 @@ class Watcher:
         self._known: dict[str, int] = {}
         self._may_list = True
         self._push_works = False
-        self.shows_life = False  # this agent writes heartbeats: from then on their absence means something
+        self._unlistable_s: dict[str, float] = {}  # prefix -> when its listing last failed for good
         self._news_at_s = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         self._outage = False
+        self._failures = 0  # rounds that failed in a row
+        self._partly = 0  # rounds in a row in which some rollouts could not be looked at
+        self._on_trouble = on_trouble
         self._looked_at = [0, 0]  # calls and lines of the round under way
         self.requests = 0
 
@@ -163,8 +173,28 @@ class Watcher:
         self._waiters[key] = waiter
         self._by_alive[key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX] = waiter
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
+            self._start()
         return waiter
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The task is over: rightly, with nobody left to watch for, or it is started again."""
+        error = None if task.cancelled() else task.exception()
+        if self._closed or task is not self._task or (error is None and not self._waiters):
+            return
+        self._failures += 1
+        logger.error("watching %s ended unexpectedly and starts again", self._root, exc_info=error)
+        self._on_trouble()
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            if not self._closed and task is self._task and self._waiters:
+                self._start()
+
+        loop.call_later(self._pause_s(), again)
 
     def remove(self, waiter: Waiter) -> None:
         """Stop looking for a record."""
@@ -191,29 +221,46 @@ class Watcher:
             waiter.found.set_result(True)
 
     async def _run(self) -> None:
-        failures = 0
         while self._waiters:
             self._looked_at = [0, 0]
             try:
                 await self._round()
-                failures = 0
+                self._failures = 0
             except StoreError as e:
-                failures += 1
+                self._failed(e)
                 self._outage = True
-                level = logging.WARNING if failures in (1, 10, 100) else logging.DEBUG
-                logger.log(level, "looking for results under %s failed (%d in a row): %s", self._root, failures, e)
-            now = time.monotonic()
-            if failures:
-                await asyncio.sleep(backoff_s(failures, base_s=max(0.1, self._min_s), cap_s=5.0))
+            except Exception as e:  # whatever it is, the rollouts in flight need someone who looks
+                self._failed(e)
+                self._outage = True
+                self._on_trouble()
+            if self._failures:
+                await asyncio.sleep(self._pause_s())
                 continue
             interval_s = round_interval_s(
-                idle_s=now - self._news_at_s,
+                idle_s=time.monotonic() - self._news_at_s,
                 round_cost_s=self._round_cost_s(),
                 min_s=self._push_s if self._push_works else self._min_s,
                 max_s=max(self._max_s, self._push_s) if self._push_works else self._max_s,
             )
             patience_s = min((w.silence_s for w in self._waiters.values()), default=math.inf) / 3
             await asyncio.sleep(min(interval_s, patience_s))
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        level = logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG
+        text = "looking for results under %s failed (%d in a row): %s"
+        foreseen = isinstance(error, StoreError)
+        logger.log(
+            level if foreseen else max(level, logging.INFO),
+            text,
+            self._root,
+            self._failures,
+            error,
+            exc_info=not foreseen,
+        )
+
+    def _pause_s(self) -> float:
+        return backoff_s(self._failures, base_s=max(0.1, self._min_s), cap_s=LONGEST_PAUSE_S)
 
     def _round_cost_s(self) -> float:
         """CPU time of the last look at a local store, from counts: its wall time would grow with the load of the machine."""
@@ -228,37 +275,87 @@ class Watcher:
             in_flight[waiter.prefix] = in_flight.get(waiter.prefix, 0) + 1
         for prefix in [p for p in self._known if p != self._root and p not in in_flight]:
             del self._known[prefix]
+        for prefix in [p for p in self._unlistable_s if p != self._root and p not in in_flight]:
+            del self._unlistable_s[prefix]
         plan = choose_plan(self._root, in_flight, self._known, self._cost, may_list=self._may_list)
-        if plan.prefixes is not None:
-            try:
-                await self._list_all(plan.prefixes)
-            except StorePermissionError as e:
-                logger.warning("listing %s is not permitted (%s); looking at single keys instead", self._root, e)
-                self._may_list = False
+        if plan.prefixes is None:
+            blind = await self._look_at_each(list(self._waiters.values()))
         else:
-            await self._look_at_each()
-        if self._outage:
-            # Nothing could be seen, and agents could not renew their signs of life either: silence counts from now.
-            self._outage = False
-            for waiter in self._waiters.values():
-                waiter.stamp_changed_s = time.monotonic()
+            blind = await self._list_what_can_be(plan.prefixes, in_flight)
+        now = time.monotonic()
+        problem = next(iter(blind.values()), None)
+        if problem is not None and len(blind) >= len(self._waiters):
+            raise problem
+        self._report_partly(blind, problem)
+        for waiter in self._waiters.values() if self._outage else blind:
+            # Nothing could be seen of it, and its agent may not have been able to show life either: silence counts from now.
+            waiter.stamp_changed_s = now
+        self._outage = False
         await self._declare_lost()
 
-    async def _list_all(self, prefixes: Sequence[str]) -> None:
-        if self._cost is LOCAL_COST or len(prefixes) == 1:  # a local listing takes less time than a task
-            for prefix in prefixes:
-                await self._list(prefix)
-            return
+    def _report_partly(self, blind: Collection[Waiter], problem: Exception | None) -> None:
+        self._partly = self._partly + 1 if blind else 0
+        if self._partly in (1, 10, 100):
+            text = "%d of the rollouts under %s could not be looked at (%d rounds in a row); the others are: %s"
+            logger.warning(text, len(blind), self._root, self._partly, problem)
+
+    async def _list_what_can_be(self, prefixes: Sequence[str], in_flight: Mapping[str, int]) -> dict[Waiter, Exception]:
+        """List these prefixes, or where they cannot be listed what lies below. Returns whom that did not show, and why."""
+        if self._is_unlistable(self._root):
+            prefixes = tuple(in_flight)
+        single = [prefix for prefix in prefixes if self._is_unlistable(prefix)]
+        failed = await self._list_all([prefix for prefix in prefixes if prefix not in single])
+        blind: dict[Waiter, Exception] = {}
+        for prefix, problem in failed.items():
+            refused = isinstance(problem, StorePermissionError)
+            if refused and len(failed) == len(prefixes) and (prefix == self._root or len(prefixes) > 1):
+                logger.warning("listing %s is not permitted (%s); looking at single keys instead", self._root, problem)
+                self._may_list = False
+                single.append(prefix)
+            elif isinstance(problem, StoreError) and not isinstance(problem, StorePermissionError | UnlistableError):
+                blind.update(dict.fromkeys(self._below([prefix]), problem))
+            else:
+                self._cannot_list(prefix, problem)
+                single.append(prefix)
+        if single:
+            blind.update(await self._look_at_each(self._below(single)))
+        return blind
+
+    def _cannot_list(self, prefix: str, problem: Exception) -> None:
+        level = logging.DEBUG if prefix in self._unlistable_s else logging.WARNING
+        unforeseen = None if isinstance(problem, StoreError) else problem
+        text = "%s cannot be listed (%s); looking at single keys instead"
+        logger.log(level, text, prefix, problem, exc_info=unforeseen)
+        self._unlistable_s[prefix] = time.monotonic()
+        if unforeseen is not None:
+            self._on_trouble()
+
+    def _is_unlistable(self, prefix: str) -> bool:
+        return time.monotonic() - self._unlistable_s.get(prefix, -math.inf) < UNLISTABLE_S
+
+    def _below(self, prefixes: Collection[str]) -> list[Waiter]:
+        if self._root in prefixes:
+            return list(self._waiters.values())
+        return [waiter for waiter in self._waiters.values() if waiter.prefix in prefixes]
+
+    async def _list_all(self, prefixes: Sequence[str]) -> dict[str, Exception]:
+        """List each of the prefixes to its end. Returns those that failed."""
+        failed: dict[str, Exception] = {}
         gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
         async def one(prefix: str) -> None:
             async with gate:
-                await self._list(prefix)
+                try:
+                    await self._list(prefix)
+                except Exception as e:  # of one prefix: the others are listed all the same
+                    failed[prefix] = e
 
-        # All of them to their end, then the first trouble as itself: in the ExceptionGroup of a TaskGroup nobody would know it.
-        for outcome in await asyncio.gather(*(one(prefix) for prefix in prefixes), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        if self._cost is LOCAL_COST or len(prefixes) == 1:  # a local listing takes less time than a task
+            for prefix in prefixes:
+                await one(prefix)
+            return failed
+        await asyncio.gather(*(one(prefix) for prefix in prefixes))
+        return failed
 
     async def _list(self, prefix: str) -> None:
         listed = await self._store.list_async(prefix, timeout_s=LOOK_TIMEOUT_S)
@@ -278,17 +375,19 @@ class Watcher:
         elif key.endswith(ALIVE_SUFFIX):
             waiter = self._by_alive.get(key)
             if waiter is not None:
-                self._sign_of_life(waiter, item.last_modified)
+                self._sign_of_life(waiter, item)
 
-    def _sign_of_life(self, waiter: Waiter, stamp: object) -> None:
+    def _sign_of_life(self, waiter: Waiter, item: Listed) -> None:
+        # Whole seconds: S3 tells no more of a single object, and a look at it must not pass for a change.
+        stamp = (item.etag, item.last_modified.replace(microsecond=0) if item.etag else item.last_modified)
         if stamp != waiter.stamp:
             waiter.stamp, waiter.stamp_changed_s = stamp, time.monotonic()
             waiter.seen_life.set()
-            self.shows_life = True
 
-    async def _look_at_each(self) -> None:
+    async def _look_at_each(self, waiters: Sequence[Waiter]) -> dict[Waiter, Exception]:
+        """Look at the keys of these. Returns whom that did not show, and why."""
         gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
-        problems: list[StoreError] = []
+        blind: dict[Waiter, Exception] = {}
 
         async def look(waiter: Waiter) -> None:
             async with gate:
@@ -298,15 +397,14 @@ class Watcher:
                         return
                     alive = await self._head(waiter.key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX)
                     if alive is not None:
-                        self._sign_of_life(waiter, alive.last_modified)
+                        self._sign_of_life(waiter, alive)
                 except StorePermissionError:
                     return  # S3 says 403 for a missing key to callers that may not list: not there yet
-                except StoreError as e:
-                    problems.append(e)
+                except Exception as e:  # of one key: the others are looked at all the same
+                    blind[waiter] = e
 
-        await asyncio.gather(*(look(waiter) for waiter in list(self._waiters.values())))
-        if problems:
-            raise problems[0]
+        await asyncio.gather(*(look(waiter) for waiter in waiters))
+        return blind
 
     async def _head(self, key: str) -> Listed | None:
         self.requests += 1
@@ -324,11 +422,17 @@ class Watcher:
         silent = [
             w
             for w in self._waiters.values()
-            if (w.expects_life or self.shows_life) and now - w.stamp_changed_s > w.silence_s
+            if (w.expects_life or w.seen_life.is_set()) and now - w.stamp_changed_s > w.silence_s
         ]
         for waiter in silent:
-            if await self._exists(waiter.key):
-                self._settle(waiter)
+            try:
+                if await self._exists(waiter.key):
+                    self._settle(waiter)
+                    continue
+            except StorePermissionError:
+                pass  # what S3 says of a missing key to callers that may not list
+            except Exception as e:
+                logger.debug("the last look at %s failed: %s", waiter.key, e)
                 continue
             self.remove(waiter)
             if not waiter.found.done():
@@ -337,6 +441,7 @@ class Watcher:
 
     def close(self) -> None:
         """Stop watching."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
 

@@ -209,9 +209,7 @@ class ObjectStore(ABC):
         """Sync face of `put_async`."""
         run_sync(self.put_async(key, body, create_only=create_only, durable=durable, timeout_s=timeout_s))
 
-    def get(
-        self, key: str, *, max_bytes: int | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S
-    ) -> bytes:
+    def get(self, key: str, *, max_bytes: int | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bytes:
         """Sync face of `get_async`."""
         return run_sync(self.get_async(key, max_bytes=max_bytes, timeout_s=timeout_s))
 
