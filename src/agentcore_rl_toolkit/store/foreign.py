@@ -1,4 +1,4 @@
-"""S3 keys that obstore has no words for: ``a//b``, ``a/./b``, control characters. Read with boto3, which takes every key.
+"""S3 keys that obstore has no words for: ``a//b``, ``a/``, control characters. boto3 takes every key.
 
 S3 allows nearly any key, and the published agent writes ``exp//uuid.json`` for an empty input id. obstore cannot name such a key,
 and a single one makes its whole listing fail. This is the way round it: slower, and used only where such a key was met.
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
-from ..errors import ObjectNotFoundError, StoreError, StorePermissionError
+from ..errors import ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
 from .base import ObjectInfo, check_size
 from .retry import TransientStoreError
 
@@ -24,7 +24,7 @@ SIGNED_FOR_S = 300
 
 
 class ForeignKeys:
-    """Lists, heads and gets of one bucket. Blocks; thread-safe. Keys and prefixes are taken as they are.
+    """The operations of a store on one bucket. Blocks; thread-safe. Keys and prefixes are taken as they are.
 
     Raises (each method): ObjectNotFoundError, StorePermissionError, StoreError; TransientStoreError where another try may help.
     """
@@ -66,12 +66,21 @@ class ForeignKeys:
             except Exception as e:  # botocore and urllib3 raise errors of many families while a body is read
                 raise TransientStoreError(f"{key!r} in {self._bucket}: {e}", key=key) from e
 
-    def _ask(self, operation: str, key: str) -> Any:
+    def put(self, key: str, body: bytes, create_only: bool, content_type: str) -> None:
+        """Write an object. Raises: ObjectExistsError with `create_only`."""
+        only_new = {"IfNoneMatch": "*"} if create_only else {}
+        self._ask("put_object", key, Body=body, ContentType=content_type, **only_new)
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        self._ask("delete_object", key)
+
+    def _ask(self, operation: str, key: str, **arguments: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
 
         client, _ = self._clients()
         try:
-            return getattr(client, operation)(Bucket=self._bucket, Key=key)
+            return getattr(client, operation)(Bucket=self._bucket, Key=key, **arguments)
         except ClientError as e:
             status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             raise self._error(key, status, e.response.get("Error", {}).get("Code", "")) from e
@@ -102,6 +111,8 @@ class ForeignKeys:
         where, why = f"{key!r} in s3://{self._bucket}", code or f"status {status}"
         if code == "NoSuchBucket":
             return StoreError(f"s3://{self._bucket} does not exist: create the bucket or correct its name", key=key)
+        if status == 412:
+            return ObjectExistsError(f"{where} exists", key=key)
         if status == 404:
             return ObjectNotFoundError(f"no object {where}", key=key)
         if status in (401, 403):

@@ -98,7 +98,9 @@ class LocalStore(ObjectStore):
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         path = self._path(key)
         if path_of(key).count("/") > MAX_DEPTH:
-            raise ConfigError(f"{key!r} lies more than {MAX_DEPTH} folders deep, where no listing of {self.url} looks", key=key)
+            raise ConfigError(
+                f"{key!r} lies more than {MAX_DEPTH} folders deep, where no listing of {self.url} looks", key=key
+            )
 
         def write() -> None:
             _write(path, body, create_only, durable)

@@ -29,7 +29,13 @@ _STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os
 _ROOT = _STEP & ~os.O_NOFOLLOW  # the store's own directory is its owner's word and may be a link
 _OBJECT = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _GONE = {errno.ENOENT, errno.ENOTDIR}
-_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}  # trouble of this process, not of the folder
+_OURS = {
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EINTR,
+    errno.EAGAIN,
+}  # trouble of this process, not of the folder
 
 Skip = Callable[[str, str], None]  # (kind, name)
 
@@ -137,7 +143,9 @@ def list_objects(root: str, prefix: str, after: str | None, skip: Skip) -> list[
             except OSError as e:
                 if e.errno in _OURS:
                     raise
-                if len(stack) > depth:  # it broke off in the middle: what was seen of it counts, what lies below does not
+                if (
+                    len(stack) > depth
+                ):  # it broke off in the middle: what was seen of it counts, what lies below does not
                     stack[-1].below.clear()
                 if e.errno not in _GONE:
                     skip(f"a folder that cannot be read: {os.strerror(e.errno or 0)}", key)

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 FOREIGN_KNOWN_S = 60.0  # a prefix that held a foreign key is listed the slower way for so long, then tried again
 MAX_FOREIGN_KNOWN = 10_000
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 # Refused now, but by something that passes: throttling, a conditional write that met another one, a request that took too long.
@@ -121,12 +122,17 @@ class RemoteStore(ObjectStore):
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         import obstore
 
+        content_type = _TYPES.get(os.path.splitext(key)[1], "application/octet-stream")
+        full = self._prefix + key
+        if self._scheme == "s3" and is_foreign(full):
+            await asyncio.to_thread(self._other().put, full, body, create_only, content_type)
+            return
         # One request even for 100 MB: a multipart upload cannot be create-only.
         put = obstore.put_async(
             self._store(),
-            self._prefix + key,
+            full,
             body,
-            attributes={"Content-Type": _TYPES.get(os.path.splitext(key)[1], "application/octet-stream")},
+            attributes={"Content-Type": content_type},
             mode="create" if create_only else "overwrite",
             use_multipart=False,
         )
@@ -203,6 +209,9 @@ class RemoteStore(ObjectStore):
     async def _delete(self, key: str) -> None:
         import obstore
 
+        if self._scheme == "s3" and is_foreign(self._prefix + key):
+            await asyncio.to_thread(self._other().delete, self._prefix + key)
+            return
         try:
             await self._mapped(key, obstore.delete_async(self._store(), self._prefix + key))
         except ObjectNotFoundError:
@@ -288,7 +297,7 @@ class RemoteStore(ObjectStore):
 
 def is_foreign(key: str) -> bool:
     """Whether S3 can hold this key and obstore cannot name it: it refuses most of these, and changes some (``/a``, ``a/``)."""
-    return not key.isprintable() or any(part in ("", ".", "..") for part in key.split("/"))
+    return _CONTROL.search(key) is not None or any(part in ("", ".", "..") for part in key.split("/"))
 
 
 def _is_readable(key: object) -> bool:
