@@ -1,62 +1,232 @@
-"""Who sent a request: sessions may use the runtime, but not manage the runtime that runs them.
+"""Who sends on a connection: this machine's user, a session, or somebody else.
 
-Theory of operation. Whoever may deploy ``local://`` files runs code as this user, and whoever may read logs or stop
-sessions rules over all of them. A session must do neither, and unmodified AWS clients of this machine must need no secret for
-it. So the kernel is asked who holds the other end of the connection. The answer has to be a process that is positively known
-and no session: an end that nobody is seen to hold (closed at once, sent on through a socket, on another machine) is refused,
-because a session could make it look like that. Refused are
+Theory of operation. Whoever may deploy ``local://`` files runs code as this user, and whoever may run commands in sessions,
+read logs or stop them rules over all of them. A session must do none of it to another, and unmodified AWS clients of this
+machine must need no secret for it. So the kernel is asked who holds the other end of the connection, once per connection. The
+answer has to be a process that is positively known and no session: an end that nobody is seen to hold (closed at once, sent on
+through a socket, on another machine) is no user's, because a session could make it look like that. No user's are
 
-- this process itself (it carries the connections of sessions without a network) and everything below it;
+- connections that this process carries for sessions without a network (its relays know for which);
+- processes below this one. Where the process, or one above it, is the first of a session, the connection is that session's;
 - processes that have given up gaining privileges (``no_new_privs``), as sessions of every runtime of this machine have, under
   every tier that confines; not where this process runs like that itself;
+- processes that were started with a runtime's mark in their environment, or below such a one;
 - other users' processes, but for root's.
 
-With ``--credential`` a signature is asked for instead. Elsewhere than on Linux, where no tier confines, loopback is enough.
+What it costs. One question over netlink gives the other end's user and inode. Processes that held a connection before are looked
+at first, so that only the first connection of a client waits for a search through the machine's processes; all connections
+that wait then share one search, which runs in a thread.
+
+With credentials a signature is asked for instead. Elsewhere than on Linux, where no tier confines, loopback is enough.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
-import itertools
 import os
+import signal
 import socket
 import struct
 import sys
-from collections.abc import Collection, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+from .roots import MARKER
+from .session import Session
 from .wire import WireError
 
 Address = tuple[str, int]
-_HOW = "start the runtime with --credential KEY:SECRET and sign the request"
+Owner = tuple[int, str]  # of a carried connection: the process that handed it over, and what it says its name is
+REMEMBERED_HOLDERS = 16
+_NO_HOLDER = "sessions (no other process holds the connection)"
+HOW = "give the runtime credentials (AGENTCORE_RL_CREDENTIALS or --credential-file) and sign the request"
 
 
-def refuse_sessions(client: Address | None, server: Address | None, sessions: Collection[int | None] = ()) -> None:
-    """Let a request of this machine's user pass. ``sessions``: processes that need not be looked at, to save the time.
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends. ``reason`` None: this machine's user; else in words who it is instead.
 
-    Blocks for some milliseconds. Raises: WireError 403 with the reason.
+    ``session``: the session of this runtime that it is. ``confined``: it is a session, known or not; otherwise a stranger.
     """
-    reason = _why_not(client, server, sessions)
-    if reason is not None:
-        raise WireError("AccessDeniedException", f"Managing this runtime is not open to {reason}; {_HOW}.")
+
+    reason: str | None = None
+    session: Session | None = None
+    confined: bool = False
+
+    @property
+    def is_user(self) -> bool:
+        return self.reason is None
 
 
-def _why_not(client: Address | None, server: Address | None, sessions: Collection[int | None]) -> str | None:
-    if client is None or server is None:
-        return "callers without an address"
-    if not sys.platform.startswith("linux"):
-        return None if ipaddress.ip_address(client[0]).is_loopback else "other machines"
-    found = _other_end(client, server)
-    if found is None:
-        return "other machines, network namespaces and connections that were closed at once"
-    user, inode = found
-    if user != os.getuid():
-        return None if user == 0 else "other users of this machine"
-    holder = _holder(inode, sessions)
-    if holder is None:
-        return "sessions (no other process holds the connection)"
-    if _may_not_gain(holder) and not _may_not_gain(os.getpid()):
-        return f"sessions (process {holder} is confined)"
-    return None
+USER = Caller()
+
+
+def _stranger(reason: str) -> Caller:
+    return Caller(reason)
+
+
+def _confined(reason: str) -> Caller:
+    return Caller(reason, confined=True)
+
+
+def refuse_management(caller: Caller) -> None:
+    """Raises: WireError 403 with the reason, unless it is this machine's user."""
+    if not caller.is_user:
+        raise WireError("AccessDeniedException", f"Managing this runtime is not open to {caller.reason}; {HOW}.")
+
+
+class Callers:
+    """Answers who sends on a connection, and remembers whom it found.
+
+    ``sessions``: the live ones of this machine. ``carried``: for a connection's two ends, whose it is where a relay of this
+    process carries it.
+    """
+
+    def __init__(
+        self,
+        sessions: Callable[[], Iterable[Session]],
+        carried: Callable[[Address, Address], Owner | None] = lambda client, server: None,
+    ) -> None:
+        self._sessions = sessions
+        self._carried = carried
+        self._holders: OrderedDict[int, int] = OrderedDict()  # users' processes: id -> descriptor of it; last used last
+        self._wanted: dict[int, asyncio.Future[int | None]] = {}  # inodes that wait for the next search
+        self._searching: asyncio.Task[None] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def known(self, client: Address | None, server: Address | None) -> Caller | None:
+        """Who sends, where that is known without a search (some 50 microseconds); else None."""
+        found = self._first_look(client, server)
+        return found if isinstance(found, Caller) else None
+
+    async def ask(self, client: Address | None, server: Address | None) -> Caller:
+        """Who sends. The first time it searches the machine's processes, which takes some milliseconds."""
+        found = self._first_look(client, server)
+        if isinstance(found, Caller):
+            return found
+        return self._judge(await self._search_for(found))
+
+    def close(self) -> None:
+        """Let go of what is remembered."""
+        for descriptor in self._holders.values():
+            os.close(descriptor)
+        self._holders.clear()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+    def session_of(self, pid: int) -> Session | None:
+        """The session that a process of this machine belongs to."""
+        firsts: dict[int, Session] = {}
+        for session in self._sessions():
+            process = session.process
+            for first in (getattr(process, "pid", None), *getattr(process, "command_pids", ())):
+                if first:
+                    firsts[first] = session
+        own, above = os.getpid(), pid
+        while above > 1 and above != own:
+            if above in firsts:
+                return firsts[above]
+            above = _parent(above)
+        # A command beside a session, and what an engine starts in a container, is in its pid namespace and not below it.
+        space = _pid_namespace(pid)
+        if space is None or space == _pid_namespace(own):
+            return None
+        here = {s for first, s in firsts.items() if _pid_namespace(first) == space}
+        return here.pop() if len(here) == 1 else None
+
+    # -- looking
+    def _first_look(self, client: Address | None, server: Address | None) -> Caller | int:
+        """Who sends, or the inode of the socket whose holder is not known."""
+        if client is None or server is None:
+            return _stranger("callers without an address")
+        if not sys.platform.startswith("linux"):
+            return USER if ipaddress.ip_address(client[0]).is_loopback else _stranger("other machines")
+        owner = self._carried(client, server)
+        if owner is not None:
+            return self._carried_for(owner)
+        found = _other_end(client, server)
+        if found is None:
+            return _stranger("other machines, network namespaces and connections that were closed at once")
+        user, inode = found
+        if user != os.getuid():
+            return USER if user == 0 else _stranger("other users of this machine")
+        for pid in reversed(self._holders):
+            if _holds(pid, inode) and self._still_there(pid):
+                self._holders.move_to_end(pid)
+                return USER
+        return inode
+
+    def _carried_for(self, owner: Owner) -> Caller:
+        pid, name = owner
+        if pid == os.getpid():  # a container's: the runtime handed it over, and says whose it is
+            session = next((s for s in self._sessions() if s.directory.name == name), None)
+        else:
+            session = self.session_of(pid)
+        return self._is_session(session)
+
+    def _is_session(self, session: Session | None) -> Caller:
+        if session is None:
+            return _confined("sessions, and what they leave behind")
+        return Caller("sessions", session, confined=True)
+
+    def _still_there(self, pid: int) -> bool:
+        """Whether it is the process that was found once, and no later one with its number."""
+        try:
+            signal.pidfd_send_signal(self._holders[pid], 0)  # type: ignore[attr-defined,unused-ignore]  # Linux
+        except OSError:
+            os.close(self._holders.pop(pid))
+            return False
+        return True
+
+    async def _search_for(self, inode: int) -> int | None:
+        loop = asyncio.get_running_loop()
+        future = self._wanted.setdefault(inode, loop.create_future())
+        if self._searching is None:
+            self._searching = loop.create_task(self._search())
+            self._searching.add_done_callback(self._searched)
+        return await asyncio.shield(future)
+
+    async def _search(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="callers")
+        while self._wanted:
+            wanted, self._wanted = self._wanted, {}
+            late = frozenset(pid for s in self._sessions() if (pid := getattr(s.process, "pid", None)))
+            found: Mapping[int, int] = {}
+            try:
+                found = await loop.run_in_executor(self._thread, _holders_of, set(wanted), late)
+            finally:  # nobody is left waiting; a holder that was not found is nobody's
+                for inode, future in wanted.items():
+                    if not future.done():
+                        future.set_result(found.get(inode))
+
+    def _searched(self, task: asyncio.Task[None]) -> None:
+        self._searching = None
+
+    def _judge(self, pid: int | None) -> Caller:
+        own = os.getpid()
+        if pid is None:
+            return _confined(_NO_HOLDER)
+        if pid == own:  # and none of its relays carries it: this program's own call
+            return USER
+        if _below(pid, own):
+            return self._is_session(self.session_of(pid))
+        if (_may_not_gain(pid) and not _may_not_gain(own)) or (_marked(pid) and not _marked(own)):
+            return _confined(f"sessions (process {pid} is confined)")
+        self._remember(pid)
+        return USER
+
+    def _remember(self, pid: int) -> None:
+        if pid not in self._holders:
+            with contextlib.suppress(OSError):
+                self._holders[pid] = os.pidfd_open(pid)
+            while len(self._holders) > REMEMBERED_HOLDERS:
+                os.close(self._holders.popitem(last=False)[1])
 
 
 def _other_end(client: Address, server: Address) -> tuple[int, int] | None:
@@ -127,48 +297,86 @@ def _names(address: Address) -> tuple[str, ...]:
     )
 
 
-_last_holder = 0  # programs that watch ask again and again
+def _holders_of(inodes: set[int], late: Collection[int]) -> dict[int, int]:
+    """For each socket a process that holds it, newest processes first, those of ``late`` last."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    found: dict[int, int] = {}
+    pids = sorted(_processes(), reverse=True)
+    for pid in (*(p for p in pids if p not in late), *(p for p in pids if p in late)):
+        for name in _open_files(pid):
+            inode = wanted.pop(name, None)
+            if inode is not None:
+                found[inode] = pid
+        if not wanted:
+            break
+    return found
 
 
-def _holder(inode: int, sessions: Collection[int | None]) -> int | None:
-    """A process that holds the socket and is neither this one nor below it."""
-    global _last_holder
-    own, wanted = os.getpid(), f"socket:[{inode}]"
-    for pid in itertools.chain((_last_holder,), _processes()):
-        if pid != own and pid not in sessions and wanted in _open_files(pid) and not _below(pid, own):
-            _last_holder = pid
-            return pid
-    return None
+def _holds(pid: int, inode: int) -> bool:
+    return f"socket:[{inode}]" in _open_files(pid)
 
 
-def _processes() -> Iterator[int]:
-    for name in os.listdir("/proc"):  # when the first is asked for
-        if name.isdigit():
-            yield int(name)
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    """0 for a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            return int(f.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _below(pid: int, top: int) -> bool:
     """Whether a process descends from another; one that ends meanwhile counts as such."""
-    while pid > 0:
+    while pid > 1:
         if pid == top:
             return True
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as f:
-                pid = int(f.read().rpartition(b")")[2].split()[1])
-        except OSError:
+        above = _parent(pid)
+        if above == 0 and not _is_there(pid):
             return True
+        pid = above
     return False
 
 
-def _open_files(pid: int) -> Iterator[str]:
+def _is_there(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _pid_namespace(pid: int) -> int | None:
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                yield os.readlink(f"/proc/{pid}/fd/{name}")
-            except OSError:
-                continue
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """What its descriptors stand for, the last one first: a connection that has just been made has a high number."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return
+    for name in reversed(names):
+        try:
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+
+
+def _marked(pid: int) -> bool:
+    """Whether it, or a process above it, was started by a runtime."""
+    mark = MARKER.encode() + b"="
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                if any(entry.startswith(mark) for entry in f.read().split(b"\0")):
+                    return True
+        except OSError:  # another user's, or gone
+            return False
+        pid = _parent(pid)
+    return False
 
 
 def _may_not_gain(pid: int) -> bool:

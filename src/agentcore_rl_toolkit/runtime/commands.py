@@ -72,6 +72,9 @@ async def _run(session: Session, command: str, timeout_s: float, emit: Emit) -> 
     pumps: list[asyncio.Task[None]] = []
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not session.is_from_its_commands(writer):
+            writer.close()
+            return
         task = asyncio.current_task()
         assert task is not None
         pumps.append(task)

@@ -66,7 +66,8 @@ class RuntimeConfig:
     time between SIGTERM and SIGKILL of a stopped session; ``shutdown_grace_s`` the same when the whole runtime ends.
     ``body_timeout_s`` is the longest pause within a request's body.
     ``ping_semantics``: docs or observed, see `clock`. ``credentials``: access key -> secret; when given, requests must
-    be signed with one.
+    be signed with one. Without them ``callers`` may invoke, command and stop: this machine's user and root, or whoever
+    reaches the port. Sessions may do so with what ``session_calls`` says: their own session, or also those they started.
     ``parallel_starts``: more sessions than this wait before they start; their init timeout counts from then.
     ``s3_dir``: serve an S3 endpoint over this folder in the same process. ``s3_endpoint``: another one that sessions
     are to use.
@@ -91,6 +92,8 @@ class RuntimeConfig:
     faults: FaultPlan = field(default_factory=FaultPlan)
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    callers: Literal["user", "any"] = "user"
+    session_calls: Literal["own", "started"] = "own"
     s3_dir: Path | None = None
     s3_port: int = 0
     s3_endpoint: str | None = None

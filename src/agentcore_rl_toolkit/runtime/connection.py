@@ -24,6 +24,7 @@ from .wire import Headers, WireError, invalid
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 _KEY = "agentcore_rl.transport"
+PEER = "agentcore_rl.peer"  # in a scope: the `Peer` of its connection
 DIRECT_BYTES = 64 * 1024  # larger bodies are worth a task
 
 
@@ -37,6 +38,13 @@ class Request:
     by_name: dict[bytes, bytes]
     body: list[bytes]
     keep_alive: bool
+
+
+@dataclass(slots=True)
+class Peer:
+    """The other end of a connection. ``caller``: who that is, once somebody has asked."""
+
+    caller: Any = None
 
 
 class Direct(Protocol):
@@ -111,6 +119,7 @@ class RuntimeProtocol(HttpToolsProtocol):
         self._leaving = False
         self._last_s = 0.0
         self._idle_check: asyncio.TimerHandle | None = None
+        self.peer = Peer()
 
     # -- from the transport
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -173,6 +182,7 @@ class RuntimeProtocol(HttpToolsProtocol):
             self.headers += headers
             self.expect_100_continue = any(k == b"expect" and v.lower() == b"100-continue" for k, v in headers)
             self.scope[_KEY] = self.transport  # type: ignore[literal-required]  # an addition to the specification's keys
+            self.scope[PEER] = self.peer  # type: ignore[literal-required]
             super().on_headers_complete()
 
     def _plain(self) -> bool:
@@ -289,6 +299,7 @@ class RuntimeProtocol(HttpToolsProtocol):
         scope["raw_path"] = self.root_path.encode("ascii") + raw_path
         scope["query_string"] = query
         scope[_KEY] = self.transport
+        scope[PEER] = self.peer
         cycle = self.cycle = RequestResponseCycle(
             scope=self.scope,
             transport=self.transport,

@@ -63,7 +63,7 @@ class ContainerNode:
         self._gvisor = gvisor
         self._publish = publish
         self._engine: Engine | None = None
-        self._relay: Relay | None = None
+        self.relay: Relay | None = None
         self._opening = asyncio.Lock()
         self._images: dict[tuple[str, int], str] = {}
         self._host = HostFiles(config)
@@ -88,8 +88,8 @@ class ContainerNode:
                 await engine.start()
                 await self._sweep(engine)
                 if self._endpoints and self._config.network != "none" and not self._publish:
-                    self._relay = Relay(self._root / "containers", self._endpoints)
-                    await self._relay.start()
+                    self.relay = Relay(self._root / "containers", self._endpoints)
+                    await self.relay.start()
             except BaseException:
                 await engine.close()
                 raise
@@ -127,7 +127,7 @@ class ContainerNode:
         except (ConfigError, LocalRuntimeError, TimeoutError) as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         for endpoint in self._endpoints:
-            if parse_endpoint(endpoint)[1] == AGENT_PORT and self._relay is not None:
+            if parse_endpoint(endpoint)[1] == AGENT_PORT and self.relay is not None:
                 raise AgentLoadError(
                     f"endpoint {endpoint} has the port that agents in containers listen on; use another"
                 )
@@ -149,7 +149,7 @@ class ContainerNode:
             name=name,
             mark=roots.marker(self._root),
             publish=bool(self._publish),
-            offer=self._offer(order) if self._relay is not None else None,
+            offer=self._offer(order) if self.relay is not None else None,
             disk_bytes=self._config.disk_bytes,
         )
         self._running.add(process)
@@ -162,9 +162,9 @@ class ContainerNode:
             self._host.fill(order)
 
     def _offer(self, order: SessionOrder) -> IsolationSpec:
-        assert self._relay is not None
+        assert self.relay is not None
         return IsolationSpec(
-            session_dir=order.directory, network="loopback", endpoints=self._endpoints, relay=self._relay.path
+            session_dir=order.directory, network="loopback", endpoints=self._endpoints, relay=self.relay.path
         )
 
     def describe(self) -> list[dict[str, Any]]:
@@ -193,8 +193,8 @@ class ContainerNode:
     async def close(self) -> None:
         """End every session, then a service that was started for them."""
         await self._end(list(self._running))
-        if self._relay is not None:
-            await self._relay.aclose()
+        if self.relay is not None:
+            await self.relay.aclose()
         if self._engine is not None:
             await self._engine.close()
 

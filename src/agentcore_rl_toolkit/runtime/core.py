@@ -238,21 +238,27 @@ class Runtime:
         return version is not None and version.failure is None and (identity, version.number) in self._agents
 
     def status(self) -> dict[str, Any]:
-        """What `/_local/status` shows."""
+        """What `/_local/status` shows to this machine's user."""
         return {
             "pid": os.getpid(),
-            "uptime_s": round(time.monotonic() - self.started_s, 1),
             "state_dir": str(self.state_dir),
             "isolation": {"tier": self.node.tier, "network": self.config.isolation.network},
-            "quotas": self.config.quotas.name,
-            "sessions": len(self.table.sessions),
-            "started": self.table.started_total,
-            "ended": self.table.ended_total,
+            **self.counts(),
             "templates": self.node.describe(),
             "agents": [
                 {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.number, "status": r.status}
                 for r in self.registry.records.values()
             ],
+        }
+
+    def counts(self) -> dict[str, Any]:
+        """What `/_local/status` shows to everybody else, sessions among them: no agent, no session, no path."""
+        return {
+            "uptime_s": round(time.monotonic() - self.started_s, 1),
+            "quotas": self.config.quotas.name,
+            "sessions": len(self.table.sessions),
+            "started": self.table.started_total,
+            "ended": self.table.ended_total,
         }
 
     async def end_sessions(self) -> None:

@@ -1,10 +1,10 @@
 """Warm invocations without a task: a request to a session that is there, answered by a short reply.
 
 Theory of operation. A call is taken when nothing about it can take time or go wrong before the agent sees it: its session is
-ready and has a kept connection, its signature verifies, no fault is planned. It is then bytes to the agent, and one callback
-when the reply is whole. A reply that is anything else (an error, a stream, a large body, a broken connection, a deadline that
-passed) is handed over to the same `relay` that serves every other request, which goes on from there. One timer serves the
-deadlines of all calls: they are equally long, so the oldest call's comes first.
+ready and has a kept connection, its caller is known to be this machine's user or its signature verifies, no fault is planned.
+It is then bytes to the agent, and one callback when the reply is whole. A reply that is anything else (an error, a stream, a
+large body, a broken connection, a deadline that passed) is handed over to the same `relay` that serves every other request,
+which goes on from there. One timer serves the deadlines of all calls: they are equally long, so the oldest call's comes first.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import functools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from . import sigv4
+from .callers import Callers
 from .connection import Request, RuntimeProtocol
 from .core import Runtime
 from .invoke import INVOKE, WHOLE_BYTES, Asked, Send, Work, relay, reply_headers, request_headers, request_id_of
@@ -58,9 +59,10 @@ def target_of(url: bytes) -> Target | None:
 class DirectInvocations:
     """The calls that are under way. ``finish`` is what `RuntimeApp.finish` is."""
 
-    def __init__(self, runtime: Runtime, finish: Finish) -> None:
+    def __init__(self, runtime: Runtime, callers: Callers, finish: Finish) -> None:
         self.runtime = runtime
         self.finish = finish
+        self._callers = callers
         self._calls: dict[DirectCall, None] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
 
@@ -74,6 +76,8 @@ class DirectInvocations:
         runtime, target = self.runtime, request.target
         named = request.by_name.get(SESSION_HEADER)
         if named is None or runtime.faults.rules:
+            return False
+        if not runtime.config.credentials and not self._is_user(protocol):
             return False
         key = (target.runtime_id, target.endpoint, named.decode("latin-1"))
         session = runtime.table.sessions.get(key)
@@ -105,6 +109,13 @@ class DirectInvocations:
         if self._timer is None:
             self._timer = protocol.loop.call_at(call.deadline_s, self._expire)
         return True
+
+    def _is_user(self, protocol: RuntimeProtocol) -> bool:
+        """Whether the connection is known to be a user's of this machine; asked once per connection."""
+        peer = protocol.peer
+        if peer.caller is None:
+            peer.caller = self._callers.known(cast(Any, protocol.client), cast(Any, protocol.server))
+        return peer.caller is not None and peer.caller.is_user
 
     def _check(self, request: Request) -> None:
         """Raises: WireError 403, 400."""

@@ -20,23 +20,27 @@ from .wire import invalid, not_found
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 LOG_BYTES = 1_000_000
-OPEN = {
-    ("GET", "metrics"),
-    ("GET", "status"),
-}  # to whoever reaches the port: numbers, and nothing about single sessions
+OPEN = {("GET", "metrics"), ("GET", "status")}  # to whoever reaches the port; only numbers, but for this machine's user
 MEASURED_AT_ONCE = 200  # reading a process's memory map costs a millisecond or so
 
 
 async def answer(
-    runtime: Runtime, method: str, path: Sequence[str], query: Mapping[str, str], body: bytes, send: Send
+    runtime: Runtime,
+    method: str,
+    path: Sequence[str],
+    query: Mapping[str, str],
+    body: bytes,
+    send: Send,
+    *,
+    user: bool,
 ) -> None:
-    """Reply to a local request. Raises: WireError 404, 400."""
+    """Reply to a local request; ``user``: of this machine's user. Raises: WireError 404, 400."""
     match (method, *path):
         case ("GET", "sessions"):
             content = {"sessions": runtime.table.describe(), "ended": list(runtime.table.ended)}
             await _json(send, content)
         case ("GET", "status"):
-            await _json(send, runtime.status())
+            await _json(send, runtime.status() if user else runtime.counts())
         case ("GET", "metrics"):
             await _send(send, _metrics(runtime), b"text/plain; version=0.0.4")
         case ("POST", "usage"):

@@ -108,6 +108,11 @@ class LocalNode:
             self._relay = Relay(self._root / "relay", self._endpoints)
             await self._relay.start()
 
+    def carried(self, client: tuple[str, int], server: tuple[str, int]) -> tuple[int, str] | None:
+        """Whose the connection between these two ends is, where a relay of this node carries it: see `Relay.owner_of`."""
+        relays = (self._relay, self._container_node.relay if self._container_node is not None else None)
+        return next((o for relay in relays if relay is not None and (o := relay.owner_of(client, server))), None)
+
     async def prepare(self, agent: Agent) -> None:
         """Load the agent's template, or see to its image. Raises: AgentLoadError with its traceback."""
         if self._in_container(agent):

@@ -7,21 +7,23 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
 import websockets
 
-from . import callers, control, local_api, sigv4
+from . import control, local_api, sigv4
 from .agents import Agent
+from .callers import HOW, USER, Caller, Callers, refuse_management
 from .commands import parse_command, run_command
-from .connection import break_off, hang_up
+from .connection import PEER, Peer, break_off, hang_up
 from .core import Runtime
 from .direct import DirectInvocations
 from .faults import INIT_TIMEOUT, Effects
 from .idempotency import Tokens
 from .invoke import AWS_REQUEST_ID, INVOKE, Work, new_request_id, relay, request_id_of
+from .node import LocalNode
 from .replies import as_wire_error, failed, read_body, reply
 from .session import Key, Session
 from .shells import Shells, check_shell_id
@@ -67,7 +69,9 @@ class RuntimeApp:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokens = Tokens()
         self._shells = Shells()
-        self.direct = DirectInvocations(runtime, self.finish)
+        node = runtime.node
+        self.callers = Callers(self._sessions_here, *((node.carried,) if isinstance(node, LocalNode) else ()))
+        self.direct = DirectInvocations(runtime, self.callers, self.finish)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -84,6 +88,7 @@ class RuntimeApp:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 await self.runtime.close()
+                self.callers.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
             await send({"type": "lifespan.startup.complete"})
@@ -92,27 +97,34 @@ class RuntimeApp:
         pieces, query = split_path(scope["raw_path"], scope["query_string"])
         operation, status = "Unknown", 200
         try:
-            headers: Headers = scope["headers"]
-            body = await read_body(dict(headers), receive, self.runtime.config.body_timeout_s)
+            caller = await self._caller(scope)
             if pieces[0] == "_local":
                 operation = "Local"
-                self._authenticate(scope, body)
                 if (scope["method"], *pieces[1:]) not in local_api.OPEN:
-                    await self._refuse_sessions(scope)
-                await local_api.answer(self.runtime, scope["method"], pieces[1:], query, b"".join(body), send)
+                    refuse_management(caller)
+                body = await self._body(scope, receive)
+                self._authenticate(scope, body)
+                await local_api.answer(
+                    self.runtime, scope["method"], pieces[1:], query, b"".join(body), send, user=caller.is_user
+                )
                 return
-            self._authenticate(scope, body)
             route = Route("/".join(pieces[2:]), pieces[1] if len(pieces) > 1 else "", query)
             named = OPERATIONS.get((scope["method"], route.operation)) if pieces[0] == "runtimes" else None
             if named is not None:
                 operation = named
-                await self._data_plane(operation, route, scope, body, send)
+                self._admit(caller, route, scope["headers"])
+                body = await self._body(scope, receive)
+                self._authenticate(scope, body)
+                await self._data_plane(operation, route, scope, body, send, caller)
                 return
             managed = control.match(scope["method"], pieces)
+            if managed is not None:
+                operation = managed[0]
+                refuse_management(caller)
+            body = await self._body(scope, receive)
+            self._authenticate(scope, body)
             if managed is None:
                 raise not_found(f"Operation {scope['method']} {scope['path']}")
-            operation = managed[0]
-            await self._refuse_sessions(scope)
             status = await self._control(managed, scope["query_string"], query, body, send)
         except (Exception, asyncio.CancelledError) as e:
             status = await failed(e, scope, send)
@@ -141,11 +153,41 @@ class RuntimeApp:
                 now=time.time(),
             )
 
-    async def _refuse_sessions(self, scope: Scope) -> None:
-        if not self.runtime.config.credentials:  # else it was signed
-            on_this_machine = self.runtime.table.sessions.values() if self.runtime.cluster is None else ()
-            sessions = {getattr(s.process, "pid", None) for s in on_this_machine}
-            await asyncio.to_thread(callers.refuse_sessions, scope["client"], scope["server"], sessions)
+    async def _body(self, scope: Scope, receive: Receive) -> list[bytes]:
+        return await read_body(dict(scope["headers"]), receive, self.runtime.config.body_timeout_s)
+
+    def _sessions_here(self) -> Iterable[Session]:
+        return self.runtime.table.sessions.values() if self.runtime.cluster is None else ()
+
+    async def _caller(self, scope: Scope) -> Caller:
+        """Who sends: asked once per connection. Where requests are signed, the signature says it."""
+        if self.runtime.config.credentials:
+            return USER
+        peer: Peer = scope.get(PEER) or Peer()
+        if peer.caller is None:
+            peer.caller = await self.callers.ask(scope["client"], scope["server"])
+        caller: Caller = peer.caller
+        return caller
+
+    def _admit(self, caller: Caller, route: Route, headers: Headers) -> None:
+        """Whether this caller may do something with this session. Raises: WireError 403 with the reason."""
+        if caller.is_user or (self.runtime.config.callers == "any" and not caller.confined):
+            return
+        session = caller.session
+        if session is None:
+            raise WireError("AccessDeniedException", f"Calling this runtime is not open to {caller.reason}; {HOW}.")
+        key = (route.named.runtime_id, route.qualifier, session_id_of(dict(headers)))
+        if key == session.key and not session.over:
+            return
+        if self.runtime.config.session_calls == "started":
+            other = self.runtime.table.sessions.get(key) if key[2] is not None else None  # type: ignore[arg-type]
+            if other is None or other.started_by is session:
+                return
+        raise WireError(
+            "AccessDeniedException",
+            "A session may call its own session only. Where agents call agents, start the runtime with --session-calls started: "
+            "then a session may also start sessions, and call those.",
+        )
 
     async def _control(
         self,
@@ -163,7 +205,9 @@ class RuntimeApp:
         await reply(send, status, json.dumps(answer).encode() if status != 204 else b"")
         return status
 
-    async def _data_plane(self, operation: str, route: Route, scope: Scope, body: list[bytes], send: Send) -> None:
+    async def _data_plane(
+        self, operation: str, route: Route, scope: Scope, body: list[bytes], send: Send, caller: Caller
+    ) -> None:
         headers: Headers = scope["headers"]
         by_name = dict(headers)
         check_headers(by_name)
@@ -176,13 +220,13 @@ class RuntimeApp:
             await break_off(scope)
             return
         if effects.drop == "after":
-            await self._work(operation, agent, key, session_id, scope, body, _nowhere, effects)
+            await self._work(operation, agent, key, session_id, scope, body, _nowhere, effects, caller)
             await break_off(scope)
         elif effects.partial_bytes is not None:
             cut = _cut(scope, send, effects.partial_bytes)
-            await self._work(operation, agent, key, session_id, scope, body, cut, effects)
+            await self._work(operation, agent, key, session_id, scope, body, cut, effects, caller)
         else:
-            await self._work(operation, agent, key, session_id, scope, body, send, effects)
+            await self._work(operation, agent, key, session_id, scope, body, send, effects, caller)
 
     async def _work(
         self,
@@ -194,6 +238,7 @@ class RuntimeApp:
         body: list[bytes],
         send: Send,
         effects: Effects,
+        caller: Caller,
     ) -> None:
         headers: Headers = scope["headers"]
         if operation == "StopRuntimeSession":
@@ -202,12 +247,12 @@ class RuntimeApp:
             await self._stop(key, body, send)
             return
         command = parse_command(b"".join(body)) if operation == "InvokeAgentRuntimeCommand" else None
-        session = await self._acquire(agent, key, effects)
+        session = await self._acquire(agent, key, effects, caller)
         if command is not None:
             await self._command(session, *command, headers, send)
             return
         if effects.duplicate:
-            again = await self._acquire(agent, key, Effects())
+            again = await self._acquire(agent, key, Effects(), caller)
             task = asyncio.create_task(self._twice(again, headers, body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -231,12 +276,14 @@ class RuntimeApp:
         uptime_s = time.monotonic() - self.runtime.started_s
         return Effects(plan.draw(operation, agent.name, uptime_s, starts=key not in self.runtime.table.sessions))
 
-    async def _acquire(self, agent: Agent, key: Key, effects: Effects) -> Session:
+    async def _acquire(self, agent: Agent, key: Key, effects: Effects, caller: Caller) -> Session:
         if effects.init_timeout_s is not None:
             await asyncio.sleep(effects.init_timeout_s)
             raise WireError("RuntimeClientError", INIT_TIMEOUT.format(self.runtime.config.init_timeout_s))
         _, endpoint, session_id = key
-        session = await self.runtime.table.acquire(agent, endpoint, session_id, start_delay_s=effects.start_delay_s)
+        session = await self.runtime.table.acquire(
+            agent, endpoint, session_id, start_delay_s=effects.start_delay_s, started_by=caller.session
+        )
         for delay_s in effects.kills_s:
             asyncio.get_running_loop().call_later(delay_s, session.process.stop, 0.0)
         return session
@@ -284,16 +331,18 @@ class RuntimeApp:
                 raise not_found(f"Path {scope['path']}")
             operation = "InvokeAgentRuntimeCommandShell" if shell else "WebSocket"
             await receive()  # websocket.connect
+            caller = await self._caller(scope)
             self._authenticate({**scope, "method": "GET"}, [])
             headers = with_query(scope["headers"], query)
             by_name = dict(headers)
+            route = Route("ws", pieces[1], query)
+            self._admit(caller, route, headers)
             session_id = session_id_of(by_name)
             shell_id = check_shell_id(query.get("shellId") or str(uuid.uuid4()))
-            route = Route("ws", pieces[1], query)
             agent = await self.runtime.find(route)
             self.runtime.quotas.request(operation, agent.runtime_id, time.monotonic())
             key = (agent.runtime_id, route.qualifier, session_id or str(uuid.uuid4()))
-            session = await self._acquire(agent, key, self._effects(operation, agent, key))
+            session = await self._acquire(agent, key, self._effects(operation, agent, key), caller)
             try:
                 if shell:
                     await self._shells.serve(session, shell_id, receive, send)

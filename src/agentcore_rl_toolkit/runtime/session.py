@@ -16,6 +16,7 @@ from typing import Any
 
 from .agents import Agent
 from .clock import ActivityClock
+from .peers import peer_pid
 from .upstream import Connection, connect, connect_over
 
 KEPT_CONNECTIONS = 4
@@ -48,6 +49,7 @@ class Session:
     idle_connections: list[Connection] = field(default_factory=list)
     check_at_s: float = math.inf
     ending: dict[str, Any] | None = None
+    started_by: Session | None = None  # another session, which may call it then
 
     @property
     def id(self) -> str:
@@ -56,6 +58,12 @@ class Session:
     @property
     def over(self) -> bool:
         return self.state not in ("starting", "ready")
+
+    def is_from_its_commands(self, writer: Any) -> bool:
+        """Whether a connection to a socket that its commands write to comes from there, and not from another session."""
+        template = getattr(self.process, "template", None)  # which connects for them; elsewhere this process does
+        pid = peer_pid(writer.get_extra_info("socket"))
+        return pid in (None, os.getpid(), getattr(template, "pid", None))
 
     def kept_connection(self) -> Connection | None:
         """A connection that an earlier request left usable."""

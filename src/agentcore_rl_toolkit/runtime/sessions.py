@@ -64,8 +64,18 @@ class SessionTable:
         self._starting = asyncio.Semaphore(config.parallel_starts)
 
     # -- use
-    async def acquire(self, agent: Agent, endpoint: str, session_id: str, *, start_delay_s: float = 0.0) -> Session:
+    async def acquire(
+        self,
+        agent: Agent,
+        endpoint: str,
+        session_id: str,
+        *,
+        start_delay_s: float = 0.0,
+        started_by: Session | None = None,
+    ) -> Session:
         """The session of this id, started if there is none (``start_delay_s`` late); counts as active until `release`.
+
+        ``started_by``: the session that calls, where it is one.
 
         Raises: WireError 402/429 from admission, 424 when it did not start.
         """
@@ -74,6 +84,7 @@ class SessionTable:
         if session is None:
             self.admit(agent, endpoint, len(self.sessions))
             session = self._begin(key, agent, start_delay_s)
+            session.started_by = started_by
         session.clock.begin(time.monotonic())
         try:
             if session.ready.done():

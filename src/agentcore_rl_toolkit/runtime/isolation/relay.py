@@ -5,9 +5,10 @@ created in, whoever accepts from it. So the session, before it is confined, open
 namespace for every endpoint it may use, and hands the descriptors to this relay, which lives outside: it accepts there and
 connects to the real ``127.0.0.1:PORT`` here. Agents use unchanged addresses, and no route, bridge or firewall rule is needed.
 
-A handover is one message on the relay's unix socket: a JSON list of ports, with as many descriptors. The connection then only
-tells that the session lives: at end of file its listeners and connections are closed. Nothing that comes later on it is read, so
-a session cannot add endpoints; and the socket's path is not visible from inside.
+A handover is one message on the relay's unix socket: ports and a name as JSON, with as many descriptors. The connection then
+only tells that the session lives: at end of file its listeners and connections are closed. Nothing that comes later on it is
+read, so a session cannot add endpoints; and the socket's path is not visible from inside. The relay remembers who handed over
+(the kernel says which process that was), so that a server in this process can tell whose a carried connection is.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from ..peers import OUTSIDE, peer_pid
 from .spec import IsolationSpec, parse_endpoint
 
+Owner = tuple[int, str]
 _MAX_ENDPOINTS = 16
 _HIGH_WATER = 256 * 1024  # bytes waiting towards a slow side before the fast side is paused
 _HANDOVER_TIMEOUT_S = 10.0
@@ -50,7 +53,7 @@ def hand_over(spec: IsolationSpec) -> int:
         listeners.append(life)  # closed below, unless it was given away
         life.settimeout(_HANDOVER_TIMEOUT_S)
         life.connect(str(spec.relay))
-        ports = json.dumps([port for _, port in targets]).encode()
+        ports = json.dumps({"ports": [port for _, port in targets], "name": spec.name}).encode()
         fds = array.array("i", [s.fileno() for s in listeners[:-1]])
         life.sendmsg([ports], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         if life.recv(2) != b"ok":
@@ -73,6 +76,16 @@ class Relay:
         self.allowed = {parse_endpoint(e)[1] for e in endpoints}
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._owners: dict[tuple[int, int], Owner] = {}  # by the two ports of a carried connection's outer half
+
+    def owner_of(self, client: tuple[str, int], server: tuple[str, int]) -> Owner | None:
+        """Whose the connection between these two ends is: the process that handed over, and what it says its name is.
+
+        None for one that is not carried.
+        """
+        if client[0] not in ("127.0.0.1", "::ffff:127.0.0.1"):
+            return None
+        return self._owners.get((client[1], server[1]))
 
     async def start(self) -> None:
         """Listen on ``path`` (mode 0600)."""
@@ -119,10 +132,13 @@ class Relay:
             try:
                 async with asyncio.timeout(_HANDOVER_TIMEOUT_S):
                     await _readable(life)
-                taken = self._take(life)
+                name, taken = self._take(life)
+                owned = functools.partial(
+                    _Inner, carried=carried, owner=(peer_pid(life) or OUTSIDE, name), owners=self._owners
+                )
                 for port, listener in taken:
                     listener.setblocking(False)
-                    servers.append(await loop.create_server(functools.partial(_Inner, port, carried), sock=listener))
+                    servers.append(await loop.create_server(functools.partial(owned, port), sock=listener))
                 await loop.sock_sendall(life, b"ok" if taken else b"no")
                 if taken:
                     # The other side never speaks again; whatever it sends is dropped unread.
@@ -137,15 +153,20 @@ class Relay:
                     inner.abort()
                 await asyncio.sleep(0)  # aborted transports give up their sockets on the loop's next turn
 
-    def _take(self, life: socket.socket) -> list[tuple[int, socket.socket]]:
+    def _take(self, life: socket.socket) -> tuple[str, list[tuple[int, socket.socket]]]:
         message, fds, _, _ = socket.recv_fds(life, 4096, _MAX_ENDPOINTS)
         listeners = [socket.socket(fileno=fd) for fd in fds]
-        ports = json.loads(message)
-        if len(ports) != len(listeners) or not set(ports) <= self.allowed:
+        try:
+            said = json.loads(message)
+            ports, name = said["ports"], str(said["name"])
+            fit = len(ports) == len(listeners) and set(ports) <= self.allowed
+        except (KeyError, TypeError, ValueError):
+            fit = False
+        if not fit:
             for listener in listeners:
                 listener.close()
-            return []
-        return list(zip(ports, listeners, strict=True))
+            return "", []
+        return name, list(zip(ports, listeners, strict=True))
 
 
 async def _readable(sock: socket.socket) -> None:
@@ -201,12 +222,37 @@ class _Pipe(asyncio.Protocol):
             self.other.transport.resume_reading()
 
 
+class _Outer(_Pipe):
+    """A connection to an endpoint. It is in ``owners`` as long as it is open, from before its first byte is sent."""
+
+    def __init__(self, owner: Owner, owners: dict[tuple[int, int], Owner]) -> None:
+        self._owner, self._owners = owner, owners
+        self._ports = (0, 0)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        self._ports = (here[1], there[1])
+        self._owners[self._ports] = self._owner
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._owners.pop(self._ports, None)
+        super().connection_lost(error)
+
+
 class _Inner(_Pipe):
     """A connection accepted from inside a session. It is in ``carried`` as long as it is open."""
 
-    def __init__(self, port: int, carried: set[_Inner]) -> None:
+    def __init__(
+        self,
+        port: int,
+        carried: set[_Inner],
+        owner: Owner = (0, ""),
+        owners: dict[tuple[int, int], Owner] | None = None,
+    ) -> None:
         self.port = port
         self._carried = carried
+        self._outer = functools.partial(_Outer, owner, owners if owners is not None else {})
         self._connecting: asyncio.Task[None] | None = None
         self._early: list[bytes] = []  # what came before there was somewhere to send it
 
@@ -237,7 +283,7 @@ class _Inner(_Pipe):
 
     async def _connect(self) -> None:
         try:
-            _, outer = await asyncio.get_running_loop().create_connection(_Pipe, "127.0.0.1", self.port)
+            _, outer = await asyncio.get_running_loop().create_connection(self._outer, "127.0.0.1", self.port)
         except OSError:
             self.transport.abort()  # a reset, which is what a refused connection comes closest to from here
             return

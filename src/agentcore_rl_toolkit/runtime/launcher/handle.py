@@ -60,6 +60,11 @@ class SessionProcess:
         self.max_rss_bytes: int | None = None
         self.death: str | None = None  # why it ended, where the runtime ended it for a limit or the kernel did
 
+    @property
+    def command_pids(self) -> list[int]:
+        """The first processes of the commands that run beside it."""
+        return [c.pid for c in self.template.commands.values() if c.pid is not None and c.session_id == self.id]
+
     async def cause(self) -> str | None:
         """Why it ended, where that is known; for a caller whose connection broke."""
         await asyncio.wait([self.ended], timeout=CAUSE_WAIT_S)
@@ -67,7 +72,7 @@ class SessionProcess:
 
     def command(self, command_id: str, text: str, socket_path: str) -> CommandProcess:
         """Run a shell command in the session's environment; its two outputs connect to this unix socket and send o or e."""
-        command = CommandProcess(self.template, command_id)
+        command = CommandProcess(self.template, command_id, self.id)
         self.template.commands[command_id] = command
         self.template.send(op="command", id=command_id, session=self.id, command=text, socket=socket_path)
         return command
@@ -80,9 +85,11 @@ class SessionProcess:
 class CommandProcess:
     """A command beside a session. ``ended`` resolves to its exit status, -1 when it could not be started."""
 
-    def __init__(self, template: TemplateProcess, command_id: str) -> None:
+    def __init__(self, template: TemplateProcess, command_id: str, session_id: str) -> None:
         self.template = template
         self.id = command_id
+        self.session_id = session_id
+        self.pid: int | None = None
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.error: str | None = None
 
@@ -248,9 +255,16 @@ class TemplateProcess:
         self.commands.clear()
 
     def _on_event(self, event: dict[str, Any]) -> None:
+        if event["ev"] == "command_started":
+            started = self.commands.get(event["id"])
+            if started is not None:
+                started.pid = event["pid"] if self._children is None else self._children.outer(event["pid"])
+            return
         if event["ev"] == "command_exit":
             command = self.commands.pop(event["id"], None)
             if command is not None:
+                if self._children is not None:
+                    self._children.forget(command.pid)
                 command.error = event.get("error")
                 command.ended.set_result(event["status"])
             return

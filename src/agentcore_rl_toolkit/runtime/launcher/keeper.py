@@ -112,6 +112,7 @@ class Keeper:
         command.close()
         command.pid = pid
         self._commands[pid] = command
+        self._report(ev="command_started", id=command.id, pid=pid)
 
     def _be_command(self, command: Command) -> None:
         self._release()

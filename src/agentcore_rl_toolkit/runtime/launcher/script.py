@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from .serve import only_for_the_runtime
+
 AGENT_PORTS = (8080, 8000, 9000)  # of the HTTP, MCP and A2A contracts
 TakeOver = Callable[[Any, dict[str, Any]], None]
 
@@ -101,6 +103,7 @@ def _take_over_servers(
             take_over(self.config.app, {})  # refuses: an event loop is running
         else:
             listener, _ = serve_here(self)
+            only_for_the_runtime(self.config)
             server_type._served_here = True
             await startup(self, [listener])
 

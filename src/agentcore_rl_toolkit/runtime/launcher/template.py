@@ -13,7 +13,7 @@ Orders: ``spawn`` {id, socket, dir, log, env}, ``stop`` {id, grace_s}, ``command
 ``kill_command``
 {id}. Reports: ``ready`` {mode, reason}, ``unforkable`` {reason}, ``error`` {traceback}, ``spawned`` {id, pid},
 ``failed`` {id,
-error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_exit`` {id, status}.
+error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_started`` {id, pid}, ``command_exit`` {id, status}.
 
 Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is
 killed and the session folders are removed. When the template itself is killed, the kernel kills the sessions (Linux), or
@@ -34,7 +34,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import linux, warm
+from . import linux, serve, warm
 from .child import Session
 from .confine import Confinement
 from .keeper import Keeper
@@ -127,6 +127,7 @@ class Template:
 def main(control_fd: int) -> None:
     """Run the template over this inherited socket until the runtime goes away."""
     linux.die_with_parent(signal.SIGKILL)
+    serve.runtime_pid = os.getppid()
     os.set_inheritable(control_fd, False)
     os.closerange(3, control_fd)  # what the runtime's loop leaves open besides: further descriptors of our log
     os.closerange(control_fd + 1, os.sysconf("SC_OPEN_MAX"))
