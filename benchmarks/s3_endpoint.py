@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,12 +36,14 @@ async def each(n: int, one: Callable[[int], Awaitable[Any]], at_once: int = 32) 
     await asyncio.gather(*(guarded(i) for i in range(n)))
 
 
-def start(directory: Path, *options: str) -> tuple[subprocess.Popen[bytes], str, float]:
+def start(directory: Path, credential: str | None) -> tuple[subprocess.Popen[bytes], str, float]:
     ready = directory.with_suffix(".ready")
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "s3", "serve", "--dir", str(directory)]
     process = subprocess.Popen(
-        [*command, "--bucket", "bench", "--ready-file", str(ready), *options], stdout=subprocess.DEVNULL
+        [*command, "--bucket", "bench", "--ready-file", str(ready)],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, **({"AGENTCORE_RL_CREDENTIALS": credential} if credential is not None else {})},
     )
     while not ready.exists():
         time.sleep(0.005)
@@ -101,8 +104,8 @@ class Table:
             self.check(f"{name}, {label}, CPU ms", cpu_ms, TARGETS_MS[name])
 
 
-def measure(table: Table, label: str, options: list[str], directory: Path, n: int) -> None:
-    server, url, _ = start(directory, *options)
+def measure(table: Table, label: str, credential: str | None, directory: Path, n: int) -> None:
+    server, url, _ = start(directory, credential)
     process, store, body = psutil.Process(server.pid), store_at(url), b"x" * 1024
     part = n // ROUNDS
 
@@ -142,7 +145,7 @@ def measure(table: Table, label: str, options: list[str], directory: Path, n: in
     print(f"memory after all this: {memory:.0f} MB")
     server.terminate()
     server.wait()
-    server, _, seconds = start(directory, *options)
+    server, _, seconds = start(directory, credential)
     print(f"start over {n + 1} objects: {seconds:.2f} s of CPU")
     server.terminate()
     server.wait()
@@ -158,10 +161,9 @@ def main() -> None:
     options = parser.parse_args()
     n = 1_000 if options.quick else 5_000
     table = Table()
-    signed = ["--access-key", "bench", "--secret-key", "bench-secret"]
     with tempfile.TemporaryDirectory() as scratch:
-        measure(table, "signatures verified", signed, Path(scratch) / "a", n)
-        measure(table, "open", [], Path(scratch) / "b", n)
+        measure(table, "signatures verified", "bench:bench-secret", Path(scratch) / "a", n)
+        measure(table, "open", None, Path(scratch) / "b", n)
     print()
     for one in table.checks:
         print(f"{'ok  ' if one['ok'] else 'FAIL'} {one['name']}: {one['value']:.3g} (target {one['target']:g})")

@@ -50,7 +50,14 @@ def alive(pid: int) -> bool:
 class Server:
     """A runtime in a process of its own."""
 
-    def __init__(self, folder: Path, *options: str, agent: Path = AGENTS / "probe.py", wait: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        agent: Path = AGENTS / "probe.py",
+        wait: bool = True,
+        credential: str | None = None,
+    ) -> None:
         self.folder = folder
         self.ready_file = folder / "ready.json"
         self.output = folder / "output.txt"
@@ -60,7 +67,11 @@ class Server:
                 [*command, "--ready-file", str(self.ready_file), "--parent-pid", str(os.getpid()), *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "SECRET_OF_THE_HOST": "s3cr3t"},
+                env={
+                    **os.environ,
+                    "SECRET_OF_THE_HOST": "s3cr3t",
+                    **({"AGENTCORE_RL_CREDENTIALS": credential} if credential is not None else {}),
+                },
             )
         if wait:
             self.wait_ready()

@@ -320,7 +320,7 @@ def test_other_users_of_this_machine_are_refused(rebel: Server, start_server: Ca
 
 
 def test_with_a_credential_the_signature_decides(start_server: Callable[..., Server]) -> None:
-    server = start_server("--credential", "AKLOCAL:secret", agent=REBEL)
+    server = start_server(credential="AKLOCAL:secret", agent=REBEL)
     assert ask(server, do="request", method="GET", url=f"{server.url}/_local/sessions")["status"] == 403
     control = server.client("bedrock-agentcore-control")
     assert len(control.list_agent_runtimes()["agentRuntimes"]) == 1
@@ -331,8 +331,7 @@ def test_with_a_credential_the_signature_decides(start_server: Callable[..., Ser
 def test_sessions_have_a_key_to_the_store_and_not_to_the_runtime(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
-    options = ("--credential", "AKLOCAL:secret", "--s3-dir", str(tmp_path / "s3"))
-    server = start_server(*options, agent=AGENTS / "stores.py")
+    server = start_server("--s3-dir", str(tmp_path / "s3"), agent=AGENTS / "stores.py", credential="AKLOCAL:secret")
     assert ask(server, url=server.url) == {"note": "mine", "refused": "AccessDeniedException"}
     assert (tmp_path / "s3" / "kept").is_dir()
 

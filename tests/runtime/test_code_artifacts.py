@@ -56,11 +56,11 @@ def configuration(key: str, runtime: str = HERE, *entry_point: str) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("options", [(), ("--credential", "AKLOCAL:secret")], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("credential", [None, "AKLOCAL:secret"], ids=["unsigned", "signed"])
 def test_an_archive_in_s3_is_deployed_and_a_new_one_is_a_new_version(
-    start_server: Callable[..., Server], tmp_path: Path, options: tuple[str, ...]
+    start_server: Callable[..., Server], tmp_path: Path, credential: str | None
 ) -> None:
-    server = start_server("--s3-dir", str(tmp_path / "s3"), *options)
+    server = start_server("--s3-dir", str(tmp_path / "s3"), credential=credential)
     s3 = boto3.client(
         "s3",
         endpoint_url=server.info["s3_url"],

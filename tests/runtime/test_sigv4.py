@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -81,7 +83,7 @@ def test_another_secret_is_403() -> None:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("guarded"), "--credential", "AKLOCAL:secret")
+    server = Server(tmp_path_factory.mktemp("guarded"), credential="AKLOCAL:secret")
     yield server
     server.stop()
 
@@ -200,7 +202,7 @@ async def test_websocket_takes_signed_headers(guarded: Server, session_id: str) 
 )
 def test_what_aws_does_not_show_is_guarded_too(guarded: Server, method: str, path: str) -> None:
     for credential in (None, ("AKLOCAL", "wrong"), ("OTHER", "secret")):
-        with pytest.raises(LocalRuntimeError, match="AWS_SECRET_ACCESS_KEY=SECRET"):
+        with pytest.raises(LocalRuntimeError, match="AWS_SECRET_ACCESS_KEY"):
             RuntimeView(guarded.url, credential).call(method, path, [])
     request = urllib.request.Request(guarded.url + path, b"[]", method=method)
     with pytest.raises(urllib.error.HTTPError) as error:
@@ -219,7 +221,7 @@ def test_the_command_line_signs_with_the_environments_credential(
 
     guarded.invoke({"do": "print", "text": "a secret line"}, session_id)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    with pytest.raises(LocalRuntimeError, match="--credential"):
+    with pytest.raises(LocalRuntimeError, match="--credential-file"):
         run("ps")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKLOCAL")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -230,7 +232,12 @@ def test_the_command_line_signs_with_the_environments_credential(
     assert ":runtime/again-" in run("deploy", str(AGENTS / "probe.py"), "--name", "again")
 
 
-@pytest.mark.parametrize("options", [["--credential", "KEY:a:b/c+d"], ["--credential=KEY:a:b/c+d"]])
-def test_a_runtime_object_knows_its_own_credential(options: list[str]) -> None:
-    with LocalRuntime({"probe": AGENTS / "probe.py"}, ["--tps", "5", *options]) as runtime:
+@pytest.mark.parametrize("form", ["--credential-file FILE", "--credential-file=FILE", "environment"])
+def test_a_runtime_object_knows_its_own_credential(tmp_path: Path, form: str) -> None:
+    file = tmp_path / "credential"
+    file.write_text("# of the tests\nKEY:a:b/c+d\n")
+    file.chmod(0o600)
+    options = form.replace("FILE", str(file)).split() if form != "environment" else []
+    env = {**os.environ, "AGENTCORE_RL_CREDENTIALS": "KEY:a:b/c+d"} if form == "environment" else None
+    with LocalRuntime({"probe": AGENTS / "probe.py"}, ["--tps", "5", *options], env=env) as runtime:
         assert runtime.view.sessions(ended=True) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ _SERVE_OPTIONS = [
     click.option("--port", default=0, show_default=True, help="0 takes any free port."),
     click.option("--region", default="us-west-2", show_default=True, help="The region of its ARNs and of its quotas."),
     click.option("--account-id", default="123456789012", show_default=True, help="The account of its ARNs."),
-    click.option("--session-env", multiple=True, metavar="K=V", help="A variable every session sees; repeatable."),
+    click.option(
+        "--session-env",
+        multiple=True,
+        metavar="K=V",
+        help="A variable every session sees; K alone: as it is here; repeatable.",
+    ),
     click.option("--state-dir", type=_FOLDER, help="Keep logs and deployed agents here [default: a temporary folder]."),
     click.option(
         "--start",
@@ -73,7 +79,12 @@ _SERVE_OPTIONS = [
     click.option("--new-sessions-per-minute", type=float, help="Instead of the profile's."),
     click.option("--max-sessions", type=int, help="Sessions at once, instead of the profile's."),
     click.option("--faults", "faults_file", type=_FILE, help="Fault plan, TOML or JSON."),
-    click.option("--credential", "credentials", multiple=True, metavar="KEY:SECRET", help="Demand signed requests."),
+    click.option(
+        "--credential-file",
+        type=_FILE,
+        help="Demand signed requests: a file of mode 0600 with KEY:SECRET. Or AGENTCORE_RL_CREDENTIALS in the environment.",
+    ),
+    click.option("--credential", "on_command_line", multiple=True, hidden=True),
     click.option(
         "--callers",
         type=click.Choice(["user", "any"]),
@@ -116,13 +127,14 @@ def serve(**options: Any) -> None:
     from ..runtime.agents import parse_agent_option
     from ..runtime.config import IsolationConfig, RuntimeConfig
     from ..runtime.faults import FaultPlan
+    from ..runtime.private_files import ON_A_COMMAND_LINE, credentials_from
     from ..runtime.quotas import profile
     from ..runtime.service import run
     from ..runtime.wire import parse_environment
 
-    credentials = dict(text.partition(":")[::2] for text in options["credentials"])
-    if not all(credentials.values()):
-        raise ConfigError("--credential must be KEY:SECRET")
+    if options["on_command_line"]:
+        raise ConfigError(f"--credential is not taken: {ON_A_COMMAND_LINE}")
+    credentials = credentials_from(os.environ, options["credential_file"])
     folder, s3_dir, memory, disk = (options[name] for name in ("state_dir", "s3_dir", "memory_mb", "disk_mb"))
     config = RuntimeConfig(
         region=options["region"],
@@ -210,8 +222,6 @@ def _cluster(config: Any, options: dict[str, Any]) -> Any:
 
 
 def _pods(config: Any, options: dict[str, Any]) -> Any:
-    import os
-
     from ..errors import ConfigError
     from ..runtime.cluster.kubernetes import ApiServer, SandboxClient
     from ..runtime.cluster.pods import KubernetesPods, PodSettings
@@ -264,7 +274,9 @@ _url_option = click.option("--url", help="The runtime's address [default: the ne
     "--engine", type=click.Choice(["auto", "docker", "podman"]), default="auto", show_default=True, help="For --build."
 )
 @click.option("--name", required=True, help="A letter, then up to 47 letters, digits or underscores.")
-@click.option("--env", "env", multiple=True, metavar="K=V", help="A variable of this agent; repeatable.")
+@click.option(
+    "--env", "env", multiple=True, metavar="K=V", help="A variable of this agent; K alone: as it is here; repeatable."
+)
 @_url_option
 def deploy(
     file: Path | None,

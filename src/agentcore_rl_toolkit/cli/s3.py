@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -18,8 +19,13 @@ def group() -> None:
 )
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=0, show_default=True, help="0 picks a free port.")
-@click.option("--access-key", envvar="AGENTCORE_RL_S3_ACCESS_KEY", help="Only accept requests signed with this key.")
-@click.option("--secret-key", envvar="AGENTCORE_RL_S3_SECRET_KEY", help="The secret of --access-key.")
+@click.option(
+    "--credential-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Demand signed requests: a file of mode 0600 with KEY:SECRET. Or AGENTCORE_RL_CREDENTIALS in the environment.",
+)
+@click.option("--access-key", hidden=True)
+@click.option("--secret-key", hidden=True)
 @click.option("--bucket", "buckets", multiple=True, help="Create this bucket at start; may be given several times.")
 @click.option("--auto-create/--no-auto-create", default=False, help="Create buckets on first write.")
 @click.option("--fsync/--no-fsync", default=False, help="Make every write survive a power failure.")
@@ -32,6 +38,7 @@ def serve(
     directory: Path,
     host: str,
     port: int,
+    credential_file: Path | None,
     access_key: str | None,
     secret_key: str | None,
     buckets: tuple[str, ...],
@@ -43,14 +50,16 @@ def serve(
 ) -> None:
     """Serve a directory to unmodified S3 clients.
 
-    Point them at it with AWS_ENDPOINT_URL_S3. Without --access-key any credentials are accepted.
+    Point them at it with AWS_ENDPOINT_URL_S3. Without a credential this machine's user may use it, with any.
     """
+    from ..errors import ConfigError
+    from ..runtime.private_files import ON_A_COMMAND_LINE, credentials_from
     from ..runtime.s3 import S3Config
     from ..runtime.s3.server import serve as run
 
-    if (access_key is None) != (secret_key is None):
-        raise click.UsageError("--access-key and --secret-key come together")
-    credentials = {access_key: secret_key} if access_key is not None and secret_key is not None else {}
+    if access_key is not None or secret_key is not None:
+        raise ConfigError(f"--access-key and --secret-key are not taken: {ON_A_COMMAND_LINE}")
+    credentials = credentials_from(os.environ, credential_file)
     config = S3Config(root=directory, credentials=credentials, auto_create=auto_create, fsync=fsync, region=region)
     run(
         config, host=host, port=port, buckets=buckets, ready_file=ready_file, parent_pid=parent_pid, announce=click.echo

@@ -21,6 +21,7 @@ from .control import ControlPlane
 from .lifecycle import lifecycle_of
 from .metrics import Metrics
 from .node import LocalNode
+from .private_files import make_private
 from .quotas import Quotas
 from .registry import Record, Registry, Version
 from .session import Session
@@ -59,7 +60,8 @@ class Runtime:
             self._root_lock.discard()
             raise
         for folder in (self.state_dir / "sessions", self.state_dir / "logs", self.root / "s"):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            make_private(folder)
         self.started_s = time.monotonic()
         self._closing = False
         self.quotas = Quotas(config.quotas)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LocalRuntimeError
+from .private_files import credentials_from
 from .remote import RuntimeView
 
 START_TIMEOUT_S = 180.0
@@ -70,7 +71,7 @@ class LocalRuntime:
             info: dict[str, Any] = json.loads(ready.read_text())
         self.url, self.pid, self.arns = info["url"], info["pid"], info["agents"]
         self.s3_url = info.get("s3_url")
-        self.view = RuntimeView(self.url, _credential(self._options))
+        self.view = RuntimeView(self.url, _credential(self._options, os.environ if self._env is None else self._env))
         return self
 
     def stop(self) -> None:
@@ -92,9 +93,10 @@ class LocalRuntime:
         self.stop()
 
 
-def _credential(options: Sequence[str]) -> tuple[str, str] | None:
-    """The first of the ``--credential KEY:SECRET`` among a runtime's options."""
-    joined = [text.removeprefix("--credential=") for text in options if text.startswith("--credential=")]
-    apart = [text for option, text in pairwise(options) if option == "--credential"]
-    key, _, secret = (apart + joined + [""])[0].partition(":")
-    return (key, secret) if key else None
+def _credential(options: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """The first credential that a runtime with these options and environment takes."""
+    joined = [text.partition("=")[2] for text in options if text.startswith("--credential-file=")]
+    apart = [text for option, text in pairwise(options) if option == "--credential-file"]
+    file = next(iter(apart + joined), None)
+    found = credentials_from(dict(environment), Path(file) if file is not None else None)
+    return next(iter(found.items()), None)

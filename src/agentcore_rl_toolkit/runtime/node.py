@@ -212,7 +212,7 @@ class LocalNode:
 
     async def _load(self, agent: Agent) -> TemplateProcess:
         log_path = self._state_dir / "logs" / f"{agent.name}.template.log"
-        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = self._root / "home" / agent.name
         places = (
             self._state_dir / "sessions" / agent.folder,

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .agents import make_runtime_id, runtime_arn
+from .private_files import make_private, write_private
 from .wire import Named, WireError, not_found
 
 DEFAULT = "DEFAULT"
@@ -95,6 +96,7 @@ class Registry:
         self.records: dict[str, Record] = {}  # by id
         self._path = path
         if path is not None and path.exists():
+            make_private(path)
             try:
                 records = [_from_dict(data) for data in json.loads(path.read_text())]
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
@@ -105,11 +107,9 @@ class Registry:
             self.records = {record.id: record for record in records}
 
     def save(self) -> None:
-        """Write all records so that a crash leaves the old or the new file, never half of one."""
+        """Write all records so that a crash leaves the old or the new file, never half of one. They hold agents' variables."""
         if self._path is not None:
-            partial = self._path.with_suffix(".partial")
-            partial.write_text(json.dumps([_to_dict(r) for r in self.records.values()]))
-            partial.replace(self._path)
+            write_private(self._path, json.dumps([_to_dict(r) for r in self.records.values()]))
 
     def arn(self, identity: str) -> str:
         return runtime_arn(self.region, self.account_id, identity)

@@ -21,7 +21,7 @@ DEPLOY_TIMEOUT_S = 900.0
 SHOWN = 40  # sessions in one picture of `top`
 _ROLE = "arn:aws:iam::123456789012:role/local"
 _HOW_TO_SIGN = (
-    "this runtime was started with --credential KEY:SECRET: set AWS_ACCESS_KEY_ID=KEY and AWS_SECRET_ACCESS_KEY=SECRET"
+    "where a runtime was started with --credential-file, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to those"
 )
 
 

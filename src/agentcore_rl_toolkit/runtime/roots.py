@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import ConfigError
+from .private_files import write_private
 
 MARKER = "AGENTCORE_RL_RUNTIME"  # in the environment of every process a runtime starts: stands for its root folder
 _LONGEST_BASE = 60  # a socket's path may have 103 bytes on macOS
@@ -101,7 +102,7 @@ def sweep(base: Path) -> int:
 
 def own_state(path: Path) -> Locked:
     """Own a state folder and clear what a killed server left in it. Raises: ConfigError when it is in use."""
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     locked = lock(path)
     if locked is None:
         raise ConfigError(f"{path} is in use by another runtime; give each its own --state-dir")
@@ -148,9 +149,7 @@ def _environments() -> Iterator[tuple[int, list[bytes]]]:
 
 def describe_server(root: Path, content: dict[str, Any]) -> None:
     """Leave the address of a server in its root, for the command line to find."""
-    partial = root / ".server.json"
-    partial.write_text(json.dumps(content))
-    partial.replace(root / "server.json")
+    write_private(root / "server.json", json.dumps(content))
 
 
 def live_servers() -> list[dict[str, Any]]:

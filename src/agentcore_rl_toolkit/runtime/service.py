@@ -24,6 +24,7 @@ from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .connection import RuntimeProtocol
 from .core import Runtime
+from .private_files import write_private
 from .server import RuntimeApp
 
 PARENT_CHECK_S = 1.0
@@ -46,9 +47,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def write_ready_file(path: Path, content: dict[str, Any]) -> None:
     """Write JSON so that a reader sees all of it or nothing."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content))
-    partial.replace(path)
+    write_private(path, json.dumps(content))
 
 
 def run(config: RuntimeConfig, agents: Sequence[tuple[str, Path]], **options: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -217,11 +218,16 @@ def trace_headers(request: Headers, returned: Iterable[tuple[bytes, bytes]]) -> 
 
 
 def parse_environment(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:
-    """``KEY=VALUE`` strings to a dict. Raises: ConfigError."""
+    """``KEY=VALUE`` strings to a dict; ``KEY`` alone has this process's own value, which no command line then shows.
+
+    Raises: ConfigError.
+    """
     env = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
-        if not sign or not key:
+        if not key:
             raise ConfigError(f"{pair!r} is not KEY=VALUE")
-        env[key] = value
+        if not sign and key not in os.environ:
+            raise ConfigError(f"{pair!r} is neither KEY=VALUE nor the name of a variable in this environment")
+        env[key] = value if sign else os.environ[key]
     return env

@@ -24,6 +24,20 @@ def written(path):
     return path
 
 
+def searched(text):
+    """Where a text is found: in this process's variables, in the environment and command line of all processes."""
+    found = [name for name, value in os.environ.items() if text in f"{name}={value}".encode()]
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("environ", "cmdline"):
+            try:
+                with open(f"/proc/{pid}/{name}", "rb") as f:
+                    if text in f.read():
+                        found.append(f"/proc/{pid}/{name}")
+            except OSError:
+                continue
+    return found
+
+
 def asked(path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.settimeout(20)
@@ -56,6 +70,8 @@ app = BedrockAgentCoreApp()
 def main(payload):
     if payload["do"] == "look":
         return {"loading": AT_LOAD, "session": look_around()}
+    if payload["do"] == "search":
+        return searched(payload["text"].encode())
     url = urllib.parse.urlsplit(payload.get("url", ""))
     if payload["do"] == "request":
         connection = http.client.HTTPConnection(url.hostname, url.port, timeout=20)

@@ -21,13 +21,14 @@ _names = itertools.count(1)
 class Server:
     """One `agentcore-rl s3 serve` process."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, *options: str, credential: str | None = None) -> None:
         self.directory = directory
         ready = directory.with_name(directory.name + ".ready")
         ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "s3", "serve", "--dir", str(directory)]
         command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        env = {**os.environ, **({"AGENTCORE_RL_CREDENTIALS": credential} if credential is not None else {})}
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
         deadline = time.monotonic() + 30
         while not ready.exists():
             assert self.process.poll() is None, "the server ended before it was ready"
@@ -62,7 +63,7 @@ def client_for(url: str, access: str = ACCESS, secret: str = SECRET, **config: A
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Verifies signatures, as the default configuration of a careful user would."""
-    running = Server(tmp_path_factory.mktemp("s3") / "data", "--access-key", ACCESS, "--secret-key", SECRET)
+    running = Server(tmp_path_factory.mktemp("s3") / "data", credential=f"{ACCESS}:{SECRET}")
     yield running
     assert running.stop() == 0
 
@@ -103,8 +104,8 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start further servers; they are gone at the end of the test."""
     running: list[Server] = []
 
-    def start(*options: str, directory: Path | None = None) -> Server:
-        running.append(Server(directory or tmp_path / "data", *options))
+    def start(*options: str, directory: Path | None = None, credential: str | None = None) -> Server:
+        running.append(Server(directory or tmp_path / "data", *options, credential=credential))
         return running[-1]
 
     yield start

@@ -33,7 +33,7 @@ def aws(url: str, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_usual_commands(start_server: Callable[..., Server], tmp_path: Path) -> None:
-    url = start_server("--access-key", ACCESS, "--secret-key", SECRET).url
+    url = start_server(credential=f"{ACCESS}:{SECRET}").url
     folder = tmp_path / "tree"
     (folder / "sub").mkdir(parents=True)
     (folder / "a b.txt").write_text("one")

@@ -1,0 +1,198 @@
+"""Secrets of a runtime: in no process list, in no file that others can read, and in no session."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.runtime.private_files import CREDENTIALS, credentials_from, write_private
+
+from .conftest import AGENTS, Server, wait_for
+
+REBEL = AGENTS / "rebel.py"
+
+
+def private(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_nobody_elses_from_its_first_byte_on(tmp_path: Path) -> None:
+    """Also under an open umask, also while it is being replaced."""
+    seen: set[int] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            for entry in os.scandir(tmp_path):
+                try:
+                    seen.add(stat.S_IMODE(entry.stat().st_mode))
+                except FileNotFoundError:
+                    continue
+
+    before = os.umask(0)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for round_ in range(300):
+            write_private(tmp_path / "secret", str(round_))
+    finally:
+        os.umask(before)
+        over.set()
+        watcher.join()
+    assert seen == {0o600}
+    assert [p.name for p in tmp_path.iterdir()] == ["secret"]
+
+
+def test_a_link_that_lies_there_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("of somebody")
+    (tmp_path / "secret").symlink_to(target)
+    write_private(tmp_path / "secret", "mine")
+    assert target.read_text() == "of somebody"
+    assert not (tmp_path / "secret").is_symlink()
+
+
+def test_credentials_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
+    environment = {CREDENTIALS: "ONE:a:b TWO:c"}
+    file = private(tmp_path / "file", "# for the trainers\nTHREE:d\n\nFOUR:e\n")
+    assert credentials_from(environment, file) == {"ONE": "a:b", "TWO": "c", "THREE": "d", "FOUR": "e"}
+    assert environment == {}  # nothing that is started later inherits them
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "KEY", "KEY:", ":secret", "a:b c"])
+def test_a_file_without_a_credential_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="KEY:SECRET") as raised:
+        credentials_from({}, private(tmp_path / "file", text))
+    assert ":secret" not in str(raised.value)
+
+
+@pytest.mark.threat(
+    who="another user of this machine",
+    tries="read the runtime's credential from its file",
+    stopped_by="a credential file that others can read is refused",
+    leaves="",
+)
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigError, match="chmod 600"):
+        credentials_from({}, private(tmp_path / "file", "KEY:secret", mode))
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    writer = os.open(tmp_path / "fifo", os.O_RDWR)
+    with pytest.raises(ConfigError, match="regular file"):
+        credentials_from({}, tmp_path / "fifo")
+    os.close(writer)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        credentials_from({}, tmp_path / "none")
+
+
+@pytest.mark.threat(
+    who="another user of this machine",
+    tries="read the runtime's credential in the process list",
+    stopped_by="secrets are taken from the environment or a file, never from a command line",
+    leaves="values of --session-env K=V and --env K=V, where they are written out; K alone is not shown",
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["runtime", "serve", "--credential", "KEY:secret"],
+        ["s3", "serve", "--dir", "objects", "--access-key", "KEY", "--secret-key", "secret"],
+    ],
+)
+def test_a_secret_on_a_command_line_is_refused_with_the_replacement(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentcore_rl_toolkit.cli", *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    text = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "--credential-file" in text
+    assert CREDENTIALS in text
+    assert "KEY:secret" not in text
+
+
+def test_no_process_shows_the_credential(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    file = private(tmp_path / "credential", "AKLOCAL:secret-of-the-runtime\n")
+    server = start_server("--credential-file", str(file), wait=False, agent=REBEL)
+    wait_for(lambda: server.ready_file.exists() or server.process.poll() is not None)
+    assert "secret-of-the-runtime" not in Path(f"/proc/{server.process.pid}/cmdline").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.threat(
+    who="a session",
+    tries="read the runtime's credential: environment and command lines of processes, its own environment",
+    stopped_by="sessions get no variable of the runtime but the documented ones, and may read no other process's environment",
+    leaves="the process tier confines nothing",
+)
+@pytest.mark.parametrize("tier", ["namespaces", "landlock"])
+def test_a_session_finds_the_credential_nowhere(start_server: Callable[..., Server], tier: str) -> None:
+    server = start_server("--isolation", tier, agent=REBEL, credential="AKLOCAL:secret")
+    found = server.invoke({"do": "search", "text": "AKLOCAL:secret"})
+    assert found == []
+    assert server.invoke({"do": "search", "text": "AGENTCORE_RL_CREDENTIALS"}) == []
+
+
+def test_state_files_are_this_users_alone(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    old = os.umask(0)
+    try:
+        server = start_server("--state-dir", str(state))
+    finally:
+        os.umask(old)
+    view = server.view
+    arn = view.deploy(AGENTS / "probe.py", "other", {"SECRET": "s3cret"})
+    assert arn
+    server.invoke({})
+    root = Path(json.loads((state / "server.json").read_text())["root"])
+    assert "s3cret" in (state / "agents.json").read_text()
+    for file in (state / "agents.json", state / "server.json", root / "server.json"):
+        assert mode_of(file) == 0o600, file
+    for folder in (state, root, state / "logs", state / "sessions", *(state / "logs").glob("*/")):
+        assert mode_of(folder) & 0o077 == 0, folder
+
+
+def test_a_state_file_of_before_is_made_private(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    (state / "logs").mkdir(parents=True, mode=0o755)
+    private(state / "agents.json", "[]", 0o644)
+    start_server("--state-dir", str(state))
+    assert mode_of(state / "agents.json") == 0o600
+    assert mode_of(state / "logs") == 0o700
+
+
+def test_a_variable_may_be_named_without_its_value(start_server: Callable[..., Server], monkeypatch: Any) -> None:
+    """So that the secret of a variable is on no command line."""
+    monkeypatch.setenv("KEY_OF_THE_MODEL", "from here")
+    server = start_server("--session-env", "KEY_OF_THE_MODEL")
+    assert server.invoke({"do": "where"})["env"]["KEY_OF_THE_MODEL"] == "from here"
+    done = subprocess.run(
+        [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--session-env", "NO_SUCH_VARIABLE"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "NO_SUCH_VARIABLE" in done.stderr
