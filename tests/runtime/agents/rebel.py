@@ -88,7 +88,7 @@ def main(payload):
         return {"status": reply.status, "text": reply.read().decode(errors="replace") if reply.status != 101 else ""}
     if payload["do"] == "servers":  # of other sessions, by the paths of their sockets, which the kernel lists
         with open("/proc/net/unix") as lines:
-            paths = {line.split()[-1] for line in lines if "agentcore-rl" in line}
+            paths = {line.split()[-1] for line in lines if payload["below"] in line}
         return {path: attempt(lambda path=path: asked(path)) for path in paths if path.endswith(".s")}
     # The other ways send a request whose sender is hard to find, and wait for no answer.
     sender = socket.create_connection((url.hostname, url.port))
