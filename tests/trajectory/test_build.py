@@ -156,6 +156,31 @@ def test_of_a_retried_call_that_nobody_continued_the_last_answer_is_kept() -> No
     assert sequence.turn_ids == ["t2"]
 
 
+def test_an_answer_that_did_not_reach_the_agent_is_not_trained() -> None:
+    lost = turn(0, PROMPT, [20, 21], delivered=False)
+    again = turn(1, PROMPT, [22])
+    result = build_trajectory("s", [lost, again])
+    assert [s.turn_ids for s in result.sequences] == [["t1"]]
+    assert result.report.untrainable_reasons == {"not_delivered": 1}
+    assert (result.report.turns, result.report.sampled_tokens, result.report.trained_tokens) == (2, 3, 1)
+    assert result.report.superseded_turns == 0
+    assert build_trajectory("s", [lost]).sequences == []
+
+
+def test_an_answer_that_the_agent_went_on_from_did_reach_it() -> None:
+    doubted = turn(0, PROMPT, [20], delivered=False)
+    result = build_trajectory("s", [doubted, turn(1, [*PROMPT, 20, 30], [21])])
+    assert [s.turn_ids for s in result.sequences] == [["t0", "t1"]]
+    assert result.report.untrainable_turns == 0
+
+
+def test_of_two_equal_answers_the_one_that_arrived_is_gone_on_from() -> None:
+    turns = [turn(0, PROMPT, [20], delivered=False), turn(1, PROMPT, [20], retry_of="t0")]
+    result = build_trajectory("s", [*turns, turn(2, [*PROMPT, 20, 30], [21], parent_turn="t0")])
+    assert [s.turn_ids for s in result.sequences] == [["t1", "t2"]]
+    assert result.report.untrainable_reasons == {"not_delivered": 1}
+
+
 def test_a_parent_whose_only_continuation_was_superseded_is_still_trained() -> None:
     parent = turn(0, PROMPT, [20])
     dropped = turn(1, [*PROMPT, 20, 30], [21])

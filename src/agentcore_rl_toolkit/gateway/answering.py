@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import CaptureError
 from . import journal as journals
 from . import scan, told_logprobs
 from .capture import Captured, is_reply, read_reply
-from .capture_stream import are_events, ends, read_stream
+from .capture_stream import are_events, endings, event_end, read_stream
 from .dialects.errors import RequestError, error_body
 from .engine_errors import event_error, upstream_error
 from .exchange import Exchange
 from .recording import build
 from .records import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, encode
-from .repeats import failed, remember
+from .repeats import Answer, behind_the_end, failed, not_taken, remember
 from .wire import JOINED_BYTES, JSON, LAST_CHUNK, chunk, error_reply, passed, reply_head, retry_after, stream_head
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ class Answering(Exchange):
             self._stop_upstream()
             self._again_never("the inference server sent something else in the middle of its reply")
             return
-        end = scan.find_end(data, self.n == 1)
+        end = scan.find_end(data, True)
+        if end >= 0 and self.n > 1:
+            end = self._last_end(data, end)
         if end >= 0:
             # Whoever reads the finish reason takes the reply for whole, so it must be in the journal by then.
             cut = scan.whole_events(data, end)
@@ -63,6 +66,23 @@ class Answering(Exchange):
             conn.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
         else:
             conn.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _last_end(self, data: bytes, end: int) -> int:
+        """Where the last of several choices ends in these events, the first of which ends at `end`; -1: not here."""
+        while end >= 0 and data[end : end + 5] != b"data:":  # which is [DONE]
+            begin, stop = scan.whole_events(data, end), event_end(data, end)
+            if self._met(endings(data[begin:stop])):
+                return end
+            following = scan.find_end(data[stop:], True)
+            end = -1 if following < 0 else stop + following
+        return end
+
+    def _met(self, ended: Iterable[int]) -> bool:
+        """These choices end now. Returns whether none is left."""
+        if self.endings is None:
+            self.endings = set()
+        self.endings.update(ended)
+        return len(self.endings) >= self.n
 
     def _gather(self, data: bytes) -> bytes:
         """The events that are whole with these bytes. What goes on in the next read is of no use to the agent before that."""
@@ -95,13 +115,11 @@ class Answering(Exchange):
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
         return passed(self.headers)
 
-    def _record(self, *, only_whole: bool = False) -> bool:
+    def _record(self) -> None:
         try:
             captured = self._capture()
         except CaptureError as e:
             captured = Captured(choices=[], complete=True, problem=str(e))
-        if only_whole and (len(captured.choices) < self.n or not captured.complete):
-            return False
         self.captured = captured
         if captured.error is not None or not captured.complete:
             status = PARTIAL
@@ -117,7 +135,6 @@ class Answering(Exchange):
         else:
             status = UNTRAINABLE
         self._append(status, captured)
-        return True
 
     def _read_early(self) -> None:
         if self.stream:
@@ -159,11 +176,14 @@ class Answering(Exchange):
     def _finish(self, error: OSError | None) -> None:
         """The record is with the operating system: let the agent have the rest."""
         conn = self.conn
+        answer: Answer | None = None
         if error is not None:
             self._unrecord()
         else:
-            remember(self, delivered=conn is not None)
+            answer = remember(self)
         if conn is None or self.ended:
+            if answer is not None:
+                not_taken(self.gateway.sessions, answer, sure=True)
             self._end()
             return
         if error is not None and not self.relaying:
@@ -173,6 +193,7 @@ class Answering(Exchange):
             self._end()
             conn.transport.abort()
             return
+        spare: int | None = None
         try:
             broken = self._broken()
             if broken is not None and not self.relaying:
@@ -180,6 +201,7 @@ class Answering(Exchange):
             if self.stream:
                 rest = self._stream_end() if broken is None else self._error_event(broken)
                 tail = chunk(rest) + LAST_CHUNK
+                spare = behind_the_end(rest)
                 if not self.relaying:
                     tail = stream_head(200, self._stream_headers(), keep_alive=self.keep_alive) + tail
                 conn.write(tail)
@@ -188,6 +210,8 @@ class Answering(Exchange):
         except RequestError as e:
             self._end(e)
             return
+        if answer is not None and broken is None:
+            conn.carries(answer, spare)
         self._end()
 
     def _broken(self) -> RequestError | None:
@@ -205,7 +229,7 @@ class Answering(Exchange):
             return RequestError(f"the inference server answered 200 with no reply: {why}", kind="upstream")
         if captured.complete and captured.choices:
             return None
-        if self.engine == "openai" and captured.problem is not None and ends(self._body()):
+        if self.engine == "openai" and captured.problem is not None and any(True for _ in endings(self._body())):
             return None  # the agent may understand such an endpoint although nothing can be recorded of it
         return RequestError("the inference server ended its reply before it was whole", kind="upstream")
 
@@ -331,9 +355,5 @@ class Answering(Exchange):
         if self.ended or self.captured is not None:
             return
         self._stop_upstream()
-        # Several choices end at different times, so their finish reasons are not held back: the agent may have all of
-        # them, and then it has seen a whole reply.
-        if self.n > 1 and self.relaying and self._record(only_whole=True):
-            return
         self._note(ABORTED, 499, "agent_gone", "the agent closed the connection before the reply was whole")
         self._end()

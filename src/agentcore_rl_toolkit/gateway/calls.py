@@ -78,7 +78,9 @@ class Call(Answering):
             # A repetition uses up no turn, so it comes before the session's limits.
             if repeats.joins(self, again=again, key=idempotency_key is not None):
                 return
-            hold_to_settings(self.session, fields)
+            hold_to_settings(session, fields)
+            if "n" in session.overrides:
+                self.n = relayed.number(fields["n"]) or 1
             self._judge(fields)
         except RequestError as e:
             self.refuse(e)

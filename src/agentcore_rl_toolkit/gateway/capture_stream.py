@@ -8,6 +8,8 @@ enough objects at a time to stay in the processor's cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from ..errors import CaptureError
@@ -76,6 +78,7 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class _EndedChoice(msgspec.Struct, gc=False):
+    index: int = 0
     finish_reason: str | None = None
 
 
@@ -191,15 +194,20 @@ def are_events(text: bytes) -> bool:
     return all(event.lstrip()[:1] == b"{" for event in events_of(text))
 
 
-def ends(stream: bytes) -> bool:
-    """Whether some event of a stream says why a choice finished, whatever else cannot be read in it."""
+def endings(stream: bytes) -> Iterator[int]:
+    """The choices of which some event of a stream says why they finished, whatever else cannot be read in it."""
     for event in events_of(stream):
         try:
-            if any(choice.finish_reason is not None for choice in _ended.decode(event).choices):
-                return True
+            choices = _ended.decode(event).choices
         except NOT_JSON:
             continue
-    return False
+        yield from (choice.index for choice in choices if choice.finish_reason is not None)
+
+
+def event_end(events: bytes, at: int) -> int:
+    """Where the event that byte `at` belongs to ends."""
+    places = events.find(b"\n\n", at), events.find(b"\n\r\n", at)
+    return min((at + size for at, size in zip(places, (2, 3), strict=True) if at >= 0), default=len(events))
 
 
 def _cut_prompt(data: list[bytes | scan.Run]) -> bytes | None:

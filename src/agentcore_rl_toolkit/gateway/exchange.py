@@ -47,6 +47,7 @@ class Exchange(ABC):
         "dialect",
         "digest",
         "ended",
+        "endings",
         "engine",
         "fields",
         "first_token_s",
@@ -114,6 +115,7 @@ class Exchange(ABC):
         self.received = 0
         self.held: list[bytes] | None = None
         self.carry: list[bytes] = []  # of an event that is not whole yet
+        self.endings: set[int] | None = None  # of several choices, those whose finish reason has been met
         self.engine = "openai"
         self.upstream_id: str | None = None
         self.position = -1
@@ -231,6 +233,7 @@ class Exchange(ABC):
             self._break_off(why)
             return
         self.parts, self.received, self.held, self.carry, self.first_token_s = [], 0, None, [], None
+        self.endings = None
         other = self._pick(None, self.tried)
         if other is None and once_more and not worker.draining:
             self.second, self.tried, other = True, self.tried[:-1], worker
@@ -343,8 +346,8 @@ class Exchange(ABC):
         """Bytes of a good stream have come."""
 
     @abstractmethod
-    def _record(self, *, only_whole: bool = False) -> bool:
-        """The reply is whole. With `only_whole`, returns False and does nothing when it is not."""
+    def _record(self) -> None:
+        """The reply is whole."""
 
     @abstractmethod
     def _pass_error(self, status: int, body: bytes) -> None:

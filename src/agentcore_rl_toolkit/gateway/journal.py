@@ -42,6 +42,7 @@ OPENED = 2  # payload: the session's settings
 CLOSED = 3
 GAPS = 5  # payload: where among the session's calls, counted from 0, the disk refused some, and how many
 JUDGED = 6  # payload: what damage has cost the session; of `EVERYBODY`: which damage that is all said of
+UNTAKEN = 7  # payload: the positions of the session's calls whose replies no agent took whole
 EVERYBODY = b"/"  # is no session's id
 
 _CHECKED = struct.Struct("<BB")

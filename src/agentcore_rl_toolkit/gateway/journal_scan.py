@@ -20,7 +20,7 @@ HEAD = 8  # bytes before what the length counts
 DELETED = 4  # the kind of a note that what comes before it of its session is nobody's
 DAMAGED = 0  # stands for a kind where a frame cannot be read; the payload is the byte where its kind would be
 # Kind, length of the id and the id's first letter: what the search for the next frame looks at before any checksum.
-_LIKELY = re.compile(rb"(?=[\x01-\x06][\x01-\xc8][!-~])")
+_LIKELY = re.compile(rb"(?=[\x01-\x07][\x01-\xc8][!-~])")
 
 Found = tuple[int, str, bytes, int, int]  # kind, session id, payload, start, length
 

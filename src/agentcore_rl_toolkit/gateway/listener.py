@@ -11,15 +11,19 @@ import httptools
 
 from .dialects.errors import RequestError
 from .long_body import LongBody
+from .repeats import not_taken
 from .sharding import wanted
-from .wire import CONTINUE, Request, error_reply, path_of, reply, retry_after
+from .wire import CONTINUE, Request, error_reply, path_of, reply, retry_after, unconfirmed
 
 if TYPE_CHECKING:
     from .calls import Call
+    from .repeats import Answer
     from .server import Gateway
 
 WRITE_HIGH = 256 * 2**10
 LINGER_S = 2.0  # a client that is still sending when it is refused would lose the answer to a reset connection
+RESET_S = 30.0  # systems on the way reset connections too, that were idle for a minute or more
+SETTLED_S = 1.0  # a system may wait for 0.2 s before it confirms what it has got
 SCRATCH = 64 * 2**10  # bytes read at a time, until a long body is known to follow
 MANY_PIECES = 8  # of one read; a body in chunks of two bytes would take thirty times its size in memory
 SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first, and counts against what may be under way
@@ -50,9 +54,11 @@ class AgentConnection(asyncio.BufferedProtocol):
         "_shard",
         "_silent",
         "_size",
+        "_unconfirmed",
         "_url",
         "busy",
         "call",
+        "carried",
         "last_s",
         "paused_since",
         "private",
@@ -85,6 +91,10 @@ class AgentConnection(asyncio.BufferedProtocol):
         self._refused = False
         self._expected = False  # a client that sends ahead waits for "100 Continue": not in the middle of a reply
         self._closing = False
+        self._unconfirmed: int | None = None  # bytes that the client's system had not confirmed when it hung up
+        # Replies that nothing shows to have been taken yet, and how many of the last bytes are of no use to the agent
+        # (None: every byte is).
+        self.carried: list[tuple[Answer, int | None]] = []
         self.busy = False
         self.call: Call | None = None
         self.task: asyncio.Task[None] | None = None
@@ -107,6 +117,8 @@ class AgentConnection(asyncio.BufferedProtocol):
         return self._scratch if self._long is None else self._long.space()
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self.carried and not self.busy:  # whoever asks on has read what came before
+            self.carried.clear()
         if self._long is not None:
             self._take_on(self._long, nbytes)
             return
@@ -175,8 +187,14 @@ class AgentConnection(asyncio.BufferedProtocol):
         head += [b"%b: %b" % pair for pair in self._headers.items() if pair[0] not in (b"upgrade", b"connection")]
         self.take(b"\r\n".join(head) + b"\r\n\r\n" + rest)
 
+    def eof_received(self) -> None:
+        if self.carried:
+            self._unconfirmed = unconfirmed(self.transport)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._gateway.connections.discard(self)
+        if self.carried:
+            self._judge(exc)
         self._release()
         self._queue.clear()
         call, self.call = self.call, None
@@ -186,6 +204,20 @@ class AgentConnection(asyncio.BufferedProtocol):
             self.task.cancel()
         if self.writable is not None and not self.writable.done():
             self.writable.set_exception(ConnectionResetError("the client went away"))
+
+    def _judge(self, exc: Exception | None) -> None:
+        """The connection ended: find out whether the replies that it carried last were taken (see `repeats`)."""
+        left = self._unconfirmed
+        if left is None:
+            # We closed it. What was written just now may be confirmed in a moment.
+            settled = exc is not None or time.monotonic() - self.last_s > SETTLED_S
+            left = unconfirmed(self.transport) if settled else 0
+        soon = exc is not None and time.monotonic() - self.last_s < RESET_S
+        carried, self.carried = self.carried, []
+        for answer, spare in carried:
+            sure = left > (spare or 0) or (soon and spare is None)
+            if sure or exc is not None or left:
+                not_taken(self._gateway.sessions, answer, sure=sure)
 
     def pause_writing(self) -> None:
         self.paused_since = time.monotonic()
@@ -344,6 +376,11 @@ class AgentConnection(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         self.transport.write(data)
 
+    def carries(self, answer: Answer, spare: int | None) -> None:
+        """A recorded reply was written; ``spare`` of its last bytes are of no use to the agent, None: it is not streamed."""
+        answer.ways += 1
+        self.carried.append((answer, spare))
+
     async def drain(self) -> None:
         """Wait until the client has taken enough of what was written.
 
@@ -363,7 +400,7 @@ class AgentConnection(asyncio.BufferedProtocol):
         self.call = None
         self.last_s = time.monotonic()
         if not keep_alive or self._closing:
-            self.transport.close()
+            self._hang_up()
             return
         if self._queue:
             # Not at once: a thousand requests sent ahead would be a thousand calls deep.
@@ -376,6 +413,15 @@ class AgentConnection(asyncio.BufferedProtocol):
         if not self._reading:
             self._reading = True
             self.transport.resume_reading()
+
+    def _hang_up(self) -> None:
+        """End the connection; behind a recorded reply after the client, which shows whether it has taken that."""
+        if not self.carried or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._refused = True
+        self.transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self.transport.close)
 
     def _next(self) -> None:
         if self._queue and not self.transport.is_closing():

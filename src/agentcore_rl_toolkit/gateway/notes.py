@@ -77,8 +77,11 @@ class Notes:
         places = [(i, session.lengths[i]) for i, position in enumerate(session.positions) if position == NOWHERE]
         self._append(journals.GAPS, session, msgspec.msgpack.encode(places))
 
+    def untaken(self, session: Session) -> None:
+        self._append(journals.UNTAKEN, session, msgspec.msgpack.encode(sorted(session.untaken)))
+
     def deleted(self, name: bytes) -> None:
-        for kind in (journals.OPENED, journals.GAPS, journals.CLOSED, journals.JUDGED):
+        for kind in (journals.OPENED, journals.GAPS, journals.CLOSED, journals.JUDGED, journals.UNTAKEN):
             self._owed.pop((kind, name), None)
         self._delete(name)
 
@@ -155,6 +158,8 @@ class Notes:
                 self.opened(session)
             elif kind == journals.GAPS:
                 self.gaps(session)
+            elif kind == journals.UNTAKEN:
+                self.untaken(session)
             else:
                 self._append(kind, session, payload)
 

@@ -76,7 +76,7 @@ def build(call: Exchange, status: str, captured: Captured) -> CallRecord:
         messages=messages,
         choices=captured.choices,
         digest=call.digest,
-        retry_of=None,
+        retry_of=call.retry_of,
         http_status=call.status,
         error_type=None if good else status,
         error=captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None),

@@ -96,6 +96,7 @@ class CallRecord(msgspec.Struct, array_like=True):
     upstream: str | None = None
     parent_turn: str | None = None
     branch_reason: str | None = None
+    delivered: bool = True  # False, where a later note of the journal says so
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -115,6 +116,16 @@ def decode(payload: bytes | memoryview) -> CallRecord:
     if record.version > VERSION:
         raise CaptureError(f"a stored call has format {record.version}, this version reads up to {VERSION}")
     return record
+
+
+def undelivered(payload: bytes) -> bytes:
+    """The stored record of a turn whose reply no agent took whole; one that cannot be decoded is as it was."""
+    try:
+        record = decode(payload)
+    except CaptureError:
+        return payload
+    record.delivered = False
+    return encode(record)
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -272,13 +283,21 @@ def expand(records: list[CallRecord]) -> Expanded:
                     finished_s=record.finished_s,
                     trainable=untrainable is None,
                     untrainable_reason=untrainable,
-                    retry_of=record.retry_of,
+                    retry_of=_retry_of(record, choice.index),
+                    delivered=record.delivered,
                     parent_turn=record.parent_turn,
                     branch_reason=record.branch_reason,
                     choice_index=choice.index,
                 )
             )
     return Expanded(turns=turns, dialogue=dialogue, errors=errors, records=[records[i] for i in order])
+
+
+def _retry_of(record: CallRecord, choice: int) -> str | None:
+    """The turn that stands where this one does in the call that was asked for again."""
+    if record.retry_of is None or len(record.choices) == 1:
+        return record.retry_of
+    return f"{record.retry_of}.{choice}"
 
 
 def _logprobs(choice: ChoiceRecord) -> Sequence[float | None]:

@@ -1,9 +1,17 @@
-"""Requests that are sent again: they get the first one's reply and are not recorded a second time.
+"""Requests that are sent again, and replies that did not arrive.
 
-A request is a repetition when the client says so (a retry count, an idempotency key), or when the first one's reply
-could not be delivered. The same body alone proves nothing: agents sample the same prompt several times on purpose. For
-the same reason a retry count does not say which of several calls is meant: first come those whose agent hung up, then
-those that failed (the repetition of one is sampled anew), and one that is still waited for only if there is no other.
+A request is a repetition when the client says so (a retry count, an idempotency key): it gets the first one's reply and is
+not recorded a second time. The same body alone proves nothing: agents sample the same prompt several times on purpose.
+For the same reason a retry count does not say which of several calls is meant: first come those whose agent hung up, or
+did not take the reply, then those that failed (the repetition of one is sampled anew), then the last that was answered; one
+that is still waited for only if there is no other.
+
+A reply counts as taken until there is a sign to the contrary, when its connection ends before another request came on it:
+
+* The agent's system had not confirmed the last byte, or soon reset the connection behind a reply that was not streamed (a
+  system does that for a program that leaves bytes unread). The agent does not have the reply, and nobody goes on from it.
+* It reset the connection behind a stream of which it had got the finish reason. Agents that read no further do that as
+  well as those that broke. What tells them apart is whether the same request comes again: then that is the retry of this one.
 """
 
 from __future__ import annotations
@@ -14,13 +22,18 @@ import time
 from typing import TYPE_CHECKING
 
 from ..errors import CaptureError, GatewayError
+from . import scan
+from .capture_stream import event_end
 from .notes import NOWHERE
 from .records import OK, UNTRAINABLE, CallRecord, decode
 from .wire import LAST_CHUNK, chunk, hung_up, reply, stream_head
 
 if TYPE_CHECKING:
+    from collections import OrderedDict
+
     from .answering import Answering
     from .calls import Call
+    from .sessions import Session, Sessions
 
 log = logging.getLogger(__name__)
 
@@ -28,47 +41,81 @@ _REMEMBERED = 64  # answered calls per session that a repeated request may be jo
 _EVENT_STREAM = ((b"content-type", b"text/event-stream"),)
 
 
-class Answered:
-    """The calls of one body that may be asked for again: where the last one's record is (-1: none ended well), whether
-    its reply was written out, and how many failed since and were not asked for again.
-    """
+class Answer:
+    """A recorded reply: where it lies, and how many connections carry it, or carried it to the end."""
 
-    __slots__ = ("delivered", "failed", "finished", "length", "position")
+    __slots__ = ("call_id", "digest", "finished", "length", "position", "session", "ways")
 
-    def __init__(self, position: int, length: int, delivered: bool, finished: float, failed: int) -> None:
+    def __init__(self, session: Session, position: int, length: int, call_id: str, digest: int) -> None:
+        self.session = session
         self.position = position
         self.length = length
-        self.delivered = delivered
-        self.finished = finished
-        self.failed = failed
+        self.call_id = call_id
+        self.digest = digest
+        self.ways = 0
+        self.finished = time.monotonic()
+
+    def old(self, limit_s: float) -> bool:
+        return time.monotonic() - self.finished > limit_s
 
 
-def remember(call: Answering, *, delivered: bool) -> None:
-    """Let a repetition of this request find its record; only the last few of a session are kept."""
-    recent = call.session.recent
-    if recent is None or call.captured is None or call.captured.problem is not None or not call.captured.complete:
-        return
-    before = recent.get(call.digest)
-    if before is not None and delivered and not before.delivered:
-        return  # the reply that was lost is the one that will be asked for
-    failed = before.failed if before is not None else 0
-    recent[call.digest] = Answered(call.position, call.length, delivered, time.monotonic(), failed)
-    recent.move_to_end(call.digest)
-    if len(recent) > _REMEMBERED:
-        recent.popitem(last=False)
+class Repeated:
+    """The calls of one body that may be asked for again: the last one that was answered, those that no agent took
+    whole, oldest first, and how many failed since and were not asked for again.
+    """
+
+    __slots__ = ("failed", "last", "lost")
+
+    def __init__(self) -> None:
+        self.last: Answer | None = None
+        self.lost: list[Answer] = []
+        self.failed = 0
+
+
+def remember(call: Answering) -> Answer | None:
+    """The reply that is recorded of this call, for whoever asks for it again; None when it is no turn."""
+    captured = call.captured
+    if call.position < 0 or captured is None or not captured.complete:
+        return None
+    if captured.problem is not None or captured.error is not None:
+        return None
+    answer = Answer(call.session, call.position, call.length, call.call_id, call.digest)
+    if call.session.recent is not None:
+        _of(call.session.recent, call.digest).last = answer
+    return answer
 
 
 def failed(call: Answering) -> None:
     """The next repetition of this request is this call's, and a call of its own."""
-    recent = call.session.recent
-    if recent is None:
+    if call.session.recent is not None:
+        _of(call.session.recent, call.digest).failed += 1
+
+
+def not_taken(sessions: Sessions, answer: Answer, *, sure: bool) -> None:
+    """A connection with this reply ended too early. ``sure``: its agent cannot have got it whole."""
+    answer.ways -= 1
+    if answer.ways > 0:
         return
-    known = recent.get(call.digest)
+    session = answer.session
+    if session.recent is not None:
+        lost = _of(session.recent, answer.digest).lost
+        if answer not in lost:
+            lost.append(answer)
+            del lost[:-_REMEMBERED]
+    if sure:
+        sessions.took(session, answer.position, whole=False)
+
+
+def _of(recent: OrderedDict[int, Repeated], digest: int) -> Repeated:
+    """What is known of a body; only the last few of a session are kept."""
+    known = recent.get(digest)
     if known is None:
-        known = recent[call.digest] = Answered(-1, 0, True, time.monotonic(), 0)
+        known = recent[digest] = Repeated()
         if len(recent) > _REMEMBERED:
             recent.popitem(last=False)
-    known.failed += 1
+    else:
+        recent.move_to_end(digest)
+    return known
 
 
 def digest_of(*parts: bytes) -> int:
@@ -79,7 +126,7 @@ def digest_of(*parts: bytes) -> int:
     return int.from_bytes(made.digest(), "big", signed=True)
 
 
-def _stored(call: Call) -> Answered | None:
+def _stored(call: Call) -> Answer | None:
     """The call's earlier attempt among the session's last ones, when this process did not answer it itself."""
     gateway, session = call.gateway, call.session
     since_s = time.time() - gateway.started_s
@@ -95,7 +142,9 @@ def _stored(call: Call) -> Answered | None:
         if time.time() - record.finished_s > gateway.limits.retry_memory_s:
             return None
         if record.digest == call.digest and record.status in (OK, UNTRAINABLE) and record.dialect == call.dialect:
-            return Answered(position, length, True, time.monotonic(), 0)
+            answer = Answer(session, position, length, record.call_id, call.digest)
+            answer.ways = position not in session.untaken
+            return answer
     return None
 
 
@@ -108,9 +157,9 @@ def _read(call: Call, position: int, length: int) -> CallRecord | None:
         return None
 
 
-def _forget(call: Call, known: Answered) -> None:
+def _forget(call: Call, known: Repeated) -> None:
     """The record that a repetition asks for is damaged: it is answered anew, in the damaged call's stead."""
-    known.position, known.delivered = -1, True
+    known.last = None
     call.session.started_turns -= 1
     call.session.forget_texts()
 
@@ -125,41 +174,57 @@ def joins(call: Call, *, again: bool, key: bool) -> bool:
     if conn is None:
         return False
     known = session.recent.get(call.digest) if session.recent else None
-    if again:
-        running = [
-            other
-            for other in session.inflight
-            if other.digest == call.digest and other.dialect == call.dialect and other.stream == call.stream
-        ]
-        left = [other for other in running if other.conn is None or hung_up(other.conn.transport)]
-        if not (left or key) and known is not None and known.failed:
-            known.failed -= 1
-            return False
-        if left or key or len(running) == 1:
-            for other in left or running:
-                call.conn, call.ended = None, True
-                call.gateway.counters["turns_joined"] += 1
-                other.take_over(conn, call.keep_alive)
-                return True
-        if known is None:
-            known = _stored(call)
-    if known is None:
+    limit_s = call.gateway.limits.retry_memory_s
+    if known is not None and known.lost:
+        known.lost = [answer for answer in known.lost if not answer.old(limit_s)]
+    if not again:
+        if known is not None and known.lost:
+            call.retry_of = known.lost.pop(0).call_id
         return False
-    if known.position < 0 or (known.delivered and not again):
+    running = [
+        other
+        for other in session.inflight
+        if other.digest == call.digest and other.dialect == call.dialect and other.stream == call.stream
+    ]
+    left = [other for other in running if other.conn is None or hung_up(other.conn.transport)]
+    answer: Answer | None = None
+    if not left and known is not None and known.lost:
+        answer = known.lost.pop(0)
+    elif not (left or key) and known is not None and known.failed:
+        known.failed -= 1
         return False
-    if time.monotonic() - known.finished > call.gateway.limits.retry_memory_s:
+    elif left or (running and (key or len(running) == 1)):
+        call.conn, call.ended = None, True
+        call.gateway.counters["turns_joined"] += 1
+        (left or running)[0].take_over(conn, call.keep_alive)
+        return True
+    elif known is not None and known.last is not None:
+        answer = known.last
+    else:
+        answer = _stored(call)
+    if answer is None or answer.old(limit_s):
         return False
-    record = _read(call, known.position, known.length)
+    record = _read(call, answer.position, answer.length)
     if record is None:
-        _forget(call, known)
+        _forget(call, known or Repeated())
         return False
     call.gateway.counters["turns_joined"] += 1
-    known.delivered = True
+    if not answer.ways:
+        call.gateway.sessions.took(session, answer.position, whole=True)
+    if session.recent is not None:
+        _of(session.recent, call.digest).last = answer
     call.conn, call.ended = None, True
     body = call.replayed(record)
     if call.stream:
         conn.write(stream_head(200, _EVENT_STREAM, keep_alive=call.keep_alive) + chunk(body) + LAST_CHUNK)
     else:
         conn.write(reply(200, body, keep_alive=call.keep_alive))
+    conn.carries(answer, behind_the_end(body) if call.stream else None)
     conn.done(keep_alive=call.keep_alive)
     return True
+
+
+def behind_the_end(events: bytes) -> int:
+    """How many of the last bytes of a stream an agent needs not: those behind its finish reason, where that is chat's."""
+    end = scan.find_end(events, True)
+    return len(LAST_CHUNK) + (len(events) - event_end(events, end) if end >= 0 else 0)

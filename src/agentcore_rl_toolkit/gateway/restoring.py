@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NOTES = (journals.OPENED, journals.CLOSED, journals.DELETED, journals.GAPS, journals.JUDGED)
+_NOTES = (journals.OPENED, journals.CLOSED, journals.DELETED, journals.GAPS, journals.JUDGED, journals.UNTAKEN)
 
 
 def _absent(why: str) -> bytes:
@@ -85,7 +85,7 @@ def readable(sessions: Sessions, session: Session) -> list[bytes]:
             unread = True
         if unread:
             lost.add(place)
-        payloads.append(UNREADABLE if unread else payload)
+        payloads.append(UNREADABLE if unread else sessions.judged(session, place, payload))
     return payloads
 
 
@@ -149,6 +149,11 @@ class Restoring:
             elif kind == journals.GAPS:
                 for place, count in msgspec.msgpack.decode(payload, type=list[tuple[int, int]]):
                     self._leave(session, place, count)
+            elif kind == journals.UNTAKEN:
+                known = {p for p, n in zip(session.positions, session.lengths, strict=True) if n}
+                untaken = known.intersection(msgspec.msgpack.decode(payload, type=list[int]))
+                session.started_turns += len(session.untaken) - len(untaken)
+                session.untaken = untaken
 
     def _call(self, session: Session, record: CallRecord, position: int, length: int) -> None:
         bases = (record.prompt_base.ordinal, record.messages_base.ordinal)
@@ -264,7 +269,7 @@ class Restoring:
         session.lengths[place] = 0
         if turn:
             session.turns -= 1
-            session.started_turns -= 1
+            session.started_turns -= position not in session.untaken
             session.errors += 1
             self._sessions.turns -= 1
         return True

@@ -211,8 +211,12 @@ def traces_of(session_id: str, payloads: list[bytes], metadata: dict[str, Any]) 
     """The turns of a session as rLLM's trace records."""
     records = [decode(p) for p in payloads]
     prompts, messages = whole_prompts(records), whole_messages(records)
+    retried = {record.retry_of for record in records}
+    continued = {record.prompt_base.ordinal for record in records if record.prompt_base.choice >= 0}
     traces = []
     for i in sorted(range(len(records)), key=lambda i: records[i].index):
+        if i not in continued and (not records[i].delivered or records[i].call_id in retried):
+            continue  # its agent did not get it whole
         if records[i].status == OK:
             traces += _traces(session_id, records[i], unpack_ids(prompts[i]), messages[i], metadata)
     return traces

@@ -28,13 +28,14 @@ from .journal import Journal
 from .notes import NOWHERE, Notes
 from .opening import OneAtATime
 from .prefixes import HEARD, Prefixes
+from .records import undelivered
 from .restoring import REFUSED, UNREADABLE, Restoring
 from .session_settings import SessionSettings
 
 if TYPE_CHECKING:
     from .calls import Call
     from .histories import History
-    from .repeats import Answered
+    from .repeats import Repeated
     from .routing import Worker
 
 _TOMBSTONES = 100_000
@@ -71,6 +72,7 @@ class Session:
         "settings",
         "started_turns",
         "turns",
+        "untaken",
         "worker",
     )
 
@@ -89,12 +91,13 @@ class Session:
         self.errors = 0
         self.positions: array[int] = array("Q")
         self.lengths: array[int] = array("I")
+        self.untaken: set[int] = set()  # positions of turns whose replies no agent took whole
         self.inflight: set[Call] = set()
         self.worker: Worker | None = None
         self.prompts = Prefixes()
         self.messages = Prefixes()
         self.heard = Prefixes(HEARD)  # in the agent's own dialect, where that is not the servers'
-        self.recent: OrderedDict[int, Answered] | None = OrderedDict()
+        self.recent: OrderedDict[int, Repeated] | None = OrderedDict()
         self.history: History | None = None  # token mode: the session's messages as tokens, while they are in memory
         self.request: tuple[int, int] | None = (
             None  # hash of the last call's other fields, and the record that holds them
@@ -272,6 +275,19 @@ class Sessions:
             self.closing(session)
         return running
 
+    def took(self, session: Session, position: int, *, whole: bool) -> None:
+        """Note whether an agent has the whole reply that is recorded there; one that none has uses up no turn."""
+        if whole == (position not in session.untaken) or self.by_id.get(session.id_bytes) is not session:
+            return
+        if whole:
+            session.untaken.discard(position)
+        elif position in session.positions:
+            session.untaken.add(position)
+        else:
+            return
+        session.started_turns += 1 if whole else -1
+        self.notes.untaken(session)
+
     def delete(self, names: Iterable[bytes]) -> list[Session]:
         """Forget sessions and their calls, for good. Returns those that existed."""
         gone: list[Session] = []
@@ -318,6 +334,8 @@ class Sessions:
             self.notes.opened(session)
             if NOWHERE in session.positions:
                 self.notes.gaps(session)
+            if session.untaken:
+                self.notes.untaken(session)
             if session.closed:
                 self.notes.closed(session)
         return list(victims.values())
@@ -331,7 +349,13 @@ class Sessions:
 
     def payloads(self, session: Session) -> list[bytes]:
         """The stored records of a session, encoded, in stored order."""
-        return self._payloads(zip(session.positions, session.lengths, strict=True), settled=False)
+        found = self._payloads(zip(session.positions, session.lengths, strict=True), settled=False)
+        return [self.judged(session, *each) for each in enumerate(found)] if session.untaken else found
+
+    @staticmethod
+    def judged(session: Session, place: int, payload: bytes) -> bytes:
+        """A stored record as it is to be read: whether its reply was taken was not known when it was written."""
+        return payload if session.positions[place] not in session.untaken else undelivered(payload)
 
     def payloads_at(self, frames: Iterable[tuple[int, int]]) -> list[bytes]:
         """The same for a thread, of frames that were flushed before (`Journal.flush`)."""

@@ -86,7 +86,7 @@ class SpokenCall(Call):
         else:
             out = []
         for delta in deltas:
-            if self.held is None and delta.finish_reason is not None and self.n == 1:
+            if self.held is None and delta.finish_reason is not None and (self.n == 1 or self._met([delta.choice])):
                 self.held = []
             (out if self.held is None else self.held).append(encoder.feed(delta))
         data = b"".join(out)
@@ -122,12 +122,12 @@ class SpokenCall(Call):
         if not self._asked_without_budget(status, body):
             super()._pass_error(status, body)
 
-    def _record(self, *, only_whole: bool = False) -> bool:
+    def _record(self) -> None:
         # vLLM checks streamed requests when it has answered 200 already: its refusal is the only event then.
         unread = self.stream and not self.relaying and self.received <= _REFUSAL_BYTES
         if unread and self._asked_without_budget(400, self._body()):
-            return False
-        return super()._record(only_whole=only_whole)
+            return
+        super()._record()
 
     def _asked_without_budget(self, status: int, body: bytes) -> bool:
         """Ask again where the server refused the budget: nothing was sampled, and nothing has reached the agent."""

@@ -5,10 +5,13 @@ requests it has read, bytes of the replies it writes, errors in each dialect's o
 
 from __future__ import annotations
 
+import fcntl
 import hmac
 import http
 import os
 import socket
+import sys
+import termios
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -154,6 +157,16 @@ def decode_body(body: bytes, kind: type[_T]) -> _T:
         return msgspec.json.decode(body or b"{}", type=kind)
     except NOT_JSON as e:
         raise RequestError(f"the request body does not fit: {e}") from e
+
+
+def unconfirmed(transport: Any) -> int:
+    """How many written bytes the peer's system has not confirmed; 0 where ours does not tell."""
+    waiting: int = transport.get_write_buffer_size()
+    try:
+        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (AttributeError, OSError, ValueError):
+        return waiting
+    return waiting + int.from_bytes(told, sys.byteorder)
 
 
 def hung_up(transport: Any) -> bool:

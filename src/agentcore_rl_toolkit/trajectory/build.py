@@ -24,7 +24,7 @@ from .turn import Turn
 class _Placed:
     """A trainable turn and its place in the forest."""
 
-    __slots__ = ("children", "parent", "position", "reason", "superseded", "turn")
+    __slots__ = ("children", "parent", "position", "reason", "superseded", "turn", "undelivered")
 
     def __init__(self, turn: Turn, position: int, reason: str | None) -> None:
         self.turn = turn
@@ -33,6 +33,7 @@ class _Placed:
         self.parent: _Placed | None = None
         self.children: list[_Placed] = []
         self.superseded = False
+        self.undelivered = False
 
 
 def build_trajectory(session_id: str, turns: Iterable[Turn], *, decode: Decode | None = None) -> Trajectory:
@@ -56,6 +57,8 @@ def build_trajectory(session_id: str, turns: Iterable[Turn], *, decode: Decode |
                 excluded[reason] += 1
         placed = _place(usable, decode)
         _drop_unused_retries(placed)
+        _drop_undelivered(placed)
+        excluded.update("not_delivered" for node in placed if node.undelivered)
         sequences = _sequences(placed)
     except CaptureError as e:
         e.session_id = session_id
@@ -106,9 +109,10 @@ def _place(usable: list[Turn], decode: Decode | None) -> list[_Placed]:
 
 
 def _choose_parent(candidates: list[_Placed], turn: Turn) -> _Placed:
-    """Several turns may end in the same tokens: the one the gateway names, else one nobody continued yet, else the
-    first.
+    """Several turns may end in the same tokens: of those that the agent got the one the gateway names, else one nobody
+    continued yet, else the first.
     """
+    candidates = [node for node in candidates if node.turn.delivered] or candidates
     if len(candidates) > 1:
         for node in candidates:
             if node.turn.turn_id == turn.parent_turn:
@@ -132,9 +136,17 @@ def _drop_unused_retries(placed: list[_Placed]) -> None:
         groups.setdefault(first, []).append(node)
     for group in groups.values():
         if len(group) > 1:
-            used = [node for node in group if node.children] or group[-1:]
+            got = [node for node in group if node.turn.delivered] or group
+            used = [node for node in group if node.children] or got[-1:]
             for node in group:
                 node.superseded = node not in used
+
+
+def _drop_undelivered(placed: list[_Placed]) -> None:
+    """An answer that did not reach the agent led to nothing that a reward could be for. If a turn goes on from it, it did."""
+    for node in placed:
+        if not node.turn.delivered and not node.children:
+            node.superseded = node.undelivered = True
 
 
 def _sequences(placed: list[_Placed]) -> list[TrainingSequence]:
@@ -226,7 +238,7 @@ def _report(
         unparsed_tool_calls=sum(turn.parse_status == "unparsed" for turn in distinct),
         untrainable_turns=sum(excluded.values()),
         untrainable_reasons=dict(excluded),
-        superseded_turns=sum(node.superseded for node in placed),
+        superseded_turns=sum(node.superseded and not node.undelivered for node in placed),
         duplicate_turns=duplicates,
         mixed_version_turns=sum(_mixed(turn) for turn in distinct),
         weight_version_min=min(versions, default=None),

@@ -29,7 +29,8 @@ class Turn:
     trained. ``parse_status`` says what became of tool calls in the completion: "unparsed" = looked like a call, did
     not parse. ``routed_experts`` is the engine's array as raw bytes, carried and not looked into. ``parent_turn`` and
     ``retry_of`` are turn ids as the gateway knows them; ``branch_reason`` (one of `BRANCH_REASONS`) is its knowledge
-    of why history was not continued. Units: unix seconds for ``*_s``.
+    of why history was not continued. ``delivered`` False: as far as the gateway can know the agent did not get the answer
+    whole, so the turn is trained only if a later one goes on from it. Units: unix seconds for ``*_s``.
 
     Raises: CaptureError when the lengths do not fit together.
     """
@@ -55,6 +56,7 @@ class Turn:
     branch_reason: str | None = None
     choice_index: int = 0
     token_weight_versions: Sequence[int | None] | None = field(default=None, repr=False)
+    delivered: bool = True
 
     def __post_init__(self) -> None:
         sampled = len(self.completion_ids)
