@@ -131,3 +131,32 @@ def test_temporary_folder_holds_only_live_roots(server: Server) -> None:
     base = Path(tempfile.gettempdir()) / f"agentcore-rl-{os.getuid()}"
     assert base.stat().st_mode & 0o077 == 0
     assert any(s["url"] == server.url for s in roots.live_servers())
+
+
+@pytest.mark.threat(
+    who="a session",
+    tries="leave folders that the runtime cannot remove, and that keep every later one from starting",
+    stopped_by="clean-up goes by descriptor, without recursion; what cannot be removed is moved aside and the start goes on",
+    leaves="disk that a kept folder takes until somebody who may removes it",
+)
+@pytest.mark.parametrize("tier", ["auto", "process"])
+def test_deep_folders_are_removed_at_the_end_of_a_session_and_at_the_next_start(
+    start_server: Callable[..., Server], tmp_path: Path, tier: str
+) -> None:
+    options = ("--state-dir", str(tmp_path / "state"), "--isolation", tier)
+    server = start_server(*options, agent=AGENTS / "hoarder.py")
+    session_id, survivor = new_session_id(), new_session_id()
+    server.invoke({"do": "nest", "levels": 1_500, "mode": 0o000}, session_id)
+    server.default_client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)
+    wait_for(lambda: server.ended(session_id))
+    folders = tmp_path / "state" / "sessions"
+    wait_for(lambda: not list(folders.glob("*/*")))
+    server.invoke({"do": "nest", "levels": 1_500, "mode": 0o000}, survivor)
+    template = server.template_pid()
+    os.kill(server.process.pid, signal.SIGSTOP)
+    os.kill(template, signal.SIGKILL)
+    server.stop(signal.SIGKILL)
+    assert list(folders.glob("*/*"))
+    started = start_server(*options)
+    assert started.invoke({"do": "echo"}, new_session_id())
+    assert not (tmp_path / "state" / "kept").exists()

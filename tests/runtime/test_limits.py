@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,6 +71,8 @@ class Writer:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.log_path = directory / "log"
+        self.pid: int | None = None
         self.death: str | None = None
         code = "import time\nfor n in range(400): open(f'f{n}', 'wb').write(bytes(5_000_000))\ntime.sleep(60)"
         self.process = subprocess.Popen([sys.executable, "-c", code], cwd=directory)
@@ -97,3 +100,37 @@ async def test_a_fast_writer_is_noticed_before_it_is_time_to_measure(
         writer.process.kill()
         writer.process.wait()
         watch.cancel()
+
+
+@pytest.mark.parametrize("tier", ["namespaces", "landlock", "process"])
+@pytest.mark.threat(
+    who="a session",
+    tries="use more disk than --disk-mb: removed files held open or mapped, folders of mode 000, paths beyond PATH_MAX",
+    stopped_by="folders are measured by descriptor, level by level, and /proc shows what has no name",
+    leaves="descriptors on their way between two processes are not seen, nor (but by root) those of a process that hides them",
+)
+def test_files_out_of_sight_count_towards_the_limit(start_server: Callable[..., Server], tier: str) -> None:
+    server = start_server("--isolation", tier, "--disk-mb", "20", agent=AGENTS / "hoarder.py")
+    for what in ("open", "map", "child", "deep"):
+        session_id = new_session_id()
+        server.invoke({"do": what, "mb": 15}, session_id)  # below the limit: it lives
+        assert "more than its limit (20 MiB)" in refused(server, {"do": what, "mb": 15, "s": 60}, session_id), what
+
+
+def test_empty_files_count_too(start_server: Callable[..., Server]) -> None:
+    server = start_server("--disk-mb", "1", agent=AGENTS / "hoarder.py")
+    said = refused(server, {"do": "empty", "files": 2_200, "s": 60}, new_session_id())
+    assert "more than its limit (1 MiB)" in said
+
+
+def test_a_log_is_cut_to_its_end_and_never_ends_a_session(start_server: Callable[..., Server]) -> None:
+    server = start_server("--disk-mb", "20", agent=AGENTS / "hoarder.py")
+    session_id = new_session_id()
+    server.invoke({"do": "log", "mb": 8}, session_id)
+    log = Path((server.session(session_id) or {})["log"])
+    wait_for(lambda: log.stat().st_size <= 5 * 2**20)
+    text = log.read_text()
+    assert re.match(r"\[[0-9]+ bytes of this log were cut out", text)
+    assert "\nthe last line\n" in text
+    assert server.invoke({"do": "log", "mb": 1}, session_id)
+    assert log.read_text().count("the last line") == 2

@@ -16,7 +16,8 @@ from .containers_command import ContainerCommand
 from .containers_engine import Engine, EngineError, Frames
 from .containers_network import ContainerNetwork
 from .isolation.spec import IsolationSpec
-from .launcher.disk import POLL_S, excess, used_bytes
+from .launcher.disk import POLL_S, excess, log_limit, used_bytes
+from .launcher.session_log import log_bytes, shorten
 from .node import SessionOrder
 from .upstream import Connection, UpstreamLostError, connect_over
 
@@ -227,12 +228,17 @@ class ContainerProcess:
 
     async def _write_log(self, output: AsyncIterator[bytes], attached: asyncio.Event) -> None:
         frames = Frames()
+        limit, written = log_limit(self._disk_bytes), log_bytes(self._order.log_path)
         with self._order.log_path.open("ab") as file:  # a local file of small writes
             async for data in output:
                 attached.set()  # the first piece is empty: the engine has answered
                 for _, text in frames.feed(data):
                     file.write(text)
+                    written += len(text)
                 file.flush()
+                if written > limit:
+                    shorten(self._order.log_path, limit)
+                    written = log_bytes(self._order.log_path)
 
     async def _deliver_signals(self, container: str) -> None:
         while True:
@@ -248,7 +254,8 @@ class ContainerProcess:
             await asyncio.sleep(POLL_S)
             with contextlib.suppress(EngineError):
                 info = await self._engine.call("GET", f"/containers/{container}/json", size="1")
-                used = int(info.get("SizeRw") or 0) + await asyncio.to_thread(used_bytes, self._order.directory)
+                used = int(info.get("SizeRw") or 0) + log_bytes(self._order.log_path)
+                used += await asyncio.to_thread(used_bytes, self._order.directory, most=limit)
                 if used > limit:
                     self.death = excess(used, limit)
                     self.stop(0.0)

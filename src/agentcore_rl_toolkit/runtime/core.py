@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ from .agents import Agent
 from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .control import ControlPlane
+from .launcher.session_log import log_bytes
 from .lifecycle import lifecycle_of
 from .metrics import Metrics
 from .node import LocalNode
@@ -30,6 +32,7 @@ from .version_fields import LOCAL_ARTIFACT
 from .wire import Route, WireError
 
 log = logging.getLogger(__name__)
+KEPT_LOG_BYTES = 2 * 2**30  # of ended sessions together
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
 _PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
 
@@ -50,7 +53,7 @@ class Runtime:
         self.root = self._root_lock.path
         self.state_dir = config.state_dir or self.root / "state"
         try:
-            self._state_lock = roots.own_state(self.state_dir)
+            self._state_lock, sessions = roots.own_state(self.state_dir)
             self.registry = Registry(
                 region=config.region,
                 account_id=config.account_id,
@@ -59,7 +62,7 @@ class Runtime:
         except ConfigError:
             self._root_lock.discard()
             raise
-        for folder in (self.state_dir / "sessions", self.state_dir / "logs", self.root / "s"):
+        for folder in (sessions, self.state_dir / "logs", self.root / "s"):
             folder.mkdir(mode=0o700, exist_ok=True)
             make_private(folder)
         self.started_s = time.monotonic()
@@ -75,11 +78,14 @@ class Runtime:
         self.node: LocalNode | SessionCluster = cluster or LocalNode(
             config,
             state_dir=self.state_dir,
+            sessions=sessions,
             root=self.root,
             extra_env=extra_env,
             endpoints=(s3_url.removeprefix("http://"),) if s3_url is not None else (),
         )
-        self.table = SessionTable(self.node, config, state_dir=self.state_dir, socket_dir=self.root / "s")
+        self.table = SessionTable(
+            self.node, config, sessions=sessions, logs=self.state_dir / "logs", socket_dir=self.root / "s"
+        )
         if cluster is not None:
             cluster.extra_env = extra_env
             cluster.on_room = self.table.allow_starts
@@ -90,7 +96,8 @@ class Runtime:
         self._agents: dict[tuple[str, int], Agent] = {}
         self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
-        self._logs: deque[Path] = deque()
+        self._logs: deque[tuple[Path, int]] = deque()  # of ended sessions, and their sizes
+        self._log_bytes = 0
 
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
         """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
@@ -287,13 +294,25 @@ class Runtime:
         self.metrics.session_cpu_s += session.process.cpu_s or 0.0
         if not self._is_served(session.agent):
             self._keep(self.node.forget_if_unused(session.agent), name="retire")
-        self._logs.append(session.log_path)
-        while len(self._logs) > self.config.kept_logs:
-            self._logs.popleft().unlink(missing_ok=True)
+        self._keep_log(session.log_path, log_bytes(session.log_path))
+
+    def _keep_log(self, path: Path, size: int) -> None:
+        self._logs.append((path, size))
+        self._log_bytes += size
+        while len(self._logs) > self.config.kept_logs or (self._log_bytes > KEPT_LOG_BYTES and len(self._logs) > 1):
+            oldest, its_size = self._logs.popleft()
+            self._log_bytes -= its_size
+            with contextlib.suppress(OSError):
+                oldest.unlink(missing_ok=True)
 
     def _find_old_logs(self) -> None:
-        logs = sorted((self.state_dir / "logs").glob("*/*.log"), key=lambda p: p.stat().st_mtime)
-        self._logs.extend(logs)
+        found: list[tuple[float, Path, int]] = []
+        for path in (self.state_dir / "logs").glob("*/*.log"):
+            with contextlib.suppress(OSError):
+                info = path.lstat()
+                found.append((info.st_mtime, path, info.st_size))
+        for _, path, size in sorted(found):
+            self._keep_log(path, size)
 
     def _keep(self, work: Any, *, name: str | None = None) -> None:
         task = asyncio.create_task(work, name=name)

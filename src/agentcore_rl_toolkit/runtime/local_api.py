@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ..errors import ConfigError, LocalRuntimeError
 from . import metrics
 from .core import Runtime
 from .faults import FaultPlan
+from .launcher.session_log import read_log
 from .session import Session
 from .usage import usage
 from .wire import invalid, not_found
@@ -149,16 +149,7 @@ async def _log(runtime: Runtime, name: str, offset: int) -> bytes:
                 raise not_found(f"The log of session {wanted}: {e}") from e
     paths = [str(s.log_path) for s in live if s.id == wanted]
     paths += [e["log"] for e in reversed(ended) if e["session_id"] == wanted]
-    return _read(Path(paths[0]), offset)
-
-
-def _read(path: Path, offset: int) -> bytes:
-    if not path.exists():
-        return b""
-    with path.open("rb") as f:
-        size = f.seek(0, os.SEEK_END)
-        f.seek(max(0, size + offset) if offset < 0 else min(offset, size))
-        return f.read(LOG_BYTES)
+    return read_log(Path(paths[0]), offset, LOG_BYTES)
 
 
 def _metrics(runtime: Runtime) -> bytes:

@@ -73,12 +73,14 @@ class LocalNode:
         config: RuntimeConfig,
         *,
         state_dir: Path,
+        sessions: Path,
         root: Path,
         extra_env: Mapping[str, str],
         endpoints: tuple[str, ...] = (),
     ) -> None:
         self._config = config
         self._state_dir = state_dir
+        self._sessions = sessions  # the folder of theirs
         self._root = root
         self._extra_env = extra_env
         self._endpoints = (*config.isolation.endpoints, *endpoints)
@@ -174,7 +176,7 @@ class LocalNode:
     async def close(self) -> None:
         """End every template and container."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))
-        await asyncio.to_thread(_remove_empty, self._state_dir / "sessions")
+        await asyncio.to_thread(_remove_empty, self._sessions)
         if self._container_node is not None:
             await self._container_node.close()
         if self._relay is not None:
@@ -215,7 +217,7 @@ class LocalNode:
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = self._root / "home" / agent.name
         places = (
-            self._state_dir / "sessions" / agent.folder,
+            self._sessions / agent.folder,
             self._state_dir / "logs" / agent.name,
             self._root / "s" / agent.folder,
         )

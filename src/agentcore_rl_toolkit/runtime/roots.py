@@ -3,7 +3,8 @@
 Every server has a root folder of its own below the system's temporary folder, short enough for unix sockets, and holds
 a lock in it.
 A root, or a state folder, whose lock is free belongs to a server that is gone: its processes are found by a variable in
-their environment and killed, then its folders go.
+their environment and killed, then its folders go. What cannot be removed of them is moved into a folder `kept` beside them,
+said once, and tried again at every later start: whatever sessions leave, it keeps no server from starting.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
-import shutil
 import signal
 import stat
 import tempfile
@@ -23,10 +24,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import ConfigError
+from .launcher import trees
 from .private_files import write_private
 
+log = logging.getLogger(__name__)
 MARKER = "AGENTCORE_RL_RUNTIME"  # in the environment of every process a runtime starts: stands for its root folder
 _LONGEST_BASE = 60  # a socket's path may have 103 bytes on macOS
+KEPT = "kept"
+START_S, STOP_S = 20.0, 5.0  # for removing what others left, at a start, and what is our own, at the end
+_UNLOCKED_S = 60.0  # the age from which a root without a lock is nobody's
+_LONGEST_DESCRIPTION = 1_000_000  # bytes of a server.json
 
 
 def base_dir() -> Path:
@@ -53,14 +60,15 @@ class Locked:
         self._file.close()
 
     def discard(self) -> None:
-        """Remove the folder and everything in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the folder and everything in it; what is too much for now goes with the next server's start."""
+        trees.remove(self.path, within_s=STOP_S)
         self._file.close()
 
 
-def lock(path: Path) -> Locked | None:
-    """Own this folder, or None when a live process does."""
-    file = (path / "lock").open("a")
+def lock(path: Path, *, create: bool = True) -> Locked | None:
+    """Own this folder, or None when a live process does. Raises: OSError when there is no such folder, or no lock to take."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    file = os.fdopen(os.open(path / "lock", flags, 0o600), "r+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -86,31 +94,104 @@ def new_root() -> Locked:
 def sweep(base: Path) -> int:
     """Remove every root below ``base`` whose server is gone, with all of its processes. Returns how many."""
     count = 0
+    until_s = time.monotonic() + START_S
+    _clear_kept(base, until_s)
     for root in base.iterdir():
-        try:
-            locked = lock(root)
+        if root.name == KEPT:
+            continue
+        try:  # one without a lock is being made, or removed, by somebody else
+            locked = lock(root, create=time.time() - root.lstat().st_mtime > _UNLOCKED_S)
         except OSError:  # no folder, or gone meanwhile
             continue
         if locked is None:
             continue
         kill_marked(root)
-        shutil.rmtree(root, ignore_errors=True)
+        clear(root, until_s)
         locked.release()
         count += 1
     return count
 
 
-def own_state(path: Path) -> Locked:
-    """Own a state folder and clear what a killed server left in it. Raises: ConfigError when it is in use."""
+def own_state(path: Path) -> tuple[Locked, Path]:
+    """Own a state folder and clear what a killed server left in it. Returns: also the empty folder for sessions in it.
+
+    Raises: ConfigError when it is in use.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     locked = lock(path)
     if locked is None:
         raise ConfigError(f"{path} is in use by another runtime; give each its own --state-dir")
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
-        previous = Path(json.loads((path / "server.json").read_text())["root"])
-        kill_marked(previous)
-    shutil.rmtree(path / "sessions", ignore_errors=True)
-    return locked
+    previous = _described(path / "server.json").get("root")
+    if isinstance(previous, str):
+        _kill_if_gone(Path(previous))
+    until_s = time.monotonic() + START_S
+    _clear_kept(path, until_s)
+    sessions = path / "sessions"
+    if not clear(sessions, until_s):
+        sessions = Path(tempfile.mkdtemp(prefix="sessions-", dir=path))
+    sessions.mkdir(mode=0o700, exist_ok=True)
+    return locked, sessions
+
+
+def _kill_if_gone(root: Path) -> None:
+    """End the processes of a server that a state folder names, unless it lives: a copied folder names a neighbour's."""
+    try:
+        locked = lock(root, create=False)
+    except (OSError, ValueError):  # it ended in order, or another server has cleared it, processes first
+        return
+    if locked is None:
+        log.warning(
+            "the state folder names the runtime in %s, which is running and not its own; it is left alone", root
+        )
+        return
+    kill_marked(root)
+    locked.release()
+
+
+def clear(folder: Path, until_s: float) -> bool:
+    """Remove a folder that somebody left behind, or move what cannot be removed into `KEPT` beside it, and say so.
+
+    Returns: whether the name is free.
+    """
+    kept = folder.parent / KEPT
+    aside = kept / f"{time.time_ns()}-{folder.name}"
+    why = trees.remove(folder, within_s=max(0.1, until_s - time.monotonic()))
+    if why is None:
+        return True
+    try:
+        kept.mkdir(mode=0o700, exist_ok=True)
+        folder.rename(aside)
+    except FileNotFoundError:  # somebody else removed it meanwhile
+        return True
+    except OSError as e:
+        log.warning("%s cannot be removed (%s), nor moved away (%s)", folder, why, e.strerror)
+        return False
+    log.warning("what an ended runtime left in %s cannot be removed (%s); it is kept as %s", folder, why, aside)
+    return True
+
+
+def _clear_kept(base: Path, until_s: float) -> None:
+    """Try again, quietly: what could not be removed was said when it was put there."""
+    kept = base / KEPT
+    try:
+        left = os.listdir(kept)
+    except OSError:
+        return
+    for name in left:
+        if time.monotonic() < until_s:
+            trees.remove(kept / name, within_s=max(0.1, until_s - time.monotonic()))
+    with contextlib.suppress(OSError):
+        kept.rmdir()
+
+
+def _described(file: Path) -> dict[str, Any]:
+    """What a `server.json` says; nothing where it is none."""
+    try:
+        with os.fdopen(trees.open_file(file), "rb") as f:
+            content = json.loads(f.read(_LONGEST_DESCRIPTION))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def marker(root: Path) -> str:
@@ -156,10 +237,14 @@ def live_servers() -> list[dict[str, Any]]:
     """Servers of this user that are running, newest first."""
     found = []
     for file in base_dir().glob("*/server.json"):
-        locked = lock(file.parent)
-        if locked is not None:
-            locked.release()
+        try:
+            locked = lock(file.parent, create=False)
+            if locked is not None:
+                locked.release()
+                continue
+            content = _described(file)
+            if isinstance(content.get("url"), str):
+                found.append((file.stat().st_mtime, content))
+        except OSError:  # gone meanwhile
             continue
-        with contextlib.suppress(OSError, ValueError):
-            found.append((file.stat().st_mtime, json.loads(file.read_text())))
     return [content for _, content in sorted(found, key=lambda pair: -pair[0])]

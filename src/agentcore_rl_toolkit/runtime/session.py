@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import math
 import os
 import re
-import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .agents import Agent
 from .clock import ActivityClock
+from .launcher import trees
 from .peers import peer_pid
 from .upstream import Connection, connect, connect_over
 
@@ -131,25 +133,15 @@ def is_over(session: Session) -> bool:
     return session.over
 
 
-def remove_files(session: Session) -> None:
-    """Remove an ended session's folder and socket, and its log when it is empty. Blocks."""
-    shutil.rmtree(session.directory, ignore_errors=True)
-    Path(session.socket_path).unlink(missing_ok=True)
-    try:
-        if session.log_path.stat().st_size == 0:
+def remove_files(session: Session, stop: Callable[[], bool]) -> str | None:
+    """Remove an ended session's folder and socket, and its log when it is empty. Blocks. Returns: why something is left."""
+    why = trees.remove(session.directory, stop=stop)
+    with contextlib.suppress(OSError):
+        Path(session.socket_path).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        if session.log_path.lstat().st_size == 0:
             session.log_path.unlink()
-    except FileNotFoundError:
-        return
-
-
-def log_tail(path: Path, size: int = 2_000) -> str:
-    """The end of a log file; empty when there is none."""
-    try:
-        with path.open("rb") as f:
-            f.seek(max(0, f.seek(0, os.SEEK_END) - size))
-            return f.read(size).decode(errors="replace").strip()
-    except OSError:
-        return ""
+    return why
 
 
 def log_name(session_id: str, *, endpoint: str) -> str:

@@ -13,9 +13,11 @@ import heapq
 import itertools
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from ..errors import LocalRuntimeError
 from .agents import Agent
 from .clock import ActivityClock
 from .config import RuntimeConfig
+from .launcher.session_log import log_tail
 from .node import Node, SessionOrder
-from .session import Key, Session, is_over, log_name, log_tail, ping_status, remove_files, shortened
+from .session import Key, Session, is_over, log_name, ping_status, remove_files, shortened
 from .upstream import UpstreamLostError
 from .wire import WireError
 
@@ -33,6 +36,7 @@ PING_TIMEOUT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the questions of a start
 INIT_FAILED = "Runtime initialization failed."
 REMEMBERED_ENDINGS = 1_000
+CLEAN_UP_THREADS, CLEAN_UP_AT_END_S = 4, 5.0
 
 
 class SessionTable:
@@ -43,7 +47,7 @@ class SessionTable:
     removed) tell who wants to know.
     """
 
-    def __init__(self, node: Node, config: RuntimeConfig, *, state_dir: Path, socket_dir: Path) -> None:
+    def __init__(self, node: Node, config: RuntimeConfig, *, sessions: Path, logs: Path, socket_dir: Path) -> None:
         self.node = node
         self.config = config
         self.sessions: dict[Key, Session] = {}
@@ -53,11 +57,14 @@ class SessionTable:
         self.on_gone: Callable[[Session], None] = lambda session: None
         self.started_total = 0
         self.ended_total: dict[str, int] = {}
-        self._state_dir = state_dir
+        self._folder, self._logs = sessions, logs
         self._socket_dir = socket_dir
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: set[Session] = set()
+        # A session can leave files that take minutes to remove: they keep nothing else waiting.
+        self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
+        self._hurry = threading.Event()
         self._checks: list[tuple[float, int, Session]] = []
         self._new_check = asyncio.Event()
         # A machine has fewer cores than AWS: were all sessions of a burst to start at once, each would miss its init timeout.
@@ -131,8 +138,14 @@ class SessionTable:
         for session in list(self._stopping):
             if session.process is not None:
                 session.process.stop(min(self.config.shutdown_grace_s, self.config.stop_grace_s))
+        processes = [s.process.ended for s in self._stopping if s.process is not None]
+        if processes:
+            await asyncio.wait(processes)
+        hurry = asyncio.get_running_loop().call_later(CLEAN_UP_AT_END_S, self._hurry.set)
         while self._tasks:
             await asyncio.wait(self._tasks)
+        hurry.cancel()
+        self._clean_up.shutdown(wait=False)
 
     def describe(self) -> list[dict[str, Any]]:
         now = time.monotonic()
@@ -154,8 +167,8 @@ class SessionTable:
             agent=agent,
             number=number,
             clock=ActivityClock(now, idle, lifetime, semantics=self.config.ping_semantics),
-            directory=self._state_dir / "sessions" / agent.folder / str(number),
-            log_path=self._state_dir / "logs" / agent.name / f"{log_name(key[2], endpoint=key[1])}.log",
+            directory=self._folder / agent.folder / str(number),
+            log_path=self._logs / agent.name / f"{log_name(key[2], endpoint=key[1])}.log",
             socket_path=str(self._socket_dir / agent.folder / f"{number}.s"),
             created_unix_s=time.time(),
             ready=asyncio.get_running_loop().create_future(),
@@ -249,7 +262,11 @@ class SessionTable:
                 "cpu_s": session.process.cpu_s,
                 "max_rss_bytes": session.process.max_rss_bytes,
             }
-        await asyncio.get_running_loop().run_in_executor(None, remove_files, session)
+        why = await asyncio.get_running_loop().run_in_executor(
+            self._clean_up, remove_files, session, self._hurry.is_set
+        )
+        if why is not None and not self._hurry.is_set():
+            log.warning("what session %s left in %s cannot be removed: %s", session.id, session.directory, why)
         self.on_gone(session)
 
     # -- watching

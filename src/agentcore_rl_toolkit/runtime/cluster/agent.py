@@ -11,12 +11,15 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import functools
 import json
+import logging
 import os
-import shutil
 import signal
 import sys
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,17 @@ from ...errors import AgentCoreRLError, AgentLoadError, LocalRuntimeError
 from .. import environments, roots
 from ..agents import Agent
 from ..config import IsolationConfig, RuntimeConfig
+from ..launcher import trees
+from ..launcher.session_log import read_log
 from ..node import LocalNode, SessionOrder
 from ..peers import peer_pid
 from ..usage import usage
 from . import bundles
 from .front import Front
 
+log = logging.getLogger(__name__)
 FIRST_CONTACT_S = 60.0
+CLEAN_UP_THREADS = 4
 OUTPUT_AFTER_EXIT_S = 0.5
 LOG_BYTES = 256 * 1024  # of a session's log, handed over at its end
 MAX_BUNDLE_BYTES = 2 * bundles.MAX_BUNDLE_BYTES
@@ -61,6 +68,8 @@ class NodeAgent:
         self._orders: dict[str, SessionOrder] = {}  # of those
         self._ordered: dict[str, float | None] = {}  # not yet running; a number: stop it with this grace
         self._tasks: set[asyncio.Task[None]] = set()
+        self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
+        self._hurry = threading.Event()
         self._controlled = False
 
     def front(self) -> Front:
@@ -106,7 +115,7 @@ class NodeAgent:
                     self._stop(message["id"], message["grace_s"])
                 case "log":
                     order = self._orders.get(message["id"])
-                    data = _tail(order.log_path, message["offset"]) if order is not None else b""
+                    data = read_log(order.log_path, message["offset"], LOG_BYTES) if order is not None else b""
                     front.send(re=message["n"], data=base64.b64encode(data).decode())
                 case "usage":
                     process = self._processes.get(message["id"])
@@ -132,7 +141,13 @@ class NodeAgent:
         isolation["endpoints"] = tuple(isolation["endpoints"])
         config = RuntimeConfig(isolation=IsolationConfig(**isolation), **given)
         self._silence_s = message["silence_s"]
-        node = LocalNode(config, state_dir=self._root / "state", root=self._root, extra_env=message["extra_env"])
+        node = LocalNode(
+            config,
+            state_dir=self._root / "state",
+            sessions=self._root / "state" / "sessions",
+            root=self._root,
+            extra_env=message["extra_env"],
+        )
         await node.start()
         self._node = node
         return {"tier": node.tier, "version": __version__, "pid": os.getpid()}
@@ -205,12 +220,19 @@ class NodeAgent:
             error=error,
             cpu_s=process.cpu_s if process is not None else None,
             rss=process.max_rss_bytes if process is not None else None,
-            log=_tail(order.log_path, -LOG_BYTES).decode(errors="replace") if order is not None else "",
+            log=read_log(order.log_path, -LOG_BYTES, LOG_BYTES).decode(errors="replace") if order is not None else "",
         )
         self._orders.pop(identity, None)
         if order is not None:
-            await asyncio.to_thread(shutil.rmtree, order.directory, ignore_errors=True)
-            for path in (order.log_path, Path(order.socket_path)):
+            await self._remove(order)
+
+    async def _remove(self, order: SessionOrder) -> None:
+        remove = functools.partial(trees.remove, order.directory, stop=self._hurry.is_set)
+        why = await asyncio.get_running_loop().run_in_executor(self._clean_up, remove)
+        if why is not None and not self._hurry.is_set():
+            log.warning("what session %s left in %s cannot be removed: %s", order.session_id, order.directory, why)
+        for path in (order.log_path, Path(order.socket_path)):
+            with contextlib.suppress(OSError):
                 await asyncio.to_thread(path.unlink, missing_ok=True)
 
     def _stop(self, identity: str, grace_s: float) -> None:
@@ -292,20 +314,12 @@ class NodeAgent:
         """End every session now and remove every file."""
         if self._node is not None:
             await self._node.close()
+        self._hurry.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._clean_up.shutdown(wait=True)  # at once, in a hurry
         self._locked.discard()
-
-
-def _tail(path: Path, offset: int) -> bytes:
-    try:
-        with path.open("rb") as f:
-            size = f.seek(0, os.SEEK_END)
-            f.seek(max(0, size + offset) if offset < 0 else min(offset, size))
-            return f.read(LOG_BYTES)
-    except FileNotFoundError:
-        return b""
 
 
 async def serve(host: str, port: int) -> None:

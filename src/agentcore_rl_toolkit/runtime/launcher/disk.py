@@ -1,71 +1,113 @@
-"""Bounds the disk that sessions use together with all their files, by measuring: no file system here can be asked to.
+"""Bounds the disk that a session uses with all its files together, by measuring: no file system here can be asked to.
 
-Folders are measured every two seconds, and at once when the file system that holds them has lost a share of the limit: that is
-one number, cheap to look at ten times a second.
+Measured are a session's folder, its log, and the files that its processes hold open without a name, or have mapped. That happens
+every two seconds, and at once when the file system that holds them has lost a share of the limit: that is one number, cheap to
+look at ten times a second. Logs are kept to a size of their own, with or without a limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
+
+from .session_log import LOG_BYTES, log_bytes, shorten
+from .trees import measure
+from .unnamed import unnamed_bytes
 
 POLL_S = 2.0
 LOOK_S = 0.1
 LOST_SHARE = 1 / 8  # of the limit
 REST = 5  # times as long as measuring took, at least: on a file system that others fill all the time, it must not be all we do
+MISSED_IN_A_ROW = 5
 
 
 class Measured(Protocol):
-    """What is measured: a session with a folder of its own."""
+    """What is measured: a session with a folder and a log of its own."""
 
     directory: Path
+    log_path: Path
+    pid: int | None
     death: str | None
 
     def stop(self, grace_s: float) -> None: ...
 
 
-def used_bytes(folder: Path) -> int:
-    """Disk that the files below a folder take, links not followed. Files that come and go meanwhile are no error."""
-    total = 0
-    folders = [str(folder)]
-    while folders:
-        try:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    try:
-                        info = entry.stat(follow_symlinks=False)
-                    except OSError:
-                        continue
-                    total += info.st_blocks * 512
-                    if stat.S_ISDIR(info.st_mode):
-                        folders.append(entry.path)
-        except OSError:
-            continue
-    return total
+def used_bytes(folder: Path, *, most: int | None = None) -> int:
+    """Disk that the files below a folder take, links not followed; above ``most`` it stops counting."""
+    return measure(folder, most=most).bytes
 
 
 def excess(used: int, limit: int) -> str:
     return f"the session was ended for its files: {used / 2**20:.0f} MiB, more than its limit ({limit / 2**20:g} MiB)"
 
 
-async def hold_to(limit: int, sessions: Mapping[str, Measured]) -> None:
-    """Run for ever: end the sessions whose folder has grown above the limit."""
+def log_limit(limit: int | None) -> int:
+    """The size that a session's log is kept to: a log alone is no reason to end a session."""
+    return LOG_BYTES if limit is None else min(LOG_BYTES, limit // 4)
+
+
+async def hold_to(
+    limit: int | None,
+    sessions: Mapping[str, Measured],
+    *,
+    top: Callable[[], int | None] = lambda: None,
+    log_path: Path | None = None,
+) -> None:
+    """Run for ever: shorten the sessions' logs, and ``log_path``; end the sessions whose files take more than the limit.
+
+    ``top`` names the process that those of all sessions descend from.
+    """
     free: int | None = None
     took_s = 0.0
+    missed: dict[str, int] = {}
     while True:
-        free = await _time_to_measure(limit, sessions, free, max(LOOK_S, REST * took_s))
+        if limit is None:
+            await asyncio.sleep(POLL_S)
+        else:
+            free = await _time_to_measure(limit, sessions, free, max(LOOK_S, REST * took_s))
         started_s = time.monotonic()
-        for session in list(sessions.values()):
-            used = await asyncio.to_thread(used_bytes, session.directory)
-            if used > limit and session.death is None:
-                session.death = excess(used, limit)
-                session.stop(0.0)
+        most = log_limit(limit)
+        for path in [s.log_path for s in sessions.values()] + ([] if log_path is None else [log_path]):
+            if log_bytes(path) > most:
+                await asyncio.to_thread(shorten, path, most)
+        if limit is not None and sessions:
+            missed = await _measure(limit, sessions, top(), missed)
         took_s = time.monotonic() - started_s
+
+
+async def _measure(
+    limit: int, sessions: Mapping[str, Measured], top: int | None, missed: Mapping[str, int]
+) -> dict[str, int]:
+    """End what is above the limit. Returns: how many times in a row folders of a session could not be looked into."""
+    again: dict[str, int] = {}
+    unnamed = {} if top is None else await asyncio.to_thread(_unnamed, dict(sessions), top)
+    for name, session in list(sessions.items()):
+        found = await asyncio.to_thread(measure, session.directory, most=limit)
+        used = found.bytes + unnamed.get(name, 0) + log_bytes(session.log_path)
+        if found.missed:
+            again[name] = missed.get(name, 0) + 1
+        if session.death is None and used > limit:
+            session.death = excess(used, limit)
+            session.stop(0.0)
+        elif session.death is None and again.get(name, 0) >= MISSED_IN_A_ROW:
+            session.death = "the session was ended for its files: it keeps them from being measured"
+            session.stop(0.0)
+    return again
+
+
+def _unnamed(sessions: Mapping[str, Measured], top: int) -> dict[str, int]:
+    devices = set()
+    for session in sessions.values():
+        for path in (session.directory, session.log_path):
+            try:
+                devices.add(os.lstat(path).st_dev)
+            except OSError:
+                continue
+    return unnamed_bytes(top, {name: (s.pid, str(s.directory)) for name, s in sessions.items()}, devices)
 
 
 async def _time_to_measure(limit: int, sessions: Mapping[str, Measured], most: int | None, look_s: float) -> int | None:

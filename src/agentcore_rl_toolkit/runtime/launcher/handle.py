@@ -17,6 +17,7 @@ from ..isolation import cgroups
 from . import linux
 from .disk import hold_to
 from .pids import Children
+from .session_log import log_tail
 
 BOOT = Path(__file__).with_name("boot.py")
 LOAD_TIMEOUT_S = 120.0
@@ -27,8 +28,8 @@ CAUSE_WAIT_S = 0.5  # the end of a process is known a little later than its conn
 class TemplateSpec:
     """What to run: the script, the interpreter of its environment, and the environment variables it sees.
 
-    ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``. ``disk_bytes`` bounds the files of a
-    session's own folder together: it is measured every two seconds, and a session above it is killed.
+    ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``. ``disk_bytes`` bounds all files of a
+    session together: they are measured every two seconds, and a session above it is killed.
     """
 
     script: Path
@@ -48,11 +49,14 @@ class TemplateSpec:
 class SessionProcess:
     """A running session process. ``ended`` resolves to its exit status (negative: the signal that killed it, None: unknown)."""
 
-    def __init__(self, template: TemplateProcess, session_id: str, socket_path: str, directory: Path) -> None:
+    def __init__(
+        self, template: TemplateProcess, session_id: str, socket_path: str, directory: Path, log_path: Path
+    ) -> None:
         self.template = template
         self.id = session_id
         self.socket_path = socket_path
         self.directory = directory
+        self.log_path = log_path
         self.pid: int | None = None
         self.started: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -122,10 +126,12 @@ class TemplateProcess:
 
     async def start(self) -> None:
         """Run the agent's script up to its server. Raises: AgentLoadError with the traceback, or on the deadline."""
+        watch = hold_to(self.spec.disk_bytes, self.sessions, top=self._top, log_path=self.spec.log_path)
+        self._measuring = asyncio.create_task(watch)
         try:
             event = await self._launch(self.spec.mode)
             if event["ev"] == "unforkable":
-                await self.close()
+                await self._end()
                 self.closed = False
                 event = await self._launch("exec", event["reason"])
             if event["mode"] == "exec" and self.spec.strict_snapshot:
@@ -189,8 +195,6 @@ class TemplateProcess:
             raise AgentLoadError(self._explain(event))
         self._know_pids(event)
         self._reading = asyncio.create_task(self._read(reader), name=f"template {self.spec.script.name}")
-        if self.spec.disk_bytes is not None and self._measuring is None:
-            self._measuring = asyncio.create_task(hold_to(self.spec.disk_bytes, self.sessions))
         return event
 
     def _know_pids(self, event: dict[str, Any]) -> None:
@@ -205,7 +209,7 @@ class TemplateProcess:
     def _explain(self, event: dict[str, Any]) -> str:
         if event["ev"] == "error":
             return f"{self.spec.script} failed to load:\n{event['traceback']}"
-        tail = self.spec.log_path.read_bytes()[-4000:].decode(errors="replace")
+        tail = log_tail(self.spec.log_path, 4_000)
         status = self.process.returncode if self.process is not None else None
         return f"{self.spec.script}: its process ended (status {status}) before the server started. Output:\n{tail}"
 
@@ -215,7 +219,7 @@ class TemplateProcess:
         """Order a session process. Its ``started`` resolves to the process id, or fails with LocalRuntimeError."""
         if not self.alive:
             raise LocalRuntimeError("the agent's template process is gone", session_id=session_id)
-        process = SessionProcess(self, session_id, socket_path, directory)
+        process = SessionProcess(self, session_id, socket_path, directory, log)
         self.sessions[session_id] = process
         self.send(
             op="spawn",
@@ -297,10 +301,16 @@ class TemplateProcess:
 
     async def close(self) -> None:
         """End the template and all of its sessions now. Safe to call twice."""
-        self.closed = True
         if self._measuring is not None:
             self._measuring.cancel()
             self._measuring = None
+        await self._end()
+
+    def _top(self) -> int | None:
+        return self.process.pid if self.process is not None else None
+
+    async def _end(self) -> None:
+        self.closed = True
         if self._writer is not None:
             self._writer.close()
         if self.process is not None and self.process.returncode is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -18,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import linux
+from . import linux, trees
 from .child import Command, Session, become_command, become_session
 from .confine import Confinement
 from .warm import Learning
@@ -215,7 +214,7 @@ class Keeper:
             time.sleep(0.01)
         for session in self._sessions.values():
             self._confinement.release(session.directory)
-            shutil.rmtree(session.directory, ignore_errors=True)
+            trees.remove(session.directory, within_s=max(1.0, deadline - time.monotonic()))
             try:
                 os.unlink(session.socket_path)
             except OSError:

@@ -1,0 +1,65 @@
+"""A session's log: read without being led elsewhere, and kept to a size. Standard library only, Python 3.10.
+
+Its folder can be written by the agent's module code, which may put anything there under the log's name: a pipe, a link. And its
+writer is the session itself, which has the file open for appending and never lets go of it, so a log that grew too large is
+shortened in place: its end is kept, what was before is cut out.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .trees import open_file
+
+LOG_BYTES = 64 * 2**20  # a busy agent writes a megabyte in an hour
+_KEPT_SHARE = 4  # one part in so many stays when a log is cut
+_CUT = "[{} bytes of this log were cut out: a session's log is kept to {} bytes]\n"
+
+
+def read_log(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
+    """A piece of a log from an offset on (negative: from its end); empty when there is none."""
+    try:
+        fd = open_file(path)
+    except OSError:
+        return b""
+    with os.fdopen(fd, "rb") as f:
+        end = f.seek(0, os.SEEK_END)
+        f.seek(max(0, end + offset) if offset < 0 else min(offset, end))
+        return f.read(size)
+
+
+def log_tail(path: str | os.PathLike[str], size: int = 2_000) -> str:
+    """The end of a log; empty when there is none."""
+    return read_log(path, -size, size).decode(errors="replace").strip()
+
+
+def log_bytes(path: str | os.PathLike[str]) -> int:
+    """What a log takes; 0 when there is none."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def shorten(path: str | os.PathLike[str], limit: int) -> int:
+    """Cut a log that is larger than ``limit`` bytes, but for its end. Returns: how many bytes went.
+
+    What the session writes in this moment may stand before the end that was kept.
+    """
+    if log_bytes(path) <= limit:
+        return 0
+    try:
+        fd = open_file(path, os.O_RDWR | os.O_APPEND)
+    except OSError:
+        return 0
+    with os.fdopen(fd, "r+b", buffering=0):
+        size = os.fstat(fd).st_size
+        if size <= limit:
+            return 0
+        kept = limit // _KEPT_SHARE
+        cut = size - kept
+        end = os.pread(fd, kept, cut)
+        os.ftruncate(fd, 0)
+        line = end.find(b"\n") + 1  # from the beginning of a line, where there is one
+        os.write(fd, _CUT.format(cut + line, limit).encode() + end[line:])
+        return cut + line
