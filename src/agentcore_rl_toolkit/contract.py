@@ -39,9 +39,8 @@ IdValue = str | int | float  # an experiment or input id as a caller writes it; 
 SECRET_KEYS = frozenset(
     {"api_key", "apikey", "authorization", "password", "secret", "token", "access_token", "aws_secret_access_key"}
 )
-CAPABILITY_KEYS = frozenset(
-    {"notify_url"}
-)  # of the `_rollout` block: addresses that grant something to whoever knows them
+# of the `_rollout` block: what grants something to whoever knows it
+CAPABILITY_KEYS = frozenset({"notify_url", "proof_key"})
 REDACTED = "[redacted]"
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 
@@ -158,6 +157,7 @@ class RolloutConfig:
     attempt: int = 1
     notify_url: str | None = None
     heartbeat_s: float | None = None
+    proof_key: str | None = field(default=None, repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -192,6 +192,9 @@ class RolloutConfig:
             raise ContractError(f"heartbeat_s must be a number of seconds, got {heartbeat_s!r}")
         if notify_url is not None and not isinstance(notify_url, str):
             raise ContractError(f"notify_url must be a string, got {notify_url!r}")
+        proof_key = block.get("proof_key")
+        if proof_key is not None and not (isinstance(proof_key, str) and 32 <= len(proof_key) <= 512):
+            raise ContractError("proof_key must be a string of 32 to 512 characters")
         known = {k: block[k] for k in _KNOWN if block.get(k) is not None}
         extra = {k: v for k, v in block.items() if k not in _KNOWN}
         return cls(**known, extra=extra)
@@ -218,6 +221,7 @@ _KNOWN = (
     "attempt",
     "notify_url",
     "heartbeat_s",
+    "proof_key",
 )
 
 

@@ -101,12 +101,12 @@ def comparable(record: dict[str, Any]) -> dict[str, Any]:
     kept = {
         k: v
         for k, v in record.items()
-        if k not in ("_agent", "outcome", "error_type", "input_id", "result_key", "traceback")
+        if k not in ("_agent", "_proof", "outcome", "error_type", "input_id", "result_key", "traceback")
     }
     rollout = {
         k: v
         for k, v in kept["payload"]["_rollout"].items()
-        if k not in ("attempt", "heartbeat_s", "notify_url", "input_id", "exp_id")
+        if k not in ("attempt", "heartbeat_s", "notify_url", "proof_key", "input_id", "exp_id")
     }
     return {**kept, "payload": {**kept["payload"], "_rollout": rollout}}
 
@@ -162,9 +162,12 @@ def check_equal(ours: dict[int, dict[str, Any]], theirs: dict[int, dict[str, Any
             assert ours[n]["text"] == "äöü ✓"
 
 
-def test_published_client_drives_our_agent(published_python: Path, s3: str, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(AGENT)
-    ready = tmp_path / "ready.json"
+@pytest.fixture(scope="module")
+def our_agent(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """ARN and endpoint of an agent of ours at the local runtime. An idle session ends after a second."""
+    folder = tmp_path_factory.mktemp("ours")
+    (folder / "agent.py").write_text(AGENT)
+    ready = folder / "ready.json"
     command = [
         sys.executable,
         "-m",
@@ -172,47 +175,202 @@ def test_published_client_drives_our_agent(published_python: Path, s3: str, tmp_
         "runtime",
         "serve",
         "--agent",
-        f"a={tmp_path / 'agent.py'}",
+        f"a={folder / 'agent.py'}",
     ]
-    command += ["--s3-endpoint", s3, "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    command += [
+        "--s3-endpoint",
+        s3,
+        "--ready-file",
+        str(ready),
+        "--parent-pid",
+        str(os.getpid()),
+        "--idle-timeout",
+        "1",
+    ]
     process = subprocess.Popen(command, env=environment(s3))
     try:
         wait_until(ready.exists, process)
         runtime = json.loads(ready.read_text())
-        theirs = published_records(published_python, runtime["agents"]["a"], runtime["url"], s3, tmp_path)
-        ours = our_records(runtime["agents"]["a"], runtime["url"], s3, tmp_path)
+        yield runtime["agents"]["a"], runtime["url"]
     finally:
         process.terminate()
         process.wait(30)
-    check_equal(ours, theirs)
 
 
-def test_our_client_drives_the_published_agent(published_python: Path, s3: str, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(AGENT)
+@pytest.fixture(scope="module")
+def published_agent(
+    published_python: Path, s3: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ScriptedRuntime]:
+    """A data plane in front of an agent of the published package."""
+    folder = tmp_path_factory.mktemp("theirs")
+    (folder / "agent.py").write_text(AGENT)
     with reserved_port() as port:
-        drive_published_agent(published_python, s3, tmp_path, port)
+        process = subprocess.Popen(
+            [str(published_python), "-W", "ignore", str(folder / "agent.py"), str(port)], env=environment(s3)
+        )
 
+        def healthy() -> bool:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=2) as answer:
+                    return bool(answer.status == 200)
+            except OSError:
+                return False
 
-def drive_published_agent(published_python: Path, s3: str, tmp_path: Path, port: int) -> None:
-    process = subprocess.Popen(
-        [str(published_python), "-W", "ignore", str(tmp_path / "agent.py"), str(port)], env=environment(s3)
-    )
-
-    def healthy() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+            wait_until(healthy, process)
+            with ScriptedRuntime() as front:
+                front.agent_url = f"http://127.0.0.1:{port}"
+                yield front
+        finally:
+            process.terminate()
+            process.wait(30)
 
-    try:
-        wait_until(healthy, process)
-        with ScriptedRuntime() as front:
-            front.agent_url = f"http://127.0.0.1:{port}"
-            ours = our_records(front.arn, front.url, s3, tmp_path)
-            assert front.live == []
-            theirs = published_records(published_python, front.arn, front.url, s3, tmp_path)
-    finally:
-        process.terminate()
-        process.wait(30)
+
+def test_published_client_drives_our_agent(
+    published_python: Path, our_agent: tuple[str, str], s3: str, tmp_path: Path
+) -> None:
+    theirs = published_records(published_python, *our_agent, s3, tmp_path)
+    ours = our_records(*our_agent, s3, tmp_path)
     check_equal(ours, theirs)
+    assert all(record["_proof"] for record in ours.values())
+    assert not any("_proof" in record for record in theirs.values())
+
+
+def test_our_client_drives_the_published_agent(
+    published_python: Path, published_agent: ScriptedRuntime, s3: str, tmp_path: Path
+) -> None:
+    ours = our_records(published_agent.arn, published_agent.url, s3, tmp_path)
+    assert published_agent.live == []
+    theirs = published_records(published_python, published_agent.arn, published_agent.url, s3, tmp_path)
+    check_equal(ours, theirs)
+
+
+# ---- ids
+
+IDS: list[Any] = [
+    7,
+    -1.5,
+    "",
+    "é日😀",
+    "\"double\" and 'single'",
+    "100%",
+    "a%2Fb%00",
+    "a?b=c",
+    "a#b",
+    "a&b",
+    "back\\slash",
+    "tab\tbed",
+    "line\nfeed",
+    "team/run-7",
+    " blanks ",
+    "x" * 300,
+]
+SESSIONS = [f"{n:03d}" + "s" * (253 if n % 2 else 33) for n in range(len(IDS))]  # 36 and 256 characters
+
+CLIENT_OF_IDS = """
+import json, sys
+from agentcore_rl_toolkit import RolloutClient
+
+arn, bucket, exp_id, ids, sessions = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4]), json.loads(sys.argv[5])
+client = RolloutClient(arn, bucket, exp_id, tps_limit=200)
+futures = [client.invoke({"n": 1, "run_s": 0}, session_id=s, input_id=i) for i, s in zip(ids, sessions)]
+records = [f.result(timeout=60) for f in futures]
+print(json.dumps([[f.result_key, f.input_id, r["input_id"], r["result_key"], r["rewards"]] for f, r in zip(futures, records)]))
+"""
+Seen = list[list[Any]]
+
+
+def seen_by_the_published_client(python: Path, arn: str, endpoint: str, s3: str, exp_id: str) -> Seen:
+    done = subprocess.run(
+        [str(python), "-W", "ignore", "-c", CLIENT_OF_IDS, arn, BUCKET, exp_id, json.dumps(IDS), json.dumps(SESSIONS)],
+        env=environment(s3, AWS_ENDPOINT_URL_BEDROCK_AGENTCORE=endpoint),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen: Seen = json.loads(done.stdout.strip().splitlines()[-1])
+    return seen
+
+
+def seen_by_our_client(arn: str, endpoint: str, s3: str, exp_id: str) -> tuple[Seen, dict[str, int]]:
+    store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
+    with RolloutClient(arn, BUCKET, exp_id, tps_limit=200, endpoint_url=endpoint, store=store) as client:
+        futures = [
+            client.submit({"n": 1, "run_s": 0}, session_id=s, input_id=i) for i, s in zip(IDS, SESSIONS, strict=True)
+        ]
+        records = [f.result(60) for f in futures]
+        return [
+            [f.result_key, f.input_id, r["input_id"], r["result_key"], r["rewards"]]
+            for f, r in zip(futures, records, strict=True)
+        ], client.stats
+
+
+def check_ids(seen: Seen, exp_id: str) -> None:
+    for (key, future_id, record_id, record_key, rewards), asked, session in zip(seen, IDS, SESSIONS, strict=True):
+        assert future_id == record_id
+        assert type(future_id) is type(record_id)
+        assert (asked == "" and len(future_id) == 36) or future_id == asked
+        assert key == record_key == f"{exp_id}/{future_id}/{session}.json"
+        assert rewards == [0.0, 1 / 50]
+
+
+def test_ids_of_the_published_client_at_our_agent_and_at_its_own(
+    published_python: Path, our_agent: tuple[str, str], published_agent: ScriptedRuntime, s3: str
+) -> None:
+    """The published package decides what an id is and which key it has; ours does the same."""
+    at_theirs = published_agent.arn, published_agent.url
+    check_ids(seen_by_the_published_client(published_python, *at_theirs, s3, "ids/theirs-theirs"), "ids/theirs-theirs")
+    check_ids(seen_by_the_published_client(published_python, *our_agent, s3, "ids/theirs-ours"), "ids/theirs-ours")
+
+
+def test_ids_of_our_client_at_our_agent_and_at_the_published_one(
+    our_agent: tuple[str, str], published_agent: ScriptedRuntime, s3: str
+) -> None:
+    seen, stats = seen_by_our_client(published_agent.arn, published_agent.url, s3, "ids/ours-theirs")
+    check_ids(seen, "ids/ours-theirs")
+    assert (stats["unproven"], stats.get("proven", 0)) == (len(IDS), 0)
+    seen, stats = seen_by_our_client(*our_agent, s3, "ids/ours-ours")
+    check_ids(seen, "ids/ours-ours")
+    assert (stats.get("unproven", 0), stats["proven"]) == (0, len(IDS))
+
+
+REFUSED_CALLS = """
+import json, sys
+from agentcore_rl_toolkit import RolloutClient
+
+client = RolloutClient(sys.argv[1], sys.argv[2], "refused", max_retry_attempts=1)
+for number, input_id in enumerate(["../other/x", "a/./b", "/x", "nul\\0"]):
+    try:
+        client.invoke({"n": 1, "run_s": 0}, session_id=f"refused-{number}-" + "s" * 40, input_id=input_id)
+    except Exception as e:
+        print(type(e).__name__)
+"""
+
+
+def test_a_call_of_the_published_client_that_is_refused_ends_its_session(
+    published_python: Path, our_agent: tuple[str, str], s3: str
+) -> None:
+    """That client stops no session whose invoke failed, so the session must be idle, and the runtime ends it."""
+    arn, endpoint = our_agent
+
+    def status() -> dict[str, Any]:
+        with urllib.request.urlopen(f"{endpoint}/_local/status", timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    before = status()
+    done = subprocess.run(
+        [str(published_python), "-W", "ignore", "-c", REFUSED_CALLS, arn, BUCKET],
+        env=environment(s3, AWS_ENDPOINT_URL_BEDROCK_AGENTCORE=endpoint),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.stdout.split() == ["RuntimeClientError"] * 4, done.stderr[-2000:]
+    assert status()["started"] == before["started"] + 4
+    deadline_s = time.monotonic() + 60
+    while status()["sessions"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    assert status()["ended"].get("idle", 0) >= before["ended"].get("idle", 0) + 4

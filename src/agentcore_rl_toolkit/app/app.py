@@ -16,6 +16,7 @@ from bedrock_agentcore.runtime import BedrockAgentCoreApp
 from ..contract import RolloutConfig, redact_payload
 from ..errors import ConfigError
 from ..logs import configure_logging
+from ..proof import seal
 from ..store import ObjectStore, parse_url
 from .engine import Engine
 from .record import RolloutInfo, find_secrets, success_body
@@ -110,6 +111,9 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             started_s=now,
         )
         body, _ = success_body(info, result, finished_s=now, max_bytes=self._engine.settings.max_record_bytes)
+        secret = config.proof_key or self._engine.proof_key_of(result_key)
+        if secret is not None:
+            body = seal(body, result_key, secret)
         self._engine.store_for(config.s3_bucket)[0].put(result_key, body)
 
     def run(self, *args: Any, **options: Any) -> None:

@@ -14,8 +14,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..contract import REFUSED, RolloutConfig, redact_payload, result_key
+from ..contract import REFUSED, ROLLOUT_FIELD, RolloutConfig, redact_payload, result_key
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
+from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
 from .record import RolloutInfo, find_secrets
 from .rollout import Rollout
@@ -80,7 +81,8 @@ class Engine:
             raise AgentCoreRLError(f"no new rollout: {self._closing}")
         config = RolloutConfig.from_payload(payload) if isinstance(payload, Mapping) else None
         session_id = getattr(context, "session_id", None) or str(uuid.uuid4())
-        args = (payload, context) if takes_context else (payload,)
+        seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
+        args = (seen, context) if takes_context else (seen,)
         if config is None or config.exp_id is None or config.input_id is None or config.s3_bucket is None:
             self._begin(Rollout(func=func, name=name, args=args, settings=settings, session_id=session_id), None)
             return {"status": "processing"}
@@ -103,6 +105,8 @@ class Engine:
         reply: dict[str, Any] = {"status": "processing", "s3_bucket": bucket, "result_key": key}
         if heartbeat_s is not None:
             reply["heartbeat_s"] = heartbeat_s  # a promise that the client may hold us to
+        if config.proof_key is not None:
+            reply[REPLY_FIELD] = SCHEME  # a promise, too: from now on a record without a proof is not ours
         info = RolloutInfo(
             config=config,
             session_id=session_id,
@@ -131,7 +135,7 @@ class Engine:
         if heartbeat_s is not None and settings.store_check_s > 0:
             refusal = await rollout.refusal(settings.store_check_s)
             if refusal is not None:
-                return reply | self._refuse(rollout, config, identity, refusal)
+                return self._refuse(rollout, config, identity, refusal)
         return reply
 
     def _refuse(
@@ -150,8 +154,9 @@ class Engine:
                 self._refused.add(identity)
             else:
                 self._finished.pop(identity, None)
-        # Beside `s3_bucket` and `result_key`, without which a client of the published package fails on the reply itself.
-        return {"status": REFUSED, "error": text, "error_type": type(refusal).__name__}
+        # Without `s3_bucket` and `result_key` a client of the published package fails on the reply itself.
+        where = {"s3_bucket": config.s3_bucket, "result_key": identity[1]}
+        return {"status": REFUSED, **where, "error": text, "error_type": type(refusal).__name__}
 
     def open(self) -> None:
         """Take rollouts again after `close`: a test may start the same app twice."""
@@ -190,6 +195,10 @@ class Engine:
                 self._stores[url] = open_store(url)
             return self._stores[url], False
 
+    def proof_key_of(self, key: str) -> str | None:
+        """The secret of the rollout whose record lies at a key, while it runs."""
+        return next((r.info.config.proof_key for r in list(self._live) if r.info and r.info.result_key == key), None)
+
     def _begin(self, rollout: Rollout, identity: Identity | None) -> None:
         self._live.add(rollout)
         busy = self._on_start(rollout.name)
@@ -209,6 +218,12 @@ class Engine:
             rollout.done.set_result(None)
 
         rollout.start(self._runner).add_done_callback(finished)
+
+
+def _without_proof_key(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload as the agent's code sees it: what it does not know, it cannot print or pass on."""
+    block = {k: v for k, v in payload[ROLLOUT_FIELD].items() if k != PROOF_KEY_FIELD}
+    return {**payload, ROLLOUT_FIELD: block}
 
 
 def reseed() -> None:

@@ -20,6 +20,7 @@ from ..contract import (
     redact_block,
 )
 from ..errors import AgentError, InvalidResultError
+from ..proof import PROOF_FIELD
 from .encode import Encoder
 
 RESERVED = ("input_id", "s3_bucket", "result_key", "payload")
@@ -78,7 +79,7 @@ def success_body(info: RolloutInfo, result: Any, *, finished_s: float, max_bytes
     Raises: InvalidResultError when the result cannot be stored; the caller writes an error record instead.
     """
     fields = as_fields(result)
-    for name in (*RESERVED, INFO_FIELD):
+    for name in (*RESERVED, INFO_FIELD, PROOF_FIELD):
         fields.pop(name, None)
     fields.setdefault("status_code", 200)
     fields.setdefault("stop_reason", "end_turn")

@@ -23,8 +23,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..contract import INFO_FIELD, Outcome, RolloutConfig, alive_key, parse_record
-from ..errors import AgentCoreRLError, InvalidResultError, ObjectExistsError
+from ..errors import AgentCoreRLError, InvalidResultError, ObjectExistsError, ObjectTooLargeError
 from ..logs import log_context
+from ..proof import Proof, check, seal
 from ..store import ObjectStore, jitter
 from .encode import is_quick
 from .notify import notify, place_of
@@ -36,6 +37,7 @@ from .tracing import end_span, start_span
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = "Interrupted"  # error_type of such a record; its outcome is `lost`, so that clients may try again
+_SEAL_AT_ONCE = 1_000_000  # bytes, about a millisecond of hashing
 _LAST_BEAT_S = 2.0  # how long a heartbeat already under way may delay the end
 
 
@@ -59,7 +61,8 @@ class Rollout:
     ) -> None:
         self.name = name
         self._func, self._args, self._settings = func, args, settings
-        self._session_id, self._info, self._store, self._heartbeat_s = session_id, info, store, heartbeat_s
+        self._session_id, self._store, self._heartbeat_s = session_id, store, heartbeat_s
+        self.info = info
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._stored = asyncio.Event()
@@ -75,12 +78,12 @@ class Rollout:
     @property
     def label(self) -> str:
         """What to call it in a log."""
-        return self._info.result_key if self._info else self._session_id
+        return self.info.result_key if self.info else self._session_id
 
     def start(self, runner: AgentRunner) -> asyncio.Task[None]:
         """Start the agent and its supervisor, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        config = self._info.config if self._info else RolloutConfig()
+        config = self.info.config if self.info else RolloutConfig()
         names = {n: str(v) for n, v in (("input_id", config.input_id), ("exp_id", config.exp_id)) if v is not None}
         with log_context(session_id=self._session_id, **names):
             context = contextvars.copy_context()
@@ -117,12 +120,12 @@ class Rollout:
         stopped = asyncio.ensure_future(self._stop.wait())
         heart: asyncio.Task[None] | None = None
         try:
-            if self._info is not None and self._store is not None and self._heartbeat_s is not None:
-                heart = asyncio.create_task(self._beat(self._info, self._store, self._heartbeat_s))
+            if self.info is not None and self._store is not None and self._heartbeat_s is not None:
+                heart = asyncio.create_task(self._beat(self.info, self._store, self._heartbeat_s))
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             # From here on the thread's own future is asked: asyncio's copy rebuilds a TimeoutError without its traceback.
-            if self._info is not None and self._store is not None:
-                await self._finish(self._info, self._store, agent, heart)
+            if self.info is not None and self._store is not None:
+                await self._finish(self.info, self._store, agent, heart)
             elif agent.done() and agent.exception() is not None:
                 logger.error("rollout failed", exc_info=agent.exception())
         except Exception:  # the last line of defence: a supervisor that dies is a record that is never written
@@ -177,6 +180,10 @@ class Rollout:
     ) -> None:
         body, outcome = await self._encode(info, agent)
         self._outcome = outcome
+        secret = info.config.proof_key
+        if secret is not None:
+            prove = functools.partial(seal, body, info.result_key, secret)
+            body = prove() if len(body) <= _SEAL_AT_ONCE else await asyncio.to_thread(prove)
         if not await self._store_record(info, store, body):
             return
         if heart is not None:
@@ -238,13 +245,15 @@ class Rollout:
         return True
 
     async def _settle(self, info: RolloutInfo, store: ObjectStore, body: bytes, timeout_s: float) -> bool:
-        """The key is taken: the first record of an attempt stays, one of an earlier attempt is replaced."""
+        """The key is taken: the first record of an attempt stays, one of an earlier attempt or of somebody else is replaced."""
+        secret = info.config.proof_key
         try:
-            there = parse_record(
-                await store.get_async(
-                    info.result_key, max_bytes=3 * self._settings.max_record_bytes, timeout_s=timeout_s
-                )
-            )
+            found = await self._record_there(info, store, timeout_s)
+            if secret is not None and (not found or check(found, info.result_key, secret) is not Proof.PROVEN):
+                logger.critical("security: %s held a record that this session did not write; replaced", info.result_key)
+                await store.put_async(info.result_key, body, timeout_s=timeout_s)
+                return True
+            there = parse_record(found)
             block = there.get(INFO_FIELD)
             attempt = block.get("attempt") if isinstance(block, Mapping) else None
             if isinstance(attempt, int) and attempt < info.config.attempt:
@@ -254,6 +263,17 @@ class Rollout:
             logger.error("%s is taken and could not be settled: %s", info.result_key, e)
         logger.warning("%s holds a record already, which stays", info.result_key)
         return True
+
+    async def _record_there(self, info: RolloutInfo, store: ObjectStore, timeout_s: float) -> bytes:
+        """What lies at the record's key; empty when it is larger than any record of ours."""
+        try:
+            return await store.get_async(
+                info.result_key, max_bytes=3 * self._settings.max_record_bytes, timeout_s=timeout_s
+            )
+        except ObjectTooLargeError:
+            if info.config.proof_key is None:
+                raise
+            return b""
 
     async def _push(self, info: RolloutInfo, outcome: Outcome) -> None:
         config = info.config

@@ -17,6 +17,7 @@ from typing import Any
 from .._portal import Portal
 from ..contract import IdValue, Outcome
 from ..errors import AgentError, RolloutTimeoutError
+from ..proof import Proof
 from .engine import Engine
 from .flight import Adoption
 from .future import RolloutFuture
@@ -38,6 +39,7 @@ class BatchItem:
         index: position of the payload in the batch.
         elapsed: seconds from the moment the rollout left the batch's queue.
         stages: seconds spent in each stage.
+        proof: what the record proves of its origin; None where there is none.
     """
 
     success: bool
@@ -51,11 +53,12 @@ class BatchItem:
     session_id: str | None = None
     attempt: int = 1
     stages: Mapping[str, float] = field(default_factory=dict)
+    proof: Proof | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchProgress:
-    """How far a batch is. Units: ``elapsed_s`` seconds."""
+    """How far a batch is. Units: ``elapsed_s`` seconds. ``unproven``: records whose origin nothing proves."""
 
     total: int
     done: int
@@ -63,10 +66,14 @@ class BatchProgress:
     running: int
     elapsed_s: float
     outcomes: Mapping[str, int]
+    unproven: int = 0
+    forged: int = 0
 
     def __str__(self) -> str:
         failed = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()) if name != "ok")
         bad = f", {failed}" if failed else ""
+        bad += f", {self.unproven} unproven" if self.unproven else ""
+        bad += f", {self.forged} forged" if self.forged else ""
         return f"{self.done}/{self.total} done, {self.ok} ok{bad}, {self.running} running, {self.elapsed_s:.0f} s"
 
 
@@ -85,6 +92,7 @@ def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
         session_id=future.session_id,
         attempt=future.attempt,
         stages=future.stages,
+        proof=verdict.proof,
     )
 
 
@@ -257,10 +265,12 @@ class _Reporter:
     def __init__(self, total: int, hook: ProgressHook | None, log_interval: float) -> None:
         self._total, self._hook, self._interval = total, hook, log_interval
         self._outcomes: Counter[str] = Counter()
+        self._proofs: Counter[Proof | None] = Counter()
         self._began_s = self._logged_s = time.monotonic()
 
-    def finished(self, outcome: Outcome, running: int) -> None:
+    def finished(self, outcome: Outcome, proof: Proof | None, running: int) -> None:
         self._outcomes[str(outcome)] += 1
+        self._proofs[proof] += 1
         now = time.monotonic()
         due = self._interval > 0 and now - self._logged_s >= self._interval
         if self._hook is None and not due:
@@ -272,6 +282,8 @@ class _Reporter:
             running=running,
             elapsed_s=now - self._began_s,
             outcomes=dict(self._outcomes),
+            unproven=self._proofs[Proof.UNPROVEN],
+            forged=self._proofs[Proof.FORGED],
         )
         if due:
             self._logged_s = now
@@ -304,7 +316,8 @@ async def _feed(
         state.live.discard(future)
         let_go()
         slots.release()
-        report.finished(future._done.result().outcome, len(state.live))
+        verdict = future._done.result()
+        report.finished(verdict.outcome, verdict.proof, len(state.live))
         mailbox.put(item_of(future, index))
 
     try:
@@ -313,7 +326,7 @@ async def _feed(
         for attempt in todo.stop:
             engine.stop_silent(attempt.session_id, attempt.bucket, attempt.key)
         for item in todo.ready:
-            report.finished(item.outcome or Outcome.LOST, 0)
+            report.finished(item.outcome or Outcome.LOST, item.proof, 0)
             mailbox.put(item)
         for request, adoption in todo.run:
             await slots.acquire()

@@ -33,6 +33,7 @@ from ..errors import (
     RolloutCancelledError,
     RolloutTimeoutError,
 )
+from ..proof import PROOF_KEY_FIELD
 from ..store import ObjectStore
 from .events import Events
 from .flight import Adoption, AttemptEnded, Flight, attempt_limit, timed_out
@@ -40,6 +41,7 @@ from .following import Follower
 from .future import Progress, RolloutFuture, Verdict
 from .invoking import Invoker
 from .pacing import Pacer
+from .proofs import Proofs, promises_proof
 from .push import PushListener
 from .results import ResultReader
 from .settings import RolloutRequest, WatchSettings
@@ -63,6 +65,7 @@ class Engine:
         store_for: Callable[[str], ObjectStore],
         watch: WatchSettings,
         events: Events,
+        proofs: Proofs,
         max_attempts: int,
         pool_size: int,
         stop_s: float,
@@ -75,6 +78,7 @@ class Engine:
         self._watch = watch
         self.events = events
         self._follower = Follower(store_for, watch, events.watching_failed)
+        self.proofs = proofs
         self._invoker = Invoker(
             transport, pacer, events, max_attempts=max_attempts, pool_size=pool_size, room=lambda: self.stops().room()
         )
@@ -306,6 +310,11 @@ class Engine:
             config.update(await extra if inspect.isawaitable(extra) else extra)
         if self._listener is not None:
             await self._listener.start()
+        adopted, ledger = flight.adopted, request.ledger
+        key = self.proofs.key(ledger)
+        progress.proof_key = key.id if adopted is None else adopted.proof_key
+        progress.promised = adopted is not None and adopted.promised
+        config[PROOF_KEY_FIELD] = key.session_secret(progress.session_id)
         body, bucket, expected = self._encode(flight, config)
         progress.bucket, progress.key = bucket, expected
         progress.root = expected.removesuffix(f"{request.input_id}/{progress.session_id}.json")
@@ -320,7 +329,11 @@ class Engine:
         if reply is not None:
             progress.bucket, progress.key = str(reply.get("s3_bucket") or bucket), str(reply["result_key"])
             progress.agent_reply = reply
+            progress.promised = promises_proof(reply)
             self.events.accepted(progress)
+        flight.expected = self.proofs.expected(
+            progress.session_id, ledger, key_id=progress.proof_key, promised=progress.promised
+        )
         progress.enter(Stage.RUN)
         if not flight.future._accepted.done():
             flight.future._accepted.set_result(None)

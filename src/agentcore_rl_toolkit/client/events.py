@@ -11,6 +11,7 @@ from typing import Any
 
 from ..contract import Outcome
 from ..errors import AgentCoreRLError
+from ..proof import Proof
 from .future import Progress, Verdict
 from .ledger import Ledger, fingerprint
 from .settings import RolloutRequest
@@ -66,6 +67,7 @@ class Events:
                 "key": progress.key,
                 "bucket": progress.bucket,
                 "payload": fingerprint(request.payload),
+                "proof_key": progress.proof_key,
             }
             await request.ledger.append_async(line)
         if self.subscribers:
@@ -76,7 +78,8 @@ class Events:
 
     def accepted(self, progress: Progress) -> None:
         """The runtime accepted the invoke."""
-        self._note(progress.session_id, {"event": "accepted", "key": progress.key, "bucket": progress.bucket})
+        line = {"event": "accepted", "key": progress.key, "bucket": progress.bucket, "promised": progress.promised}
+        self._note(progress.session_id, line)
         if self.subscribers:
             self._tell("accepted", {**self._ids(progress), "key": progress.key, "bucket": progress.bucket})
 
@@ -95,6 +98,7 @@ class Events:
     def retried(self, progress: Progress, verdict: Verdict) -> None:
         """An attempt failed and another one follows."""
         self.counts["retried"] += 1
+        self.proof(progress, verdict)
         self._note_done(progress.session_id, verdict)
         logger.info(
             "attempt %d ended as %s, trying again: %s",
@@ -111,6 +115,7 @@ class Events:
     def finished(self, request: RolloutRequest, progress: Progress, verdict: Verdict) -> None:
         """A rollout has its verdict."""
         self.counts[verdict.outcome.value] += 1
+        self.proof(progress, verdict)
         self._note_done(progress.session_id, verdict)
         if verdict.outcome is not Outcome.OK:
             logger.info(
@@ -130,6 +135,16 @@ class Events:
                     "stages": progress.stages(),
                 },
             )
+
+    def proof(self, progress: Progress, verdict: Verdict) -> None:
+        """A record was read: count what it proves, and say so where somebody forged one."""
+        if verdict.proof is None:
+            return
+        self.counts[verdict.proof.value] += 1
+        if verdict.proof is Proof.FORGED:
+            logger.critical("security: %s", verdict.error, extra=self._ids(progress))
+        if self.subscribers:
+            self._tell("record", {**self._ids(progress), "proof": verdict.proof.value, "key": progress.key})
 
     def stopped(self, session_id: str, gone: bool) -> None:
         """A session's stop is over: `gone`, or given up."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..contract import Outcome, Stage
 from ..errors import RolloutCancelledError, RolloutTimeoutError
 from .future import Progress, RolloutFuture, Verdict
+from .proofs import ANYTHING, Expected
 from .settings import RolloutRequest
 from .watcher import Waiter, Watcher
 
@@ -23,11 +24,19 @@ class AttemptEnded(Exception):  # noqa: N818  (a way out, not an error)
 
 @dataclass(frozen=True, kw_only=True)
 class Adoption:
-    """A session that an earlier process started. ``accepted``: its invoke is known to have been accepted."""
+    """A session that an earlier process started.
+
+    Attributes:
+        accepted: its invoke is known to have been accepted.
+        proof_key: name of the key that its secret comes from; None: not known.
+        promised: its agent said that it proves its records.
+    """
 
     accepted: bool
     bucket: str
     key: str
+    proof_key: str | None = None
+    promised: bool = False
 
 
 @dataclass(eq=False)
@@ -44,6 +53,7 @@ class Flight:
     waiting: tuple[Watcher, Waiter] | None = None
     notified: bool = False
     last_stop: asyncio.Task[None] | None = None
+    expected: Expected = ANYTHING  # of the record of the session under way
 
     def take_invoke(self) -> asyncio.Future[bytes] | None:
         """The invoke whose session has to be stopped, if there is one."""

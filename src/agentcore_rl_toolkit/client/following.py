@@ -98,7 +98,7 @@ class Follower:
                 await waiter.found
                 told, flight.notified = flight.notified, False
                 progress.enter(Stage.RESULT)
-                verdict = await reader.read(progress.key, flight.request.deadlines.result_s)
+                verdict = await reader.read(progress.key, flight.request.deadlines.result_s, flight.expected)
                 if verdict is not None:
                     if told:
                         watcher.push_was_true()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ..contract import IdValue, Outcome, Stage
 from ..errors import RolloutCancelledError, RolloutTimeoutError
+from ..proof import Proof
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +22,7 @@ class Verdict:
     outcome: Outcome
     record: dict[str, Any] | None = None
     error: BaseException | None = None
+    proof: Proof | None = None  # of the record, where one was read
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class Progress:
     entered_s: dict[Stage, float] = field(default_factory=dict)
     finished_s: float | None = None
     agent_reply: dict[str, Any] | None = None
+    proof_key: str | None = None  # name of the key that the session's secret comes from
+    promised: bool = False  # its agent said that it proves its record
 
     def enter(self, stage: Stage) -> None:
         """Note that a stage begins now."""

@@ -23,9 +23,16 @@ from typing import Any, Protocol
 
 from ..contract import IdValue, Outcome
 from ..errors import ConfigError, ObjectNotFoundError
+from ..proof import ProofKey
 from ..store import ObjectStore
+from .proofs import keep_key
 
 SEGMENT_S = 0.05  # appends within this time share one object of a ledger in the store
+
+
+def key_file(ledger: Path) -> Path:
+    """Where the key of a ledger in a file is."""
+    return ledger.with_name(ledger.name + ".key")
 
 
 def fingerprint(payload: Mapping[str, Any]) -> str:
@@ -49,6 +56,8 @@ class Attempt:
     outcome: Outcome | None = None
     error: str | None = None
     stopped: bool = False
+    proof_key: str | None = None  # name of the key that the session's secret comes from
+    promised: bool = False  # its agent said that it proves its record
 
 
 class Ledger(Protocol):
@@ -70,7 +79,12 @@ class Ledger(Protocol):
 
 
 class FileLedger:
-    """A ledger in a file. With ``fsync`` an intent also survives a power cut, at some milliseconds each."""
+    """A ledger in a file. With ``fsync`` an intent also survives a power cut, at some milliseconds each.
+
+    ``proof_key`` is the key of its sessions, kept beside it in a file that only its owner can read (``NAME.key``, mode 0600).
+    """
+
+    proof_key: ProofKey | None = None
 
     def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
         self.path = Path(path)
@@ -86,6 +100,11 @@ class FileLedger:
             except OSError as e:
                 os.close(fd)
                 raise ConfigError(f"the ledger {self.path} is in use by another process") from e
+            try:
+                self.proof_key = keep_key(key_file(self.path))
+            except BaseException:
+                os.close(fd)
+                raise
             self._fd = fd
             content = self.path.read_bytes()
             if content and not content.endswith(b"\n"):
@@ -109,7 +128,10 @@ class FileLedger:
 
 
 class StoreLedger:
-    """A ledger in the object store, as numbered segments under ``_ledger/{exp_id}/``: for runs without a lasting disk."""
+    """A ledger in the object store, as numbered segments under ``_ledger/{exp_id}/``: for runs without a lasting disk.
+
+    It keeps no proof key, because agents may be able to read the store.
+    """
 
     def __init__(self, store: ObjectStore, exp_id: str) -> None:
         self._store = store
@@ -187,6 +209,7 @@ def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
                 bucket=str(line["bucket"]),
                 payload=str(line.get("payload", "")),
                 intent_s=float(line.get("t", 0.0)),
+                proof_key=line.get("proof_key"),
             )
             continue
         known = attempts.get(session_id)
@@ -194,6 +217,7 @@ def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
             continue
         if line["event"] == "accepted":
             known.accepted_s = float(line.get("t", 0.0))
+            known.promised = line.get("promised") is True
             known.key, known.bucket = str(line.get("key", known.key)), str(line.get("bucket", known.bucket))
         elif line["event"] == "done":
             known.outcome = Outcome(line["outcome"])

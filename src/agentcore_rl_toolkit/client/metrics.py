@@ -28,7 +28,7 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
     """Count rollouts by outcome, refusals, retries and stops, and time the stages, in a registry (default: the global one).
 
     Metrics: ``agentcore_rl_rollouts_total{outcome}``, ``agentcore_rl_events_total{event}``, ``agentcore_rl_in_flight``,
-    ``agentcore_rl_stage_seconds{stage}``. Several clients may share a registry.
+    ``agentcore_rl_stage_seconds{stage}``, ``agentcore_rl_records_total{proof}``. Several clients may share a registry.
 
     Raises: MissingExtraError without `prometheus-client`.
     """
@@ -43,8 +43,11 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
             prometheus.Histogram(
                 "agentcore_rl_stage_seconds", "Time in a stage", ["stage"], registry=where, buckets=_BUCKETS_S
             ),
+            prometheus.Counter(
+                "agentcore_rl_records", "Records read, by what they prove of their origin", ["proof"], registry=where
+            ),
         )
-    rollouts, events, flying, stages = known
+    rollouts, events, flying, stages, records = known
 
     def heard(event: str, fields: Mapping[str, Any]) -> None:
         events.labels(event).inc()
@@ -52,6 +55,8 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
             flying.inc()
         elif event == "stopped":
             flying.dec()
+        elif event == "record":
+            records.labels(fields["proof"]).inc()
         elif event == "finished":
             rollouts.labels(fields["outcome"]).inc()
             for stage, seconds in fields["stages"].items():

@@ -7,13 +7,18 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ..contract import RECORD_SUFFIX, IdValue, Outcome, extract_reward
-from ..errors import AgentError, ContractError
+from ..errors import AgentError, ConfigError, ContractError
+from ..proof import Proof
 from ..store import ObjectStore
+from .ledger import Attempt, FileLedger, attempts_of, key_file, parse_lines
+from .proofs import ANYTHING, Expected, Proofs, read_key
 from .results import ResultReader
 
+ExpectedOf = Callable[[str], Expected]
 Reward = Callable[..., float | Awaitable[float]]
 
 
@@ -21,8 +26,8 @@ Reward = Callable[..., float | Awaitable[float]]
 class Replayed:
     """One stored record.
 
-    ``stored`` is the reward in the record, ``reward`` the one just computed; each is None where there is none. ``error`` is what
-    made the record unusable, or what the reward raised.
+    ``proof`` is what the record proves of its origin. ``stored`` is the reward in the record, ``reward`` the one just computed;
+    each is None where there is none. ``error`` is what made the record unusable, or what the reward raised.
     """
 
     key: str
@@ -30,6 +35,7 @@ class Replayed:
     session_id: str
     outcome: Outcome
     record: dict[str, Any] | None
+    proof: Proof | None = None
     stored: float | None = None
     reward: float | None = None
     error: BaseException | None = None
@@ -48,9 +54,11 @@ async def replay_async(
     input_id: IdValue | None = None,
     concurrency: int = 64,
     within_s: float = 120.0,
+    expected: ExpectedOf = lambda _key: ANYTHING,
 ) -> AsyncIterator[Replayed]:
     """Read the records of an experiment (or of one input), sorted by key, and apply `reward` to those that ended `ok`.
 
+    ``expected(key)`` says what a record must prove; one that does not is `invalid`.
     ``reward(record=..., payload=...)`` gets the record and the payload that the agent was called with; it may be async.
 
     Raises: StoreError when the store cannot be listed.
@@ -64,7 +72,9 @@ async def replay_async(
         for position, key in enumerate(keys):
             for upcoming in keys[position : position + ahead]:
                 if upcoming not in reads:
-                    reads[upcoming] = asyncio.create_task(_one(reader, upcoming, exp_id, reward, within_s))
+                    reads[upcoming] = asyncio.create_task(
+                        _one(reader, upcoming, exp_id, reward, within_s, expected(upcoming))
+                    )
             yield await reads[key]
             del reads[key]
             reads = {k: task for k, task in reads.items() if k > key}
@@ -73,12 +83,39 @@ async def replay_async(
             task.cancel()
 
 
-async def _one(reader: ResultReader, key: str, exp_id: str, reward: Reward | None, within_s: float) -> Replayed:
+def expected_of_records(proofs: Proofs, ledger: Path | None) -> ExpectedOf:
+    """What records must prove, by their keys: of the sessions of a ledger what it knows, of others nothing.
+
+    Raises: ConfigError when the ledger or its key cannot be read.
+    """
+    known: dict[str, Attempt] = {}
+    kept: Any = None
+    if ledger is not None:
+        try:
+            known = {a.key: a for a in attempts_of(parse_lines(ledger.read_bytes())).values()}
+        except OSError as e:
+            raise ConfigError(f"the ledger {ledger} cannot be read: {e}") from e
+        kept = FileLedger(ledger)
+        kept.proof_key = read_key(key_file(ledger))
+
+    def expected(key: str) -> Expected:
+        attempt = known.get(key)
+        if attempt is None:
+            return proofs.expected(key.rpartition("/")[2].removesuffix(RECORD_SUFFIX))
+        return proofs.expected(attempt.session_id, kept, key_id=attempt.proof_key, promised=attempt.promised)
+
+    return expected
+
+
+async def _one(
+    reader: ResultReader, key: str, exp_id: str, reward: Reward | None, within_s: float, expected: Expected
+) -> Replayed:
     middle, _, name = key.removeprefix(f"{exp_id}/").rpartition("/")
     make = partial(Replayed, key=key, input_id=middle, session_id=name.removesuffix(RECORD_SUFFIX))
-    verdict = await reader.read(key, within_s)
+    verdict = await reader.read(key, within_s, expected)
     if verdict is None:
         return make(outcome=Outcome.LOST, record=None)
+    make = partial(make, proof=verdict.proof)
     if verdict.outcome is not Outcome.OK or verdict.record is None:
         return make(outcome=verdict.outcome, record=verdict.record, error=verdict.error)
     stored = extract_reward(verdict.record)

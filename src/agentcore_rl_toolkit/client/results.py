@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,14 +24,31 @@ from ..errors import (
     StoreError,
     StorePermissionError,
 )
+from ..proof import Proof
 from ..store import ObjectStore
 from .future import Verdict
 from .pacing import backoff_s
 from .settings import MAX_RECORD_BYTES
+from .proofs import ANYTHING, Expected
 
 
-def judge(body: bytes, key: str | None = None) -> Verdict:
-    """The verdict that a stored record stands for. Never raises: a record that cannot be used is the outcome `invalid`."""
+def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
+    """The verdict that a stored record stands for. Never raises: a record that cannot be used is the outcome `invalid`.
+
+    What a forger wrote is not even decoded.
+    """
+    proof = expected.judge(body, key)
+    if proof is Proof.FORGED:
+        error = InvalidResultError(
+            f"the record at {key!r} does not prove that it comes from its session: something else wrote or changed it. "
+            "Find out who may write to the store, and run the rollout again",
+            key=key,
+        )
+        return Verdict(outcome=Outcome.INVALID, error=error, proof=proof)
+    return dataclasses.replace(_judged(body, key), proof=proof)
+
+
+def _judged(body: bytes, key: str) -> Verdict:
     try:
         record = parse_record(body)
     except ContractError as e:
@@ -81,7 +99,7 @@ class ResultReader:
         self._gate = asyncio.Semaphore(concurrency)
         self.requests = 0
 
-    async def read(self, key: str, within_s: float) -> Verdict | None:
+    async def read(self, key: str, within_s: float, expected: Expected = ANYTHING) -> Verdict | None:
         """The verdict of a record; None when there is no such object.
 
         Faults of the store are waited out for `within_s` seconds. A refusal (403) ends this rollout alone, as does a record above
@@ -96,7 +114,7 @@ class ResultReader:
                     body = await self._store.get_async(
                         key, max_bytes=self._max_bytes, timeout_s=max(0.0, deadline_s - time.monotonic())
                     )
-                    return judge(body, key)
+                    return judge(body, key, expected)
                 except ObjectNotFoundError:
                     return None
                 except ObjectTooLargeError as e:

@@ -116,13 +116,21 @@ def _adopt(request: RolloutRequest, known: Attempt) -> tuple[RolloutRequest, Ado
     request = dataclasses.replace(
         request, session_id=known.session_id, first_attempt=known.attempt, timeout_s=timeout_s, deadlines=deadlines
     )
-    return request, Adoption(accepted=known.accepted_s is not None, bucket=known.bucket, key=known.key)
+    adoption = Adoption(
+        accepted=known.accepted_s is not None,
+        bucket=known.bucket,
+        key=known.key,
+        proof_key=known.proof_key,
+        promised=known.promised,
+    )
+    return request, adoption
 
 
 async def _item(engine: Engine, request: RolloutRequest, known: Attempt) -> BatchItem:
     """The item of a rollout that an earlier process finished: its record, or what the ledger says."""
     assert known.outcome is not None
-    verdict = await engine.reader(known.bucket).read(known.key, request.deadlines.result_s)
+    expected = engine.proofs.expected(known.session_id, request.ledger, key_id=known.proof_key, promised=known.promised)
+    verdict = await engine.reader(known.bucket).read(known.key, request.deadlines.result_s, expected)
     error: BaseException | None
     if verdict is not None:
         outcome, record, error = verdict.outcome, verdict.record, verdict.error
@@ -145,4 +153,5 @@ async def _item(engine: Engine, request: RolloutRequest, known: Attempt) -> Batc
         input_id=known.input_id,
         session_id=known.session_id,
         attempt=known.attempt,
+        proof=None if verdict is None else verdict.proof,
     )

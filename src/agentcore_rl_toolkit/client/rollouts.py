@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from .._portal import Portal
@@ -21,7 +22,8 @@ from .future import RolloutFuture
 from .ledger import Ledger
 from .lifetime import Stores, dropped, is_loopback, open_engines
 from .pacing import PaceLimits, shared_pacer
-from .replay import Replayed, Reward, replay_async
+from .proofs import Proofs
+from .replay import Replayed, Reward, expected_of_records, replay_async
 from .settings import (
     PUBLISHED_POOL_CONNECTIONS,
     Deadlines,
@@ -63,6 +65,10 @@ class RolloutClient(BatchMethods):
         notify_url: where agents report instead, such as a gateway; whoever receives it calls `notify`.
         transport: another way to the agent than boto3.
         boto3_session: for credentials other than the default ones.
+        proof_key: 32 random bytes or more, from which the secrets of sessions are derived, for processes that follow each
+            other's sessions. Default: the key beside a ledger in a file, else one made for this client.
+        require_proof: refuse records that do not prove that they come from their session, those of agents that cannot
+            prove it included.
 
     Raises: ConfigError (a ValueError) on unusable arguments.
     """
@@ -91,6 +97,8 @@ class RolloutClient(BatchMethods):
         notify_url: str | None = None,
         transport: AgentTransport | None = None,
         boto3_session: Any = None,
+        proof_key: bytes | None = None,
+        require_proof: bool = False,
         **extra_config: Any,
     ) -> None:
         if on_failure not in ("return", "raise", "retry"):
@@ -147,6 +155,7 @@ class RolloutClient(BatchMethods):
             store_for=Stores(s3_bucket, self.store),
             watch=self.watch,
             events=Events(self.exp_id),
+            proofs=Proofs(proof_key, required=require_proof),
             max_attempts=max_retry_attempts,
             pool_size=pool,
             stop_s=self.deadlines.stop_s,
@@ -279,15 +288,32 @@ class RolloutClient(BatchMethods):
 
     # ---- stored records
 
-    def replay_async(self, reward: Reward | None = None, *, input_id: IdValue | None = None) -> AsyncIterator[Replayed]:
-        """The stored records of this experiment, each with `reward` computed anew; no agent runs. See `replay.replay_async`."""
-        return replay_async(self.store, self.exp_id, reward, input_id=input_id)
+    def replay_async(
+        self,
+        reward: Reward | None = None,
+        *,
+        input_id: IdValue | None = None,
+        ledger: str | os.PathLike[str] | None = None,
+    ) -> AsyncIterator[Replayed]:
+        """The stored records of this experiment, each with `reward` computed anew; no agent runs. See `replay.replay_async`.
 
-    def replay(self, reward: Reward | None = None, *, input_id: IdValue | None = None) -> list[Replayed]:
+        Args:
+            ledger: the file of a run, with which the records of its sessions are checked.
+        """
+        expected = expected_of_records(self._engine.proofs, None if ledger is None else Path(ledger))
+        return replay_async(self.store, self.exp_id, reward, input_id=input_id, expected=expected)
+
+    def replay(
+        self,
+        reward: Reward | None = None,
+        *,
+        input_id: IdValue | None = None,
+        ledger: str | os.PathLike[str] | None = None,
+    ) -> list[Replayed]:
         """Sync `replay_async`, as a list."""
 
         async def collect() -> list[Replayed]:
-            return [item async for item in self.replay_async(reward, input_id=input_id)]
+            return [item async for item in self.replay_async(reward, input_id=input_id, ledger=ledger)]
 
         return self._portal.call(collect())
 

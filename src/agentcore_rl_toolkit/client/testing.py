@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..contract import ROLLOUT_FIELD, alive_key, redact_payload, result_key
 from ..errors import ObjectExistsError
+from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, seal
 from ..store import ObjectStore, open_store
 from ._scripted_answers import REFUSALS, error_answer, post, response_bytes
 
@@ -45,6 +46,7 @@ class Script:
         raw: bytes to store instead of a record (text).
         die_at_s: the session dies this long after its start, without a record.
         heartbeat: whether the agent writes signs of life (agents of the published toolkit do not).
+        proves: whether records prove where they come from (those of the published toolkit do not, nor does a raw one).
         reply: answer to the invoke instead of the usual one.
         hang: never finishes, but shows signs of life.
     """
@@ -56,6 +58,7 @@ class Script:
     raw: str | None = None
     die_at_s: float | None = None
     heartbeat: bool = True
+    proves: bool = True
     reply: Any = None
     hang: bool = False
 
@@ -288,6 +291,8 @@ class ScriptedRuntime:
         reply = {"status": "processing", "s3_bucket": config["s3_bucket"], "result_key": key}
         if script.heartbeat:
             reply["heartbeat_s"] = float(config.get("heartbeat_s") or 30.0)
+        if script.proves and script.raw is None and config.get(PROOF_KEY_FIELD):
+            reply[REPLY_FIELD] = SCHEME
         return reply
 
     async def _play(self, session: Session, payload: dict[str, Any], script: Script) -> None:
@@ -309,6 +314,8 @@ class ScriptedRuntime:
                 record = {"status_code": 500, "stop_reason": script.fail, "traceback": f"RuntimeError: {script.fail}"}
             record |= {"input_id": config["input_id"], "s3_bucket": config["s3_bucket"], "result_key": key}
             content = json.dumps(record | {"payload": redact_payload(payload)}).encode()
+            if script.proves and config.get(PROOF_KEY_FIELD):
+                content = seal(content, key, config[PROOF_KEY_FIELD])
         try:
             await store.put_async(key, content, create_only=True, durable=False)
         except ObjectExistsError:

@@ -1,0 +1,129 @@
+"""Which secret a session has, and what its record must show."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..proof import KEY_BYTES, REPLY_FIELD, SCHEME, Proof, ProofKey, check
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What is expected of the record of one session.
+
+    Attributes:
+        secret: of the session; None when nobody here knows it.
+        ours: the session was started with this secret, so another proof is a forgery and not merely somebody else's.
+        promised: its agent said that it proves its records, so a record without a proof is a forgery too.
+        required: a record that is not proven is refused, whoever wrote it.
+    """
+
+    secret: str | None = field(default=None, repr=False)
+    ours: bool = True
+    promised: bool = False
+    required: bool = False
+
+    def judge(self, body: bytes, key: str) -> Proof:
+        """What a record at `key` proves."""
+        found = Proof.UNPROVEN if self.secret is None else check(body, key, self.secret)
+        if found is Proof.PROVEN:
+            return found
+        if self.required:
+            return Proof.FORGED
+        known = self.secret is not None and self.ours
+        if known and (found is Proof.FORGED or self.promised):
+            return Proof.FORGED
+        return Proof.UNPROVEN
+
+
+ANYTHING = Expected(ours=False)
+
+
+class Proofs:
+    """The keys of a client: the one it was given, those of its ledgers, or one made for this process.
+
+    `given` wins, so that several processes can share sessions; a ledger in a file keeps its own, so that a later process can
+    check what an earlier one started.
+    """
+
+    def __init__(self, given: bytes | None = None, *, required: bool = False) -> None:
+        try:
+            self._given = None if given is None else ProofKey(given)
+        except ValueError as e:
+            raise ConfigError(f"proof_key: {e}; secrets.token_bytes({KEY_BYTES}) makes one") from e
+        self._own = self._given or ProofKey.new()
+        self.required = required
+
+    def key(self, ledger: Any = None) -> ProofKey:
+        """The key of new sessions that are written to this ledger."""
+        kept = getattr(ledger, "proof_key", None)
+        return self._given or (kept if isinstance(kept, ProofKey) else self._own)
+
+    def expected(
+        self, session_id: str, ledger: Any = None, *, key_id: str | None = None, promised: bool = False
+    ) -> Expected:
+        """What the record of a session that was started with the key `key_id` must show; None: it was started elsewhere."""
+        if key_id is None:
+            return Expected(secret=self.key(ledger).session_secret(session_id), ours=False, required=self.required)
+        for key in (self.key(ledger), self._own, getattr(ledger, "proof_key", None)):
+            if isinstance(key, ProofKey) and key.id == key_id:
+                return Expected(secret=key.session_secret(session_id), promised=promised, required=self.required)
+        return Expected(ours=False, required=self.required)
+
+
+def promises_proof(reply: Any) -> bool:
+    """Whether an agent's answer says that its record will be proven, in a way known here."""
+    return isinstance(reply, dict) and reply.get(REPLY_FIELD) == SCHEME
+
+
+def keep_key(path: Path) -> ProofKey:
+    """The key in a file that only its owner can read; made, and put on disk, when there is none.
+
+    Raises: ConfigError when the file holds something else, or is a link.
+    """
+    known = read_key(path)
+    if known is not None:
+        return known
+    made = ProofKey.new()
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w") as file:
+            file.write(made.key.hex() + "\n")
+            file.flush()
+            os.fsync(fd)
+        part.rename(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return made
+
+
+def read_key(path: Path) -> ProofKey | None:
+    """The key in a file; None when there is no such file. Raises: ConfigError when it holds something else."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise ConfigError(f"the proof key {path} cannot be read: {e}") from e
+    with open(fd) as file:
+        if os.fstat(fd).st_mode & 0o077:
+            logger.warning("%s could be read by others; it is given mode 0600, but may be known already", path)
+            with contextlib.suppress(OSError):
+                os.fchmod(fd, 0o600)
+        try:
+            return ProofKey(bytes.fromhex(file.read(4096)))
+        except ValueError as e:
+            raise ConfigError(
+                f"{path} holds no proof key; remove it, and sessions that still run will count as unproven"
+            ) from e

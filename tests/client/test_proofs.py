@@ -1,0 +1,234 @@
+"""A record counts only if it comes from its session: what a writer to the whole store cannot do, and what still interoperates."""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.client.testing import ScriptedRuntime
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import ConfigError, InvalidResultError
+from agentcore_rl_toolkit.proof import Proof, ProofKey, seal
+from agentcore_rl_toolkit.store import open_store
+
+MakeClient = Callable[..., RolloutClient]
+FORGED = {"rewards": 100.0, "status_code": 200, "stop_reason": "end_turn", "outcome": "ok", "_agent": {"outcome": "ok"}}
+WAITING = {"script": {"hang": True}}
+
+
+def script(**what: Any) -> dict[str, Any]:
+    return {"script": {"result": {"rewards": 1.0}, **what}}
+
+
+def secret_of(runtime: ScriptedRuntime, session_id: str) -> str:
+    return str(runtime.sessions[session_id].payload["_rollout"]["proof_key"])
+
+
+def test_a_record_that_proves_its_origin_counts_as_proven(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    future = client.invoke(script())
+    record = future.result(20)
+    assert record["rewards"] == 1.0
+    assert record["_proof"].startswith("hmac-sha256:")
+    assert client.stats["proven"] == 1
+    assert "unproven" not in client.stats
+    secret = secret_of(runtime, future.session_id)
+    assert secret not in json.dumps(record)
+    assert record["payload"]["_rollout"]["proof_key"] == "[redacted]"
+
+
+def test_every_session_has_a_secret_of_its_own(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    items = client.map([script()] * 5)
+    assert all(item.proof is Proof.PROVEN for item in items)
+    assert len({secret_of(runtime, str(item.session_id)) for item in items}) == 5
+
+
+@pytest.mark.threat(
+    who="a session",
+    tries="write another session's record, or move and change a genuine one, where the whole store can be written",
+    stopped_by="a record counts only with the proof that its session alone can make, over every byte and its key",
+    leaves="the spoilt rollout ends as invalid; records of agents that cannot prove theirs are accepted and counted as unproven",
+)
+@pytest.mark.parametrize(
+    "how",
+    ["without a proof", "with the proof of another session", "moved from another input", "changed", "made-up proof"],
+)
+def test_a_forged_record_is_invalid_and_its_reward_is_never_seen(
+    client: RolloutClient, runtime: ScriptedRuntime, store_url: str, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    store = open_store(store_url)
+    victim, other = client.invoke(WAITING, input_id="victim"), client.invoke(script(), input_id="attacker")
+    other.result(20)
+    key, body = victim.result_key, json.dumps(FORGED).encode()
+    if how == "with the proof of another session":
+        body = seal(body, key, secret_of(runtime, other.session_id))
+    elif how == "moved from another input":
+        body = store.get(other.result_key)
+    elif how == "changed":
+        genuine = seal(json.dumps({**FORGED, "rewards": 0.0}).encode(), key, secret_of(runtime, victim.session_id))
+        body = genuine.replace(b'"rewards": 0.0', b'"rewards": 100')
+    elif how == "made-up proof":
+        body = body[:-1] + b', "_proof": "hmac-sha256:' + b"0" * 64 + b'"}'
+    with caplog.at_level(logging.CRITICAL, "agentcore_rl_toolkit.client"):
+        store.put(key, body)
+        with pytest.raises(InvalidResultError, match="does not prove that it comes from its session"):
+            victim.result(20)
+    assert (victim.outcome, victim.record) == (Outcome.INVALID, None)
+    assert (client.stats["forged"], client.stats["proven"]) == (1, 1)
+    assert [r.message for r in caplog.records if "security" in r.message and key in r.message]
+    client.flush()
+    assert runtime.live == []  # whoever is attacked is stopped as well
+
+
+def test_records_of_agents_that_cannot_prove_are_accepted_and_counted(make_client: MakeClient) -> None:
+    client = make_client()
+    told: list[Any] = []
+    items = client.map([script(proves=False), script(), script(proves=False)], progress=told.append)
+    assert [item.outcome for item in items] == [Outcome.OK] * 3
+    assert [item.proof for item in items] == [Proof.UNPROVEN, Proof.PROVEN, Proof.UNPROVEN]
+    assert (client.stats["proven"], client.stats["unproven"]) == (1, 2)
+    assert (told[-1].unproven, told[-1].forged) == (2, 0)
+    assert "2 unproven" in str(told[-1])
+
+
+def test_with_require_proof_only_proven_records_count(make_client: MakeClient) -> None:
+    items = make_client(require_proof=True).map([script(proves=False), script()])
+    assert [item.outcome for item in items] == [Outcome.INVALID, Outcome.OK]
+    assert items[0].result is None
+
+
+def test_a_wrong_proof_of_an_agent_that_promised_none_is_a_forgery_too(
+    client: RolloutClient, runtime: ScriptedRuntime, store_url: str
+) -> None:
+    victim = client.invoke({"script": {"hang": True, "proves": False}})
+    open_store(store_url).put(victim.result_key, seal(json.dumps(FORGED).encode(), victim.result_key, "x" * 64))
+    assert isinstance(victim.exception(20), InvalidResultError)
+
+
+# ---- later processes
+
+
+def test_a_later_process_checks_what_an_earlier_one_started(
+    make_client: MakeClient, tmp_path: Path, store_url: str
+) -> None:
+    ledger, store = tmp_path / "run" / "ledger.jsonl", open_store(store_url)
+    rows = [script(run_s=0.2) for _ in range(3)]
+    first = make_client()
+    assert [i.proof for i in first.map(rows, ledger=ledger)] == [Proof.PROVEN] * 3
+    first.close()
+    keys = [item.key for item in store.list("exp/") if item.key.endswith(".json")]
+    store.put(keys[0], json.dumps(FORGED).encode())
+
+    second = make_client()
+    items = second.map(rows, ledger=ledger, resume=True)
+    assert sorted(str(item.outcome) for item in items) == ["invalid", "ok", "ok"]
+    assert sorted(str(item.proof) for item in items) == ["forged", "proven", "proven"]
+    replayed = {r.key: r for r in second.replay(ledger=ledger)}
+    assert {key: str(replayed[key].proof) for key in keys} == dict(
+        zip(keys, ["forged", "proven", "proven"], strict=True)
+    )
+    assert (replayed[keys[0]].outcome, replayed[keys[0]].record) == (Outcome.INVALID, None)
+    assert {str(r.proof) for r in second.replay()} == {"unproven"}  # without the ledger nobody can tell
+
+
+def test_a_session_adopted_from_the_ledger_must_keep_its_promise(
+    make_client: MakeClient, runtime: ScriptedRuntime, tmp_path: Path, store_url: str
+) -> None:
+    ledger, store = tmp_path / "ledger.jsonl", open_store(store_url)
+    started = _start_and_forget(runtime, store_url, ledger)
+    store.put(started["key"], json.dumps(FORGED).encode())
+    (item,) = make_client().map([WAITING], ledger=ledger, resume=True)
+    assert (item.session_id, item.outcome, item.proof) == (started["session_id"], Outcome.INVALID, Proof.FORGED)
+
+
+def _start_and_forget(runtime: ScriptedRuntime, store_url: str, ledger: Path) -> dict[str, Any]:
+    """A process that starts one rollout with a ledger and is killed."""
+    import subprocess
+    import sys
+
+    code = f"""
+import os, json
+from agentcore_rl_toolkit import RolloutClient
+def left(event, fields):
+    if event == "accepted":
+        print(json.dumps(dict(fields)), flush=True)
+        os._exit(0)
+client = RolloutClient({runtime.arn!r}, {store_url!r}, "exp", endpoint_url={runtime.url!r})
+client.subscribe(left)
+client.map([{WAITING!r}], ledger={str(ledger)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    fields: dict[str, Any] = json.loads(done.stdout)
+    return fields
+
+
+@pytest.mark.threat(
+    who="another user of this machine",
+    tries="read the key from which the secrets of sessions are derived",
+    stopped_by="it lies beside the ledger in a file with mode 0600, or only in the client's memory, and never in the store",
+    leaves="root, and whoever may read the client's memory",
+)
+def test_the_key_beside_a_ledger_is_for_its_owner_only(
+    make_client: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    with make_client() as client:
+        client.map([script()], ledger=ledger)
+    key = tmp_path / "ledger.jsonl.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    text = key.read_text()
+    assert ProofKey(bytes.fromhex(text)).key.hex() not in ledger.read_text()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["ledger.jsonl", "ledger.jsonl.key"]
+    key.chmod(0o644)
+    with make_client() as client:
+        client.map([script()], ledger=ledger, resume=True)
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert key.read_text() == text
+    assert "could be read by others" in caplog.text
+    key.write_text("nonsense")
+    client = make_client()
+    with pytest.raises(ConfigError, match="holds no proof key; remove it"):
+        client.map([script()], ledger=ledger, resume=True)
+
+
+def test_a_ledger_in_the_store_keeps_no_key_and_a_given_one_is_shared(make_client: MakeClient, store_url: str) -> None:
+    rows, shared = [script(), script()], b"s" * 32
+    with make_client(proof_key=shared) as client:
+        client.map(rows, ledger="store")
+    store = open_store(store_url)
+    assert not any(b"key" in item.key.encode() or b"s" * 32 in store.get(item.key) for item in store.list())
+    for given, proof in ((None, Proof.UNPROVEN), (shared, Proof.PROVEN)):
+        items = make_client(proof_key=given).map(rows, ledger="store", resume=True)
+        assert [(item.outcome, item.proof) for item in items] == [(Outcome.OK, proof)] * 2
+    with pytest.raises(ConfigError, match="32 random bytes"):
+        make_client(proof_key=b"short")
+
+
+def test_an_attached_session_is_proven_with_a_shared_key_and_accepted_without(make_client: MakeClient) -> None:
+    shared = b"s" * 32
+    future = make_client(proof_key=shared).invoke(script())
+    future.result(20)
+    for given, proof in ((shared, "proven"), (None, "unproven")):
+        client = make_client(proof_key=given)
+        attached = client.attach(future.result_key, session_id=future.session_id, input_id=str(future.input_id))
+        assert attached.result(20)["rewards"] == 1.0
+        assert client.stats[proof] == 1
+
+
+def test_metrics_count_what_records_prove(make_client: MakeClient) -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    from agentcore_rl_toolkit.client import metrics
+
+    registry = prometheus.CollectorRegistry()
+    client = make_client()
+    metrics.export_prometheus(client, registry=registry)
+    client.map([script(), script(proves=False)])
+    for proof in ("proven", "unproven"):
+        assert registry.get_sample_value("agentcore_rl_records_total", {"proof": proof}) == 1.0
