@@ -13,6 +13,7 @@ it likes into its own. Agents of the published package take no notice of the sec
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import re
@@ -54,7 +55,7 @@ class ProofKey:
         """A random one."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         return self._derive(b"id", "")[:16]
 

@@ -339,7 +339,8 @@ class RolloutClient(BatchMethods):
     @property
     def stats(self) -> dict[str, int]:
         """Counts since the start: submitted, refused, retried, each outcome, stopped, stop_failed, watch_failures,
-        store_requests, skipped_names (what lies in the store beside the records and is no object).
+        store_requests, skipped_names (what lies in the store beside the records and is no object); of the records read:
+        proven, unproven, forged.
         """
         return {
             **self._engine.events.counts,
