@@ -108,9 +108,8 @@ class Events:
             extra=self._ids(progress),
         )
         if self.subscribers:
-            self._tell(
-                "retried", {**self._ids(progress), "outcome": verdict.outcome.value, "error": str(verdict.error)}
-            )
+            fields = {"outcome": verdict.outcome.value, "error": str(verdict.error), "proof": verdict.proof}
+            self._tell("retried", {**self._ids(progress), **fields})
 
     def finished(self, request: RolloutRequest, progress: Progress, verdict: Verdict) -> None:
         """A rollout has its verdict."""
@@ -133,6 +132,7 @@ class Events:
                     "outcome": verdict.outcome.value,
                     "error": None if verdict.error is None else str(verdict.error),
                     "stages": progress.stages(),
+                    "proof": verdict.proof,
                 },
             )
 
@@ -143,8 +143,6 @@ class Events:
         self.counts[verdict.proof.value] += 1
         if verdict.proof is Proof.FORGED:
             logger.critical("security: %s", verdict.error, extra=self._ids(progress))
-        if self.subscribers:
-            self._tell("record", {**self._ids(progress), "proof": verdict.proof.value, "key": progress.key})
 
     def stopped(self, session_id: str, gone: bool) -> None:
         """A session's stop is over: `gone`, or given up."""

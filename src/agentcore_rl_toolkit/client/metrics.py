@@ -51,12 +51,12 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
 
     def heard(event: str, fields: Mapping[str, Any]) -> None:
         events.labels(event).inc()
+        if fields.get("proof") is not None:
+            records.labels(str(fields["proof"])).inc()
         if event == "accepted":
             flying.inc()
         elif event == "stopped":
             flying.dec()
-        elif event == "record":
-            records.labels(fields["proof"]).inc()
         elif event == "finished":
             rollouts.labels(fields["outcome"]).inc()
             for stage, seconds in fields["stages"].items():
