@@ -28,8 +28,8 @@ from ..proof import Proof
 from ..store import ObjectStore
 from .future import Verdict
 from .pacing import backoff_s
-from .settings import MAX_RECORD_BYTES
 from .proofs import ANYTHING, Expected
+from .settings import MAX_RECORD_BYTES
 
 
 def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
