@@ -259,6 +259,8 @@ IDS: list[Any] = [
     "a#b",
     "a&b",
     "back\\slash",
+    "tab\tbed",
+    "line\nfeed",
     "team/run-7",
     " blanks ",
     "x" * 300,

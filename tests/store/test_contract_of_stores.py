@@ -117,7 +117,10 @@ UNUSUAL = [
 ]
 
 
-@pytest.mark.parametrize("part", UNUSUAL)
+CONTROLS = ["a\tb", "cr\rlf", "del\x7f", "\x1b[31m"]
+
+
+@pytest.mark.parametrize("part", UNUSUAL + CONTROLS)
 async def test_any_text_is_a_key_and_stays_itself(store: ObjectStore, part: str) -> None:
     key = f"exp/{part}/{part}.json"[-1000:] if len(part) < 150 else f"exp/{part}.json"
     await store.put_async(key, b"1", create_only=True)
