@@ -188,7 +188,7 @@ async def play(session: SessionHandle, turns: int, question: str) -> None:
         for number in range(turns):
             said += b'{"role":"user","content":"%d %b"}' % (number, question.encode())
             body = b'{"model":"m","messages":[%b]}' % said
-            head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.api_key}\r\n"
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {session.api_key}\r\n"
             writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
             told = await reader.readuntil(b"\r\n\r\n")
             length = int(told.lower().split(b"content-length: ")[1].split(b"\r\n")[0])

@@ -101,7 +101,7 @@ class Caller:
 
     async def post(self, operation: str, session_id: str) -> None:
         head = (
-            f"POST {self.runtime.path}/{operation} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"POST {self.runtime.path}/{operation} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"x-amzn-bedrock-agentcore-runtime-session-id: {session_id}\r\ncontent-length: 2\r\n\r\n{{}}"
         )
         self.writer.write(head.encode())

@@ -55,7 +55,7 @@ def receive(target: Target, streams: int, tokens: int, timeout_s: float = 60) ->
     for i in range(streams):
         path, key = rows[i % len(rows)]
         sock = socket.create_connection((parts.hostname, parts.port), timeout=timeout_s)
-        head = f"POST {path} HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
         sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         found.append(Received(time.monotonic()))
         waiting.register(sock, selectors.EVENT_READ, found[-1])

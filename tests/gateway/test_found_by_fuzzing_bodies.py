@@ -24,7 +24,12 @@ def written(session: SessionHandle, body: dict[str, Any], *more: str) -> tuple[b
     """Head and body of a call."""
     data = json.dumps(body).encode()
     path = "/" + session.base_url.split("/", 3)[3]
-    lines = [f"POST {path}/chat/completions HTTP/1.1", "host: x", f"authorization: Bearer {session.api_key}", *more]
+    lines = [
+        f"POST {path}/chat/completions HTTP/1.1",
+        "host: localhost",
+        f"authorization: Bearer {session.api_key}",
+        *more,
+    ]
     return "\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode(), data
 
 

@@ -45,7 +45,7 @@ async def two(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[tuple[str
 
 def call(session_id: str) -> bytes:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": f"w{len(session_id)}"}]}).encode()
-    head = f"POST /sessions/{session_id}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /sessions/{session_id}/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -128,7 +128,7 @@ async def test_a_request_sent_ahead_for_another_process_is_not_told_that_its_ses
     assert refused.startswith(b"503")
     assert b"retry-after" in refused
     assert b"connection: close" in refused
-    first, refused = await sent_ahead(url, call(there[0]), b"GET /admin/stats HTTP/1.1\r\nhost: x\r\n\r\n")
+    first, refused = await sent_ahead(url, call(there[0]), b"GET /admin/stats HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert first.startswith(b"200")
     assert refused.startswith(b"503")
     replies = await sent_ahead(url, call(here[1]), call(here[2]), b"GET /healthz HTTP/1.0\r\n\r\n")

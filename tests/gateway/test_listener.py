@@ -22,7 +22,7 @@ def post(session: SessionHandle, body: bytes = BODY, *more: str, route: str = "c
     lines = [
         f"{head.get('method', 'POST')} /sessions/{session.session_id}/v1/{route} HTTP/{head.get('version', '1.1')}"
     ]
-    lines += ["host: x", f"authorization: Bearer {head.get('key', session.api_key)}", *more]
+    lines += ["host: localhost", f"authorization: Bearer {head.get('key', session.api_key)}", *more]
     if not any("transfer-encoding" in line for line in more):
         lines.append(f"content-length: {head.get('length', len(body))}")
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -107,7 +107,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it(gateway: Gateway, se
 async def test_an_answer_to_head_has_no_body(gateway: Gateway, session: SessionHandle) -> None:
     async with Line(gateway) as line:
         for path, status in (("/healthz", 200), ("/metrics", 405), (f"/sessions/{session.session_id}/v1/models", 405)):
-            await line.send(f"HEAD {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            await line.send(f"HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
             assert (await line.answer())[0] == status
         await line.send(post(session))  # a body after the heads would now be taken for this answer
         assert (await line.answer())[0] == 200
@@ -136,7 +136,11 @@ async def test_an_offer_to_speak_http2_is_declined_and_the_request_answered(
 
 
 async def test_what_is_no_http_or_wants_a_proxy_is_refused_once(gateway: Gateway) -> None:
-    for data in (b"hello\r\n\r\n", b"\x16\x03\x01\x00\xa5\x01\x00", b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\nmore"):
+    for data in (
+        b"hello\r\n\r\n",
+        b"\x16\x03\x01\x00\xa5\x01\x00",
+        b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\nmore",
+    ):
         async with Line(gateway) as line:
             await line.send(data)
             assert (await line.answer())[0] in (400, 405)
@@ -166,7 +170,7 @@ async def test_a_target_with_its_host_is_the_same_and_one_without_a_path_is_unkn
     whole = post(session).replace(b"POST /", b"POST http://gateway.example/", 1)
     assert (await ask(gateway, whole))[0] == 200
     for target in ("*", "http://a", "ftp://a/healthz", "//healthz", "/healthz/.."):
-        assert (await ask(gateway, f"OPTIONS {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode()))[0] == 404
+        assert (await ask(gateway, f"OPTIONS {target} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()))[0] == 404
 
 
 async def test_a_slash_at_the_end_of_a_route_is_nothing(gateway: Gateway, session: SessionHandle) -> None:
@@ -188,7 +192,9 @@ async def test_requests_sent_ahead_are_answered_in_order_however_many(
     engine.faults.append(Fault(delay_s=0.1))
     many = 1000
     async with Line(gateway) as line:
-        await line.send(post(session) + b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * many + post(session, b"{"))
+        await line.send(
+            post(session) + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * many + post(session, b"{")
+        )
         first = await line.answer()
         rest = [await line.answer() for _ in range(many)]
         last = await line.answer()
@@ -281,7 +287,7 @@ async def test_strangers_are_refused_before_they_have_sent_a_large_body(
     assert (await ask(gateway, post(session, b"{", "transfer-encoding: chunked", key="guess")))[0] == 401
     nobody = SessionHandle(session_id="nobody", base_url="", api_key="x")
     assert (await ask(gateway, post(nobody, b"", length=large)))[0] == 404
-    head = f"POST /admin/sessions HTTP/1.1\r\nhost: x\r\ncontent-length: {large}\r\n\r\n"
+    head = f"POST /admin/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {large}\r\n\r\n"
     assert (await ask(gateway, head.encode()))[0] == 401
 
 
@@ -320,7 +326,7 @@ async def test_connections_that_send_nothing_or_drip_are_closed(start_gateway: S
 
 
 async def test_a_client_that_goes_away_in_the_middle_leaves_nothing(gateway: Gateway, session: SessionHandle) -> None:
-    for data in (post(session)[:30], post(session)[:-5], b"GET /admin/stats HTTP/1.1\r\nhost: x\r\n\r\n"):
+    for data in (post(session)[:30], post(session)[:-5], b"GET /admin/stats HTTP/1.1\r\nhost: localhost\r\n\r\n"):
         async with Line(gateway) as line:
             await line.send(data)
             line.writer.transport.abort()

@@ -324,7 +324,7 @@ async def test_a_stream_that_tells_its_length_is_still_handed_on_at_once() -> No
         body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}).encode()
         path = session.base_url.removeprefix(gateway.url)
         writer.write(
-            b"POST %b/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
+            b"POST %b/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
             % (path.encode(), session.api_key.encode(), len(body))
             + body
         )

@@ -30,7 +30,7 @@ async def test_without_a_descriptor_the_call_fails_and_not_the_server(
     url = urlsplit(session.base_url)
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}]})
     call = (
-        f"POST {url.path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.api_key}\r\n"
+        f"POST {url.path}/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {session.api_key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}"
     )
     reader, writer = await asyncio.open_connection(url.hostname, url.port)

@@ -93,7 +93,7 @@ async def test_one_connection_may_serve_sessions_of_every_process(
     deep = b'{"session_ids": ["a"], "settings": {"metadata": {"a": ' + b"[" * 100_000
     for target, body, code in ((b"*", b"", b"404"), (b"/admin/sessions", deep, b"400")):
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (target, len(body), body))
+        writer.write(b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (target, len(body), body))
         assert (await reader.readline()).split()[1] == code
         writer.close()
     names = [s.session_id for s in sessions]
@@ -147,7 +147,7 @@ async def raw(url: str, head: bytes, body: bytes) -> bytes:
     """The status line that a request gets which no client library would write."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    writer.write(head + b"\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    writer.write(head + b"\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     async with asyncio.timeout(10):
         line = await reader.readline()
     writer.close()
@@ -279,7 +279,7 @@ async def test_a_store_of_another_number_of_processes_is_refused(
 
 
 def test_the_process_of_a_request_is_in_its_first_line() -> None:
-    head = b"POST /sessions/abc/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+    head = b"POST /sessions/abc/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
     assert wanted(head, 7) == shard_of(b"abc", 7)
     assert wanted(b"GET /sessions/abc HTTP/1.1\r\n", 7) == shard_of(b"abc", 7)
     assert wanted(b"POST /admin/fetch HTTP/1.1\r\n", 7) == 0

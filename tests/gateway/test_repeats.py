@@ -267,7 +267,7 @@ async def test_a_finish_reason_is_recognised_however_the_engine_spaces_its_json(
         body = json.dumps({"model": "m", "messages": USER, "stream": True}).encode()
         path = "/" + session.base_url.split("/", 3)[3] + "/chat/completions"
         writer.write(
-            f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.api_key}\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {session.api_key}\r\n"
             f"content-length: {len(body)}\r\n\r\n".encode()
             + body
         )

@@ -451,7 +451,7 @@ def test_a_client_that_hangs_up_frees_its_place(start_server: Any) -> None:
     post(server, "/pause", {})
     for stream in (True, False):
         asked = json.dumps({"prompt": "Tom", "max_tokens": 900, "ignore_eos": True, "stream": stream}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(asked)}\r\n\r\n".encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(asked)}\r\n\r\n".encode()
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(head + asked)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 import uvicorn
 
+from agentcore_rl_toolkit._bounded_http import Bounds
 from agentcore_rl_toolkit.runtime.connection import RuntimeProtocol, send_whole
 
 
@@ -34,7 +36,12 @@ class Caller(asyncio.Protocol):
 
 
 async def test_head_and_body_of_a_complete_reply_are_one_write_and_of_others_are_not_held_back() -> None:
-    options: dict[str, Any] = {"http": RuntimeProtocol, "lifespan": "off", "log_level": "warning", "port": 0}
+    options: dict[str, Any] = {
+        "http": functools.partial(RuntimeProtocol, bounds=Bounds()),
+        "lifespan": "off",
+        "log_level": "warning",
+        "port": 0,
+    }
     server = uvicorn.Server(uvicorn.Config(application, **options))
     serving = asyncio.create_task(server.serve())
     try:
@@ -44,7 +51,7 @@ async def test_head_and_body_of_a_complete_reply_are_one_write_and_of_others_are
             port = server.servers[0].sockets[0].getsockname()[1]
             for path, reads in (("/whole", 1), ("/apart", 2), ("/whole", 1)):
                 transport, caller = await asyncio.get_running_loop().create_connection(Caller, "127.0.0.1", port)
-                transport.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+                transport.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
                 await caller.whole.wait()
                 assert len(caller.reads) == reads
                 transport.close()

@@ -22,9 +22,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from websockets.asyncio.client import connect as connect_websocket
 
+from agentcore_rl_toolkit._bounded_http import Bounds
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig
-from agentcore_rl_toolkit.runtime.connection import DIRECT_BYTES, RuntimeProtocol
+from agentcore_rl_toolkit.runtime.connection import DIRECT_BYTES, RuntimeProtocol, aws_error
 from agentcore_rl_toolkit.runtime.core import Runtime
 from agentcore_rl_toolkit.runtime.faults import FaultPlan
 from agentcore_rl_toolkit.runtime.quotas import profile
@@ -59,7 +60,7 @@ class Inside:
         body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         head = [
             f"POST /runtimes/{quote(self.arn, safe='')}/invocations{query} HTTP/{version}",
-            "host: x",
+            "host: localhost",
             "content-type: application/json",
             f"{SESSION}: {self.session_id}",
             *([f"content-length: {len(body)}"] if length else []),
@@ -119,7 +120,7 @@ async def served(folder: Path, *, keep_alive_s: int = 75, **config: Any) -> Asyn
     """Such a runtime; the keywords are RuntimeConfig's, and uvicorn's keep-alive."""
     runtime = Runtime(RuntimeConfig(state_dir=folder / "state", stop_grace_s=1.0, **config))
     app = CountingApp(runtime)
-    http: Any = functools.partial(RuntimeProtocol, direct=app.direct)
+    http: Any = functools.partial(RuntimeProtocol, direct=app.direct, bounds=Bounds(error=aws_error))
     options: dict[str, Any] = {"lifespan": "on", "log_level": "warning", "ws": "websockets-sansio", "port": 0}
     options |= {
         "date_header": False,
@@ -222,7 +223,7 @@ async def test_what_is_sent_ahead_of_a_reply_waits_for_it(start: Any) -> None:
         for n in range(3):
             caller.writer.write(inside.request({"n": n}))
             await asyncio.sleep(0.02)
-        caller.writer.write(b"GET /_local/status HTTP/1.1\r\nhost: x\r\n\r\n")
+        caller.writer.write(b"GET /_local/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert json.loads((await caller.reply())[2])["calls"] == 2
         assert [json.loads((await caller.reply())[2])["echo"] for _ in range(3)] == [{"n": n} for n in range(3)]
         assert "uptime_s" in json.loads((await caller.reply())[2])
@@ -353,7 +354,7 @@ async def test_connection_close_is_obeyed_and_an_idle_connection_ends(start: Any
             assert (await caller.ask(inside.request({})))[0] == 200
             await asyncio.sleep(1)
         assert (await caller.ask(inside.request({"do": "sleep", "s": 4})))[0] == 200
-        caller.writer.write(b"GET /_local/status HTTP/1.1\r\nhost: x\r\n\r\n")
+        caller.writer.write(b"GET /_local/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await caller.reply())[0] == 200
         assert (await caller.ask(inside.request({})))[0] == 200
         async with asyncio.timeout(30):

@@ -17,9 +17,10 @@ import pytest
 import uvicorn
 from botocore.exceptions import ClientError
 
+from agentcore_rl_toolkit._bounded_http import Bounds
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig
-from agentcore_rl_toolkit.runtime.connection import RuntimeProtocol
+from agentcore_rl_toolkit.runtime.connection import RuntimeProtocol, aws_error
 from agentcore_rl_toolkit.runtime.core import Runtime
 from agentcore_rl_toolkit.runtime.server import RuntimeApp
 
@@ -41,7 +42,7 @@ async def buggy(tmp_path: Path) -> AsyncIterator[tuple[Runtime, int]]:
     """A runtime in this process, and its port."""
     runtime = Runtime(RuntimeConfig(state_dir=tmp_path / "state"))
     app = Buggy(runtime)
-    http: Any = functools.partial(RuntimeProtocol, direct=app.direct)
+    http: Any = functools.partial(RuntimeProtocol, direct=app.direct, bounds=Bounds(error=aws_error))
     server = uvicorn.Server(uvicorn.Config(app, http=http, lifespan="on", log_level="critical", port=0))
     await runtime.start([])
     serving = asyncio.create_task(server.serve())
@@ -53,7 +54,13 @@ async def buggy(tmp_path: Path) -> AsyncIterator[tuple[Runtime, int]]:
 
 
 def post(path: str, body: bytes = b"{}", *, length: int | None = None) -> bytes:
-    lines = (f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body) if length is None else length}", "", "")
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "host: localhost",
+        f"content-length: {len(body) if length is None else length}",
+        "",
+        "",
+    )
     return "\r\n".join(lines).encode() + body
 
 
@@ -113,7 +120,7 @@ async def test_a_bug_within_a_reply_breaks_it_off(buggy: tuple[Runtime, int]) ->
 def test_bad_values_of_local_requests_are_400(server: Server, method: str, path: str, body: bytes | None) -> None:
     session_id = new_session_id()
     server.invoke({}, session_id)
-    request = f"{method} /_local{path.format(id=session_id)} HTTP/1.1\r\nhost: x\r\n"
+    request = f"{method} /_local{path.format(id=session_id)} HTTP/1.1\r\nhost: localhost\r\n"
     data = body or b""
     with socket.create_connection(("127.0.0.1", urlsplit(server.url).port), timeout=10) as connection:
         connection.sendall(request.encode() + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(data) + data)
@@ -176,5 +183,5 @@ def test_a_body_that_is_too_large_is_refused_and_read_to_its_end(server: Server)
         reply = connection.recv(65536)
         assert reply.startswith(b"HTTP/1.1 400 "), reply
         assert b"payload exceeds 100000000 bytes" in reply
-        connection.sendall(b"GET /_local/status HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(b"GET /_local/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")

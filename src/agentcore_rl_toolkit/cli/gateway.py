@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from .options import ALLOWED_HOST
+
 
 class Amount(click.FloatRange):
     """A number that is one, above `min` unless that itself is allowed."""
@@ -59,6 +61,7 @@ def group() -> None:
 @click.option("--session-keys/--no-session-keys", default=True, help="Whether agents must send their session's key.")
 @click.option("--implicit-sessions", is_flag=True, help="Let a call open its session (needs --no-session-keys).")
 @click.option("--allow-upstream-host", multiple=True, metavar="PATTERN", help="Hosts that may be added while running.")
+@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help=ALLOWED_HOST)
 @click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
 @click.option("--model-id", default=None, help="Model name of every call, whatever the agent names.")
 @click.option(
@@ -146,6 +149,7 @@ def serve(
     session_keys: bool,
     implicit_sessions: bool,
     allow_upstream_host: tuple[str, ...],
+    allowed_hosts: tuple[str, ...],
     allow_field: tuple[str, ...],
     model_id: str | None,
     retention_gb: float | None,
@@ -198,6 +202,7 @@ def serve(
         session_keys=session_keys,
         implicit_sessions=implicit_sessions,
         upstream_hosts=allow_upstream_host,
+        allowed_hosts=allowed_hosts,
         allow_fields=allow_field,
         model_id=model_id,
         retention_bytes=None if retention_gb is None else math.ceil(retention_gb * 2**30),

@@ -11,8 +11,9 @@ import click
 
 from .._installation import missing_extra
 from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
+from .options import ALLOWED_HOST
 
-_NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "starlette", "uvicorn")
+_NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "starlette", "uvicorn", "httptools")
 
 
 @click.group(name="policy")
@@ -59,6 +60,7 @@ def _need_policy_extra() -> None:
     "--stream-interval", default=8, show_default=True, type=click.IntRange(1), help="Tokens per streamed chunk."
 )
 @click.option("--seed", type=int, help="Seed of requests that bring none of their own.")
+@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help=ALLOWED_HOST)
 @click.option("--weight-version", default=0, show_default=True, type=int, help="Version number of the weights loaded.")
 def serve(
     weights: Path | None,
@@ -73,6 +75,7 @@ def serve(
     request_timeout: float,
     stream_interval: int,
     seed: int | None,
+    allowed_hosts: tuple[str, ...],
     weight_version: int,
 ) -> None:
     """Serve the policy over an OpenAI-compatible API that also returns exact tokens.
@@ -100,6 +103,7 @@ def serve(
                 stream_interval=stream_interval,
                 seed=seed,
                 version=weight_version,
+                allowed_hosts=allowed_hosts,
             )
         )
     except AgentCoreRLError as e:
@@ -130,10 +134,12 @@ def tinker(
 
     import torch
 
+    from .._open_files import raise_file_limit
     from ..backends.tinker.serving import serve as run
     from ..backends.tinker.testing import TinkerServer
     from ..policy.finetuning import PolicyModel
 
+    raise_file_limit()
     torch.set_num_threads(threads)
     sys.setswitchinterval(
         0.0005

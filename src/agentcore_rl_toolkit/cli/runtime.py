@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from .options import ALLOWED_HOST
+
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -112,6 +114,7 @@ _SERVE_OPTIONS = [
     click.option("--kube-namespace", help="Kubernetes: where the pools are [default: this pod's]."),
     click.option("--kube-token-file", type=_FILE, help="Kubernetes: with --kube-api, a file with the bearer token."),
     click.option("--kube-ca-file", type=_FILE, help="Kubernetes: with --kube-api, its authority."),
+    click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help=ALLOWED_HOST),
     click.option("--ready-file", type=_FILE, help="Written as JSON once listening."),
     click.option("--parent-pid", type=int, help="Stop when this process is gone."),
 ]
@@ -192,6 +195,7 @@ def serve(**options: Any) -> None:
         port=options["port"],
         ready_file=options["ready_file"],
         parent_pid=options["parent_pid"],
+        allowed_hosts=options["allowed_hosts"],
     )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from .options import ALLOWED_HOST
+
 
 @click.group()
 def group() -> None:
@@ -34,6 +36,7 @@ def group() -> None:
     "--ready-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the URL here once listening."
 )
 @click.option("--parent-pid", type=int, help="Exit when this process is gone.")
+@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help=ALLOWED_HOST)
 def serve(
     directory: Path,
     host: str,
@@ -47,6 +50,7 @@ def serve(
     region: str,
     ready_file: Path | None,
     parent_pid: int | None,
+    allowed_hosts: tuple[str, ...],
 ) -> None:
     """Serve a directory to unmodified S3 clients.
 
@@ -62,5 +66,12 @@ def serve(
     credentials = credentials_from(os.environ, credential_file)
     config = S3Config(root=directory, credentials=credentials, auto_create=auto_create, fsync=fsync, region=region)
     run(
-        config, host=host, port=port, buckets=buckets, ready_file=ready_file, parent_pid=parent_pid, announce=click.echo
+        config,
+        host=host,
+        port=port,
+        buckets=buckets,
+        ready_file=ready_file,
+        parent_pid=parent_pid,
+        announce=click.echo,
+        allowed_hosts=allowed_hosts,
     )

@@ -1,7 +1,7 @@
 """A listener on loopback that agents on this machine tell when they are done.
 
 One POST per rollout to a URL that nobody can guess. What it says is not believed: it only makes the client look at the
-store at once.
+store at once. Web pages are refused by Host and Origin, and of connections that say nothing the oldest make room for others.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ import secrets
 from collections.abc import Callable
 from urllib.parse import quote, unquote, urlsplit
 
+from .._connection_room import default_limit
+from .._host_check import HostCheck
+
 MAX_REQUEST_BYTES = 64 * 1024  # a notification is a few hundred bytes
 IDLE_S = 10.0
 _NO_CONTENT = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
+_REFUSED = b"HTTP/1.1 %d Refused\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -26,7 +31,7 @@ class PushListener:
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._base = ""
-        self._open: set[asyncio.Transport] = set()
+        self._open: dict[asyncio.Transport, None] = {}  # oldest first; each ends with its request
         self.received = 0
 
     async def start(self) -> None:
@@ -63,8 +68,8 @@ class PushListener:
             transport.abort()
 
 
-def read_request(data: bytes) -> tuple[str, int] | None:
-    """Target and full length of the HTTP request that `data` begins with; None while its head is incomplete.
+def read_request(data: bytes) -> tuple[str, int, dict[bytes, bytes]] | None:
+    """Target, full length and headers of the HTTP request that `data` begins with; None while its head is incomplete.
 
     Raises: ValueError when it is not an HTTP request with a readable length.
     """
@@ -75,18 +80,18 @@ def read_request(data: bytes) -> tuple[str, int] | None:
     parts = lines[0].split(b" ")
     if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
         raise ValueError("not an HTTP request")
-    length = 0
-    for line in lines[1:]:
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length":
-            length = int(value)
+    pairs = (line.partition(b":") for line in lines[1:])
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    length = int(headers.get(b"content-length", b"0"))
     if length < 0:
         raise ValueError("negative length")
-    return parts[1].decode("ascii"), len(head) + 4 + length
+    return parts[1].decode("ascii"), len(head) + 4 + length, headers
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, take: Callable[[str], bool], everyone: set[asyncio.Transport]) -> None:
+    _hosts = HostCheck()
+
+    def __init__(self, take: Callable[[str], bool], everyone: dict[asyncio.Transport, None]) -> None:
         self._take = take
         self._everyone = everyone
         self._data = b""
@@ -96,14 +101,16 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._everyone.add(transport)
+        self._everyone[transport] = None
+        if len(self._everyone) > default_limit():
+            next(iter(self._everyone)).abort()
         self._timer = asyncio.get_running_loop().call_later(IDLE_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
-            self._everyone.discard(self._transport)
+            self._everyone.pop(self._transport, None)
 
     def data_received(self, data: bytes) -> None:
         transport = self._transport
@@ -112,12 +119,20 @@ class _Connection(asyncio.Protocol):
         self._data += data
         try:
             request = read_request(self._data)
-            if len(self._data) > MAX_REQUEST_BYTES:
-                raise ValueError("too long")
         except ValueError:
             transport.abort()
             return
+        if len(self._data) > MAX_REQUEST_BYTES:
+            transport.write(_TOO_LARGE)
+            transport.close()
+            return
         if request is None or len(self._data) < request[1]:
+            return
+        refusal = self._hosts.refusal(request[2].get(b"host"), request[2].get(b"origin"))
+        if refusal is not None:
+            why = refusal.message.encode()
+            transport.write(_REFUSED % (refusal.status, len(why), why))
+            transport.close()
             return
         transport.write(_NO_CONTENT if self._take(request[0]) else _NOT_FOUND)
         transport.close()

@@ -98,6 +98,8 @@ class Limits:
     connect_s: float = 5.0
     stalled_write_s: float = 60.0  # an agent that reads nothing for this long is gone
     idle_connection_s: float = 300.0
+    head_s: float = 30.0  # from the first byte of a request to the last of its headers
+    connections: int | None = None  # of clients; above it the longest idle are closed. None: half of the open files
     hold_s: float = 600.0  # how long a call may wait while the gateway is paused
     retry_memory_s: float = 600.0
     patience_s: float = 120.0  # how long Tinker's 429s, 5xx and broken connections are waited out
@@ -108,7 +110,7 @@ class Limits:
             value = getattr(self, each.name)
             if each.name.endswith("_s") and value == 0:
                 continue  # no patience at all
-            _check_amount(f"limit {each.name}", value, none=each.name == "call_s")
+            _check_amount(f"limit {each.name}", value, none=each.name in ("call_s", "connections"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +123,8 @@ class GatewayConfig:
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
     call without the per-session key (rLLM's agents have none). ``model_id`` is the model name of every call, whatever
     the agent names; a session's own wins. ``upstream_hosts`` are patterns and networks that may be added
-    as upstreams at run time; the hosts of ``upstreams`` always may. ``allow_fields`` are request fields that engines of
-    yours take and `dialects.relayed` does not know.
+    as upstreams at run time; the hosts of ``upstreams`` always may. ``allowed_hosts`` are more names of this server
+    (`HostCheck`). ``allow_fields`` are request fields that engines of yours take and `dialects.relayed` does not know.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
     `render.parsers.GRAMMARS`) instead of the one that the template's text suggests.
     ``history_bytes`` is what the histories of quiet sessions may take in memory, with ``model_dir``; those beyond it
@@ -142,6 +144,7 @@ class GatewayConfig:
     retention_bytes: int | None = None
     retention_s: float | None = None
     upstream_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     allow_fields: tuple[str, ...] = ()
     sampling_params: Mapping[str, object] = field(default_factory=dict)
     model_id: str | None = None

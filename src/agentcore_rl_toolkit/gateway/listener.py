@@ -44,6 +44,7 @@ class AgentConnection(asyncio.BufferedProtocol):
         "_head_bytes",
         "_head_said",
         "_headers",
+        "_hosts",
         "_length",
         "_long",
         "_parser",
@@ -56,14 +57,17 @@ class AgentConnection(asyncio.BufferedProtocol):
         "_size",
         "_unconfirmed",
         "_url",
+        "address",
         "busy",
         "call",
         "carried",
+        "head_since",
         "last_s",
         "paused_since",
         "private",
         "task",
         "transport",
+        "used",
         "writable",
     )
 
@@ -72,6 +76,7 @@ class AgentConnection(asyncio.BufferedProtocol):
         self._scratch = gateway.scratch
         self.private = private
         self._shard = None if private else gateway.shard
+        self._hosts = None if private else gateway.hosts
         self._between = True  # no request has begun: the connection may still go to another process
         self._early = b""
         self._begun = begun  # what another process had read before it handed the connection on
@@ -101,14 +106,22 @@ class AgentConnection(asyncio.BufferedProtocol):
         self.transport: Any = None
         self.paused_since: float | None = None
         self.writable: asyncio.Future[None] | None = None
+        self.address = ""
+        self.used = False
+        self.head_since: float | None = None  # while a head is on its way
         self.last_s = time.monotonic()
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when it waits for a request; None while one is under way."""
+        return None if self.busy or not (self._between or self.head_since is not None) else self.last_s
 
     # -- from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self.transport.set_write_buffer_limits(high=WRITE_HIGH)
-        self._gateway.connections.add(self)
+        self._gateway.adopt(self)
         if self._begun:
             begun, self._begun = self._begun, b""
             self.take(begun)
@@ -192,7 +205,7 @@ class AgentConnection(asyncio.BufferedProtocol):
             self._unconfirmed = unconfirmed(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gateway.connections.discard(self)
+        self._gateway.forget(self)
         if self.carried:
             self._judge(exc)
         self._release()
@@ -235,7 +248,7 @@ class AgentConnection(asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         self._between = False
-        self.last_s = time.monotonic()
+        self.last_s = self.head_since = time.monotonic()
         self._url = b""
         self._headers = {}
         self._head_bytes = 0
@@ -253,9 +266,16 @@ class AgentConnection(asyncio.BufferedProtocol):
     def on_headers_complete(self) -> None:
         limits = self._gateway.limits
         headers = self._headers
+        self.head_since, self.used = None, True
         if self._head_bytes > limits.header_bytes:
             self._refuse_head()
             return
+        hosts = self._hosts
+        if hosts is not None and (headers.get(b"host") not in hosts.known or b"origin" in headers):
+            refusal = hosts.refusal(headers.get(b"host"), headers.get(b"origin"))
+            if refusal is not None:
+                self.refuse(refusal.message, kind="permission", status=refusal.status)
+                return
         length = headers.get(b"content-length")
         if length is not None and (not length.isdigit() or int(length) > limits.body_bytes):
             self._refuse_body()

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, unquote_to_bytes
 
+from .._connection_room import ConnectionRoom, default_limit
+from .._host_check import HostCheck
 from ..errors import ConfigError, ContractError
 from . import temporary_store
 from .acceptor import Acceptor, listen
@@ -73,7 +75,9 @@ class Gateway:
         self.shard = shard
         self.limits = config.limits
         self.counters: Counter[str] = Counter()
+        self.hosts = HostCheck((config.host,), config.allowed_hosts)
         self.connections: set[AgentConnection] = set()
+        self.room = ConnectionRoom(config.limits.connections or default_limit())
         self.running: set[Call] = set()
         self.scratch = memoryview(bytearray(SCRATCH))  # what every client connection reads into
         self.receiving = 0  # bytes of larger request bodies that are on their way in
@@ -204,11 +208,27 @@ class Gateway:
                 if conn.paused_since is not None and now - conn.paused_since > self.limits.stalled_write_s:
                     self.counters["stalled_agents"] += 1
                     conn.transport.abort()
+                elif not conn.busy and conn.head_since is not None and now - conn.head_since > self.limits.head_s:
+                    conn.refuse("the headers of the request did not come in time", kind="timeout", status=408)
                 elif not conn.busy and now - conn.last_s > self.limits.idle_connection_s:
                     conn.transport.close()
             self.router.sweep(now)
             self.journal.tend()
             retain(self)
+
+    # -- connections
+
+    def adopt(self, conn: AgentConnection) -> None:
+        """Take a new connection in, and close idle ones where there are too many."""
+        conn.address = (conn.transport.get_extra_info("peername") or ("",))[0]
+        self.connections.add(conn)
+        if self.room.opened(conn.address) or len(self.connections) > self.room.limit:
+            for each in self.room.make_room(conn, self.connections, time.monotonic()):
+                each.transport.abort()
+
+    def forget(self, conn: AgentConnection) -> None:
+        self.connections.discard(conn)
+        self.room.closed(conn.address)
 
     # -- requests
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -13,10 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
 
+from .._bounded_http import BoundedProtocol, Bounds
+from .._host_check import HostCheck
+from .._open_files import raise_file_limit
 from ..errors import ConfigError
 from .engine import Engine
 from .server import create_app
@@ -41,6 +46,7 @@ class ServeConfig:
     stream_interval: int = 8
     seed: int | None = None
     version: int = 0
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class _Server(uvicorn.Server):
@@ -54,6 +60,7 @@ class _Server(uvicorn.Server):
 def serve(config: ServeConfig) -> None:
     """Serve until SIGTERM, SIGINT or the parent's end. Raises: ConfigError (port in use, no policy there), PolicyError."""
     torch.set_num_threads(config.threads)
+    raise_file_limit()
     listener = _listen(config.host, config.port)
     try:
         engine = Engine.from_directory(
@@ -79,9 +86,13 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
         request_timeout_s=config.request_timeout_s,
         stream_interval=config.stream_interval,
     )
+    bounds = Bounds(hosts=HostCheck((config.host, listener.getsockname()[0]), config.allowed_hosts))
+    protocol: Any = functools.partial(BoundedProtocol, bounds=bounds)
     server = _Server(
         uvicorn.Config(
             app,
+            http=protocol,
+            ws="none",
             lifespan="off",
             access_log=False,
             log_level="warning",

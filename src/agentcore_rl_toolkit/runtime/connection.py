@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with three additions.
+"""uvicorn's HTTP protocol, with the bounds of all our servers (`_bounded_http`) and three additions.
 
 A reply can be one write; the application can break a connection off; and a warm invocation goes past ASGI altogether (`direct`):
 a scope, a cycle, a task, its events and timers are most of what such a call costs.
@@ -12,6 +12,8 @@ or, when it turns out not to be for ``direct``, as if it had just arrived.
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +21,9 @@ from urllib.parse import unquote
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from .._bounded_http import BoundedProtocol
+from .._host_check import Refusal
+from .s3.xml import refusal_document
 from .wire import Headers, WireError, invalid
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -91,7 +96,7 @@ class HoldingTransport:
         self._transport.close()
 
 
-class RuntimeProtocol(HttpToolsProtocol):
+class RuntimeProtocol(BoundedProtocol):
     """Puts the transport into the scope. ASGI itself has no way to end a connection without a reply.
 
     ``direct`` may take requests, but for those on ``asgi_port``. ``body_timeout_s`` is the longest pause within their bodies.
@@ -117,7 +122,7 @@ class RuntimeProtocol(HttpToolsProtocol):
         self._taken: Request | None = None  # by `direct`, and not answered yet
         self._early: list[bytes] = []
         self._leaving = False
-        self._last_s = 0.0
+        self._of_s3 = False
         self._idle_check: asyncio.TimerHandle | None = None
         self.peer = Peer()
 
@@ -126,14 +131,15 @@ class RuntimeProtocol(HttpToolsProtocol):
         self._wire = transport  # without the holding, which is for replies in two parts
         super().connection_made(HoldingTransport(transport))  # type: ignore[arg-type]
         if self._asgi_port is not None and self.server is not None and self.server[1] == self._asgi_port:
-            self._direct = None
+            self._direct, self._of_s3 = None, True
+        else:
+            self.body_s = math.inf  # late bodies are answered here
 
     def data_received(self, data: bytes) -> None:
         if self._taken is not None:
             self._early.append(data)
             self.transport.pause_reading()
             return
-        self._last_s = self.loop.time()
         super().data_received(data)
         request = self._received
         if request is not None and self._direct is not None:
@@ -152,6 +158,15 @@ class RuntimeProtocol(HttpToolsProtocol):
                 check.cancel()
         self._idle_check = self._body_check = None
 
+    def error(self, refusal: Refusal) -> tuple[Headers, bytes]:
+        return refusal_document(refusal) if self._of_s3 else super().error(refusal)
+
+    def end_after_response(self) -> None:
+        if self._taken is not None:
+            self._leaving = True
+        elif super().under_way():
+            super().end_after_response()
+
     def shutdown(self) -> None:
         if self._taken is not None:
             self._leaving = True
@@ -168,9 +183,11 @@ class RuntimeProtocol(HttpToolsProtocol):
         self._target = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if not self._in_body:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        self.examine()
         if self._direct is not None and self.parser.get_method() == b"POST":
             self._target = self._direct.target(self.url)
             if self._target is not None and not self._plain():
@@ -183,7 +200,7 @@ class RuntimeProtocol(HttpToolsProtocol):
             self.expect_100_continue = any(k == b"expect" and v.lower() == b"100-continue" for k, v in headers)
             self.scope[_KEY] = self.transport  # type: ignore[literal-required]  # an addition to the specification's keys
             self.scope[PEER] = self.peer  # type: ignore[literal-required]
-            super().on_headers_complete()
+            HttpToolsProtocol.on_headers_complete(self)
 
     def _plain(self) -> bool:
         """Whether the request is like nearly all of them, and no other is under way."""
@@ -195,17 +212,17 @@ class RuntimeProtocol(HttpToolsProtocol):
             and int(length) <= DIRECT_BYTES
             and b"transfer-encoding" not in by_name
             and b"expect" not in by_name
-            and not self._cycle_under_way()
+            and not super().under_way()
             and self.parser.get_http_version() == "1.1"
             and not self.parser.should_upgrade()
         )
 
-    def _cycle_under_way(self) -> bool:
-        cycle: Any = self.cycle  # None until there is one, whatever uvicorn's annotation says
-        return cycle is not None and not cycle.response_complete
+    def under_way(self) -> bool:
+        return self._taken is not None or self._target is not None or super().under_way()
 
     def on_body(self, body: bytes) -> None:
         if self._target is not None:
+            self._silent = 0
             self._body.append(body)
         else:
             super().on_body(body)
@@ -214,6 +231,7 @@ class RuntimeProtocol(HttpToolsProtocol):
         if self._target is None:
             super().on_message_complete()
             return
+        self.message_is_complete()
         keep_alive = self.parser.should_keep_alive()
         self._received = Request(self._target, self.url, self.headers, self._by_name, self._body, keep_alive)
         self._target = None
@@ -235,7 +253,7 @@ class RuntimeProtocol(HttpToolsProtocol):
         if not stays:
             self._wire.close()
             return
-        self._last_s = self.loop.time()
+        self._last_s = self._waits_since = self.loop.time()
         if self._idle_check is None:
             self._idle_check = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
         if self._early:  # not at once: a thousand requests sent ahead would be a thousand calls deep
@@ -278,7 +296,7 @@ class RuntimeProtocol(HttpToolsProtocol):
     def _check_idle(self) -> None:
         """One timer for many replies: it looks at what it finds when it fires."""
         self._idle_check = None
-        uvicorns = self.timeout_keep_alive_task is not None or self._cycle_under_way()
+        uvicorns = self.timeout_keep_alive_task is not None or super().under_way()
         if self._taken is not None or uvicorns or self.transport.is_closing():
             return  # the next answer sets another
         left_s = self._last_s + self.timeout_keep_alive - self.loop.time()
@@ -318,6 +336,13 @@ class RuntimeProtocol(HttpToolsProtocol):
         cycle.disconnected = self.transport.is_closing()
         cycle.message_event.set()
         self._start_asgi_task(cycle, app)
+
+
+def aws_error(refusal: Refusal) -> tuple[Headers, bytes]:
+    """Headers and body of a refusal, as AWS's clients read them."""
+    code = "AccessDeniedException" if refusal.status in (403, 421) else "ValidationException"
+    body = json.dumps({"message": refusal.message}).encode()
+    return [(b"content-type", b"application/json"), (b"x-amzn-errortype", code.encode())], body
 
 
 async def send_whole(

@@ -17,12 +17,14 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from .._bounded_http import Bounds
+from .._host_check import HostCheck
 from .._open_files import raise_file_limit
 from ..errors import ConfigError
 from . import roots
 from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
-from .connection import RuntimeProtocol
+from .connection import RuntimeProtocol, aws_error
 from .core import Runtime
 from .private_files import write_private
 from .server import RuntimeApp
@@ -66,8 +68,12 @@ async def serve(
     port: int = 0,
     ready_file: Path | None = None,
     parent_pid: int | None = None,
+    allowed_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve until SIGTERM or SIGINT, or until the parent is gone. Raises: ConfigError, AgentLoadError."""
+    """Serve until SIGTERM or SIGINT, or until the parent is gone. ``allowed_hosts``: more names of this server, see `HostCheck`.
+
+    Raises: ConfigError, AgentLoadError.
+    """
     listeners = [bind(host, port)]
     s3: Any = None
     s3_url: str | None = None
@@ -100,8 +106,13 @@ async def serve(
         raise
     s3_port = listeners[-1].getsockname()[1] if s3 is not None else None
     app = RuntimeApp(runtime, s3=s3, s3_port=s3_port)
+    bounds = Bounds(
+        hosts=HostCheck({listener.getsockname()[0] for listener in listeners} | {host}, allowed_hosts),
+        body_s=config.body_timeout_s,
+        error=aws_error,
+    )
     protocol: Any = functools.partial(
-        RuntimeProtocol, direct=app.direct, asgi_port=s3_port, body_timeout_s=config.body_timeout_s
+        RuntimeProtocol, direct=app.direct, asgi_port=s3_port, body_timeout_s=config.body_timeout_s, bounds=bounds
     )
     server = _Server(
         runtime,

@@ -92,7 +92,7 @@ def main(payload):
         return {path: attempt(lambda path=path: asked(path)) for path in paths if path.endswith(".s")}
     # The other ways send a request whose sender is hard to find, and wait for no answer.
     sender = socket.create_connection((url.hostname, url.port))
-    text = f"{payload['method']} {url.path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
+    text = f"{payload['method']} {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n".encode()
     if payload["do"] == "reset":
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sender.sendall(text)

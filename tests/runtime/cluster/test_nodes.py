@@ -340,7 +340,7 @@ async def test_agent_answers_only_who_holds_its_token() -> None:
 
 def _first_byte(sock: socket.socket) -> bytes:
     try:
-        sock.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        sock.sendall(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
         return sock.recv(1)
     except ConnectionError:
         return b""

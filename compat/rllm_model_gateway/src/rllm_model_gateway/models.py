@@ -196,3 +196,4 @@ class GatewayConfig(BaseModel):
     renderer_name: str | None = None
     engine: str = "vllm"
     allow_upstream_hosts: list[str] = Field(default_factory=upstream_hosts)
+    allowed_hosts: list[str] = Field(default_factory=list)  # more names of this gateway, as agents use them

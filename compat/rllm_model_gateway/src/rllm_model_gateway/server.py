@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from agentcore_rl_toolkit._host_check import HostCheck
 from agentcore_rl_toolkit.gateway import Gateway, UpstreamConfig
 from agentcore_rl_toolkit.gateway import GatewayConfig as OurConfig
 
@@ -52,6 +53,7 @@ def our_config(config: GatewayConfig, *, port: int, host: str, upstreams: tuple[
         session_keys=False,
         implicit_sessions=True,
         upstream_hosts=tuple(config.allow_upstream_hosts),
+        allowed_hosts=tuple(config.allowed_hosts),
         model_dir=config.model if rendered else None,
     )
 
@@ -90,6 +92,7 @@ class LocalServer:
 
     def __init__(self, handler: LocalHandler) -> None:
         self._handler = handler
+        self._hosts = HostCheck()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -113,6 +116,10 @@ class LocalServer:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+                given = dict(line.partition(":")[::2] for line in head.split("\r\n")[1:])
+                host, origin = (given[n].strip().encode("latin-1") if n in given else None for n in ("host", "origin"))
+                if self._hosts.refusal(host, origin) is not None:
+                    return  # a web page
                 length = int(head.split("content-length:")[1].split("\r\n")[0]) if "content-length:" in head else 0
                 asked = json.loads(await reader.readexactly(length) or b"{}")
                 streamed = bool(asked.pop("stream", False))
@@ -137,6 +144,9 @@ class LocalServer:
             writer.close()
 
 
+_OWN = (b"host", b"origin", b"content-length", b"transfer-encoding")  # checked here, or of this connection
+
+
 class _App:
     """One ASGI application.
 
@@ -147,6 +157,7 @@ class _App:
         self._config = config
         self._local = LocalServer(local_handler) if local_handler is not None else None
         self._gateway: Gateway | None = None
+        self._hosts = HostCheck((config.host,), config.allowed_hosts)
         self._http: httpx.AsyncClient | None = None
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -193,6 +204,14 @@ class _App:
         if self._http is None:
             await self.start()
         assert self._http is not None
+        given = dict(scope["headers"])
+        refusal = self._hosts.refusal(given.get(b"host"), given.get(b"origin"))
+        if refusal is not None:
+            body = json.dumps({"error": {"message": refusal.message, "type": "permission_error"}}).encode()
+            kind = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": refusal.status, "headers": kind})
+            await send({"type": "http.response.body", "body": body})
+            return
         parts, more = [], True
         while more:
             message = await receive()
@@ -202,7 +221,7 @@ class _App:
             more = message.get("more_body", False)
         query = scope.get("query_string") or b""
         url = scope["path"] + (f"?{query.decode()}" if query else "")
-        headers = [(k, v) for k, v in scope["headers"] if k not in (b"host", b"content-length", b"transfer-encoding")]
+        headers = [(k, v) for k, v in scope["headers"] if k not in _OWN]
         async with self._http.stream(scope["method"], url, content=b"".join(parts), headers=headers) as answer:
             kept = [(k, v) for k, v in answer.headers.raw if k.lower() not in (b"transfer-encoding", b"connection")]
             await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from ..._host_check import HostCheck
 from ..._installation import missing_extra
 from .._portal import start
 
@@ -56,10 +58,15 @@ class Bridge:
     async def _start(self) -> str:
         try:
             import uvicorn
+
+            from ..._bounded_http import BoundedProtocol, Bounds
         except ModuleNotFoundError as e:
             raise missing_extra("the verl backend needs uvicorn", "verl") from e
+        protocol: Any = functools.partial(BoundedProtocol, bounds=Bounds(hosts=HostCheck()))
         config = uvicorn.Config(
             self.app,
+            http=protocol,
+            ws="none",
             host="127.0.0.1",
             port=0,
             interface="asgi3",

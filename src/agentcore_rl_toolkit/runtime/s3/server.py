@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -11,10 +12,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ..._host_check import HostCheck
 from ..._installation import missing_extra
+from ..._open_files import raise_file_limit
 from ...errors import ConfigError
 from .app import S3App, S3Config
+from .xml import refusal_document
 
+IDLE_S = 75  # uvicorn's 5 s end connections that clients count on between two rollouts
 _PARENT_CHECK_S = 0.5
 
 
@@ -55,20 +60,36 @@ def serve(
     ready_file: Path | None = None,
     parent_pid: int | None = None,
     announce: Callable[[str], None] | None = None,
+    allowed_hosts: Iterable[str] = (),
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until the process ``parent_pid`` is gone. ``buckets`` are created first.
+
+    ``allowed_hosts``: more names of this server, see `HostCheck`.
 
     Raises: ConfigError when the port or the directory is taken; MissingExtraError without an HTTP server.
     """
     try:
         import uvicorn
+
+        from ..._bounded_http import BoundedProtocol, Bounds
     except ImportError as e:
         raise missing_extra("the S3 endpoint needs uvicorn", "runtime") from e
+    raise_file_limit()
     sock = listen(host, port)
+    bounds = Bounds(hosts=HostCheck((host, sock.getsockname()[0]), allowed_hosts), error=refusal_document)
+    protocol: Any = functools.partial(BoundedProtocol, bounds=bounds)
     app = S3App(config)
     app.ensure_buckets(buckets)
     server = uvicorn.Server(
-        uvicorn.Config(app, http="auto", ws="none", lifespan="off", access_log=False, log_level="warning")
+        uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            timeout_keep_alive=IDLE_S,
+        )
     )
 
     async def run() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from ..._host_check import Refusal
 from .errors import S3Error
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
@@ -34,6 +35,15 @@ def element(name: str, value: str | int | None) -> str:
 
 def document(name: str, parts: Iterable[str]) -> bytes:
     return f'{HEADER}<{name} xmlns="{NAMESPACE}">{"".join(parts)}</{name}>'.encode()
+
+
+_REFUSED = {408: "RequestTimeout", 431: "RequestHeaderSectionTooLarge"}
+
+
+def refusal_document(refusal: Refusal) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body of the response to a request that never reached the endpoint."""
+    parts = [element("Code", _REFUSED.get(refusal.status, "AccessDenied")), element("Message", refusal.message)]
+    return [(b"content-type", b"application/xml")], f"{HEADER}<Error>{''.join(parts)}</Error>".encode()
 
 
 def parse(body: bytes, root: str) -> ElementTree.Element:

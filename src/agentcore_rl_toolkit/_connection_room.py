@@ -1,0 +1,79 @@
+"""How many connections a server holds, and which of them it closes when there are too many. No I/O.
+
+Theory of operation. An open connection costs a file, and files are what a server runs out of. Connections on which a request is
+under way are never closed for that. Of the others the longest idle go first, those that never sent a request before all
+others, and those of the peer that has the most. On loopback all users share one address, so it is idleness that decides there;
+elsewhere a peer gets three quarters of the room at most. Choosing means looking at all connections, so many are chosen at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import resource
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from ._open_files import MAX_OPEN_FILES
+
+AT_ONCE = 16  # a sixteenth of the room is made free
+FULL_S = 0.1  # how long nobody is looked for again after nobody was found
+SMALLEST = 32
+
+
+class Connection(Protocol):
+    """What is looked at. ``idle_since``: None while a request is under way. ``used``: it had a whole request before."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def idle_since(self) -> float | None: ...
+    @property
+    def used(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Connection)
+
+
+def default_limit() -> int:
+    """Half of the files this process may open: the other half is for what the requests need."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(SMALLEST, (MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft) // 2)
+
+
+class ConnectionRoom:
+    """Room for ``limit`` connections. `opened` and `closed` are called for each, `make_room` right after `opened`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.share = limit - limit // 4
+        self._of_peer: Counter[str] = Counter()
+        self._full_until = 0.0
+
+    def opened(self, peer: str) -> bool:
+        """Count a connection. Returns whether there are too many of its peer."""
+        self._of_peer[peer] += 1
+        return self._of_peer[peer] > self.share
+
+    def closed(self, peer: str) -> None:
+        self._of_peer[peer] -= 1
+        if self._of_peer[peer] <= 0:
+            del self._of_peer[peer]
+
+    def make_room(self, newcomer: C, everyone: Iterable[C], now: float) -> list[C]:
+        """Which connections to close for the new one; it itself when none can be."""
+        if now < self._full_until:
+            return [newcomer]
+        crowd = newcomer.address
+        if self._of_peer[crowd] <= self.share:
+            crowd = self._of_peer.most_common(1)[0][0]
+        idle = [
+            (c.used, since, id(c), c) for c in everyone if c is not newcomer and (since := c.idle_since) is not None
+        ]
+        of_crowd = [entry for entry in idle if entry[3].address == crowd]
+        if not of_crowd and self._of_peer[newcomer.address] <= self.share:
+            of_crowd = idle
+        if not of_crowd:
+            self._full_until = now + FULL_S
+            return [newcomer]
+        return [c for *_, c in heapq.nsmallest(max(1, self.limit // AT_ONCE), of_crowd)]

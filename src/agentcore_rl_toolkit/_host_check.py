@@ -1,0 +1,112 @@
+"""Which requests a server answers: those that name it in ``Host``, and those that no foreign web page made.
+
+Theory of operation. A page in the user's browser reaches every port of this machine, and needs no permission to send a POST of
+``text/plain`` or to open a WebSocket. Two headers that a page cannot forge tell it apart. ``Origin`` comes with every such
+request and names the page: any but the server's own is refused, ``null`` included. A page that makes its own name point to this
+machine (DNS rebinding) has the right ``Origin``, but its ``Host`` is that name. So a name has to be known: the one the server
+listens on, ``localhost``, and what the user allowed. An address needs no permission: nobody can make one point elsewhere.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+import platform
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+OPTION = "--allowed-host"
+# This machine, as containers see it. A network's own name server could answer for these names as well, so no page may use them.
+CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
+_REMEMBERED = 256
+_AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.%]+\]|[^\s:/@\[\]]+)(?::(?P<port>[0-9]{0,5}))?")
+_PORTS = {"http": "80", "https": "443"}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Status and message of the response to a request that is not answered."""
+
+    status: int
+    message: str
+
+
+class HostCheck:
+    """Decides by ``Host`` and ``Origin`` for a server that listens on ``bound``.
+
+    ``allowed`` are further names, with ``*`` for any part of one: of load balancers, of services in a cluster. Web pages there
+    may use the server, too; NAME:PORT allows the pages of one port.
+    """
+
+    def __init__(self, bound: Iterable[str] = ("127.0.0.1",), allowed: Iterable[str] = ()) -> None:
+        hosts = [_plain(host) for host in bound]
+        self._names = {"localhost", *hosts}
+        if not all(_is_loopback(host) for host in hosts):
+            self._names |= {platform.node().lower(), platform.node().lower().partition(".")[0]} - {""}
+        self._allowed = tuple(_plain(pattern) for pattern in allowed)
+        self.known: set[bytes | None] = {None}  # values of Host as they come: those in it pass, without an Origin
+
+    def refusal(self, host: bytes | None, origin: bytes | None) -> Refusal | None:
+        """Why a request with these headers is refused; None: it is not. None for a header: it is absent."""
+        if origin is None and host in self.known:
+            return None
+        named = _authority(host) if host is not None else ("", "")
+        if named is None or not (host is None or self._is_ours(named[0])):
+            return Refusal(421, f"{_shown(host)} is not a name of this server. If it is meant to be, {_how(host)}.")
+        if origin is not None and not self._may_come_from(origin, named):
+            return Refusal(
+                403, f"web pages of {_shown(origin)} may not use this server. If they are to, {_how(origin)}."
+            )
+        if len(self.known) < _REMEMBERED:
+            self.known.add(host)
+        return None
+
+    def _is_ours(self, name: str) -> bool:
+        return name in self._names or name in CONTAINER_NAMES or _is_address(name) or self._allows(name)
+
+    def _allows(self, *names: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._allowed for name in names)
+
+    def _may_come_from(self, origin: bytes, named: tuple[str, str]) -> bool:
+        scheme, sign, rest = origin.decode("latin-1").strip().lower().partition("://")
+        page = _authority(rest.encode("latin-1")) if sign and scheme in _PORTS else None
+        if page is None:
+            return self._allows("null")  # a pattern of "*" allows all
+        if self._allows(page[0], f"{page[0]}:{page[1] or _PORTS[scheme]}"):
+            return True
+        usual = _PORTS[scheme]
+        same = page[0] == named[0] and (page[1] or usual) == (named[1] or usual)
+        return same and page[0] not in CONTAINER_NAMES
+
+
+def _authority(value: bytes) -> tuple[str, str] | None:
+    """Name and port of ``name[:port]``, in lower case, brackets and a last dot left out."""
+    match = _AUTHORITY.fullmatch(value.decode("latin-1").strip().lower())
+    return None if match is None else (_plain(match["host"]), match["port"] or "")
+
+
+def _plain(host: str) -> str:
+    return host.strip().lower().removeprefix("[").removesuffix("]").removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+
+
+def _shown(value: bytes | None) -> str:
+    text = (value or b"").decode("latin-1")[:100]
+    return repr("".join(c if c.isascii() and c.isprintable() else "?" for c in text))
+
+
+def _how(value: bytes | None) -> str:
+    known = _authority((value or b"").rpartition(b"//")[2])
+    return f"start it with {OPTION} {known[0] if known is not None else 'NAME'}"

@@ -1,0 +1,296 @@
+"""Every server of the project, as a process, against web pages, endless heads and idle connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+import websockets
+
+WITHIN_S = 60.0
+FILES = 400  # open files of a server under attack: half of them are for connections
+AGENT = Path(__file__).parent / "runtime" / "agents" / "probe.py"
+
+
+@dataclass
+class Served:
+    """A running server and a path that anybody may GET."""
+
+    name: str
+    url: str
+    probe: str
+    ready: dict[str, Any]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or 0
+
+
+SERVERS = {
+    "gateway": (("gateway", "serve"), "/healthz"),
+    "gateway of two processes": (("gateway", "serve", "--workers", "2"), "/healthz"),
+    "policy": (("policy", "serve"), "/health"),
+    "runtime": (("runtime", "serve", "--agent", f"probe={AGENT}"), "/_local/status"),
+    "s3": (("s3", "serve"), "/"),
+    "tinker": (("policy", "tinker"), "/api/v1/healthz"),
+}
+
+
+def _few_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+
+
+@contextlib.contextmanager
+def serving(name: str, folder: Path, *options: str, few_files: bool = False) -> Iterator[Served]:
+    words, probe = SERVERS[name]
+    ready = folder / "ready.json"
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *words, *options]
+    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    if name == "s3":
+        command += ["--dir", str(folder / "objects")]
+    with (folder / "output.txt").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=_few_files if few_files else None)
+    try:
+        deadline = time.monotonic() + WITHIN_S
+        while not ready.exists():
+            assert process.poll() is None, (folder / "output.txt").read_text()
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.02)
+        content = json.loads(ready.read_text())
+        yield Served(name, content["url"], probe, content)
+    finally:
+        process.terminate()
+        process.wait(timeout=WITHIN_S)
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(request.param, tmp_path_factory.mktemp("server"), few_files=True) as running:
+        yield running
+
+
+def ask(
+    served: Served, *headers: str, method: str = "GET", path: str | None = None, body: bytes = b""
+) -> tuple[int, str]:
+    """Status and body of the response to a request with these headers, besides Host where there is none."""
+    lines = [f"{method} {path or served.probe} HTTP/1.1", *headers]
+    if not any(h.lower().startswith("host:") for h in headers):
+        lines.append(f"Host: {served.address[0]}:{served.address[1]}")
+    lines += ["Connection: close", f"Content-Length: {len(body)}", "", ""]
+    with socket.create_connection(served.address, timeout=WITHIN_S) as sock:
+        sock.sendall("\r\n".join(lines).encode() + body)
+        return _response(sock)
+
+
+def _response(sock: socket.socket) -> tuple[int, str]:
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := sock.recv(65536):
+            received += piece
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]) if head else 0, body.decode(errors="replace")
+
+
+def well(served: Served) -> bool:
+    """Whether an ordinary client gets an ordinary response."""
+    return ask(served)[0] == (401 if served.name == "tinker" else 200)
+
+
+# -- web pages
+
+
+@pytest.mark.threat(
+    who="a web page in the user's browser",
+    tries="make a name of its own point to this machine (DNS rebinding) and talk to a server there",
+    stopped_by="every server knows its names and refuses another Host with 421",
+    leaves="names given with --allowed-host are trusted, and so are the web pages there",
+)
+def test_a_foreign_host_is_refused(served: Served) -> None:
+    for host in ("evil.example", f"evil.example:{served.address[1]}", f"127.0.0.1.evil.example:{served.address[1]}"):
+        status, body = ask(served, f"Host: {host}")
+        assert status == 421
+        assert "--allowed-host" in body
+
+
+@pytest.mark.threat(
+    who="a web page in the user's browser",
+    tries="send requests that need no permission (text/plain) to the servers of this machine",
+    stopped_by="every server refuses an Origin that is not its own, null included, with 403",
+    leaves="",
+)
+def test_a_foreign_origin_is_refused_whatever_is_asked(served: Served) -> None:
+    own = f"http://127.0.0.1:{served.address[1]}"
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1:1",
+        f"http://localhost:{served.address[1]}",
+        "file://",
+    ):
+        for method in ("GET", "POST", "DELETE"):
+            status, body = ask(served, f"Origin: {origin}", "Content-Type: text/plain", method=method, body=b"{}")
+            assert status == 403, (origin, method)
+            assert "--allowed-host" in body
+    status, body = ask(served, f"Origin: {own}")
+    assert "--allowed-host" not in body
+
+
+def test_the_names_of_this_machine_are_answered(served: Served) -> None:
+    port = served.address[1]
+    for host in (
+        "localhost",
+        f"localhost:{port}",
+        f"127.0.0.1:{port}",
+        f"[::1]:{port}",
+        f"host.docker.internal:{port}",
+    ):
+        assert "--allowed-host" not in ask(served, f"Host: {host}")[1], host
+    assert well(served)
+
+
+def test_an_allowed_host_is_answered(tmp_path: Path) -> None:
+    with serving("s3", tmp_path, "--allowed-host", "*.storage.example", "--allowed-host", "lb") as served:
+        for host in ("a.storage.example:80", "lb"):
+            assert "--allowed-host" not in ask(served, f"Host: {host}")[1]
+        assert ask(served, "Host: storage.example")[0] == 421
+
+
+@pytest.mark.threat(
+    who="a web page in the user's browser",
+    tries="open a WebSocket to an agent, or a shell in a session",
+    stopped_by="the handshake is refused with 403 for a foreign Origin, with 421 for a foreign Host",
+    leaves="",
+)
+@pytest.mark.parametrize("path", ["ws", "ws/shells"])
+async def test_websocket_handshakes_are_refused_to_web_pages(tmp_path: Path, path: str) -> None:
+    with serving("runtime", tmp_path) as served:
+        address = (
+            f"{served.url.replace('http', 'ws')}/runtimes/{served.ready['agents']['probe'].replace('/', '%2F')}/{path}"
+        )
+        for headers, status in (({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403)):
+            with pytest.raises(websockets.InvalidStatus) as refused:
+                await websockets.connect(address, additional_headers=headers)
+            assert refused.value.response.status_code == status
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(address.replace("127.0.0.1", "evil.example"), host="127.0.0.1")
+        assert refused.value.response.status_code == 421
+        own = {"Origin": served.url}  # some clients send the server's own
+        async with asyncio.timeout(WITHIN_S), websockets.connect(address, additional_headers=own):
+            pass
+
+
+# -- heads and connections
+
+
+@pytest.mark.threat(
+    who="a caller with a bad request",
+    tries="send a request head of many megabytes",
+    stopped_by="every server answers 431 above 64 KB",
+    leaves="",
+)
+def test_heads_above_64_kilobytes_are_431(served: Served) -> None:
+    assert ask(served, *(f"x-{n}: {'v' * 1000}" for n in range(70)))[0] == 431
+    assert well(served)
+    with socket.create_connection(served.address, timeout=WITHIN_S) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nx: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                sock.sendall(b"v" * 65536)
+        assert _response(sock)[0] in (431, 0)  # 0: the rest of what was sent met a closed connection
+    assert well(served)
+
+
+def test_a_head_of_60_kilobytes_passes(served: Served) -> None:
+    status, _ = ask(served, *(f"x-{n}: {'v' * 1000}" for n in range(58)))
+    assert status not in (0, 431)
+
+
+@pytest.mark.threat(
+    who="another user of this machine",
+    tries="use up a server's connections with idle ones and with heads that are never finished",
+    stopped_by="above half of the open files the longest idle connections are closed, so a newcomer is always served",
+    leaves="",
+)
+def test_idle_connections_and_unfinished_heads_keep_nobody_out(served: Served) -> None:
+    held: list[socket.socket] = []
+    try:
+        for n in range(2 * FILES):
+            sock = socket.create_connection(served.address, timeout=WITHIN_S)
+            held.append(sock)
+            if n % 2:
+                with contextlib.suppress(ConnectionError):
+                    sock.sendall(b"GET / HTTP/1.1\r\nHost: local")
+            if n % 50 == 0:
+                assert well(served), n
+        assert well(served)
+    finally:
+        for sock in held:
+            sock.close()
+
+
+def test_a_server_takes_as_many_files_as_it_may(tmp_path: Path) -> None:
+    """The soft limit of most systems, 1,024, ends at a few hundred clients."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    low = min(256, hard)
+
+    with serving("s3", tmp_path) as served:
+        resource.prlimit(int(served.ready["pid"]), resource.RLIMIT_NOFILE)  # readable
+    script = f"import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({low}, {hard})); "
+    script += "from agentcore_rl_toolkit.cli.main import main; main()"
+    ready = tmp_path / "again.json"
+    words = [
+        "s3",
+        "serve",
+        "--dir",
+        str(tmp_path / "more"),
+        "--ready-file",
+        str(ready),
+        "--parent-pid",
+        str(os.getpid()),
+    ]
+    process = subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + WITHIN_S
+        while not ready.exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
+    finally:
+        process.terminate()
+        process.wait(timeout=WITHIN_S)
+
+
+# -- clients as they are
+
+
+def test_unmodified_clients_are_served_under_every_name_of_this_machine(tmp_path: Path) -> None:
+    for name in ("policy", "s3"):
+        folder = tmp_path / name
+        folder.mkdir()
+        with serving(name, folder) as served:
+            url = served.url.replace("127.0.0.1", "localhost")
+            if name == "policy":
+                with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+                    asked = client.completions.create(model="policy", prompt="1 + 1", max_tokens=1)
+                assert asked.choices
+    with serving("gateway", tmp_path) as served, pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{served.url}/sessions/unknown/v1/models", timeout=WITHIN_S)
+    assert refused.value.code == 404
