@@ -99,7 +99,7 @@ async def test_create_app_serves_a_local_handler(rllm: ModuleType) -> None:
 
     app = rllm.create_app(config=rllm.GatewayConfig(), local_handler=handler)
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         for stream in (False, True):
             body = {"model": "m", "messages": USER, "stream": stream}
             answer = await http.post("/sessions/s1/v1/chat/completions", json=body)
@@ -230,7 +230,7 @@ async def test_an_application_that_others_can_reach_wants_an_admin_key(
         await app.start()
     monkeypatch.setenv("AGENTCORE_RL_GATEWAY_ADMIN_KEY", "trainers-secret")
     app = rllm.create_app(config=rllm.GatewayConfig(host="0.0.0.0", workers=workers))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
         assert (await http.get("/sessions")).status_code == 401
         assert (await http.get("/sessions", headers={"x-admin-key": "trainers-secret"})).status_code == 200
     await app.stop()
@@ -276,7 +276,7 @@ async def test_every_call_is_made_with_the_configured_model(rllm: ModuleType) ->
     async with ScriptedEngine() as engine:
         config = rllm.GatewayConfig(workers=[{"url": engine.url}], model="the-policy")
         app = rllm.create_app(config=config)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
             for path, body in (
                 ("chat/completions", {"messages": USER}),
                 ("completions", {"prompt": "hello"}),
@@ -332,7 +332,7 @@ async def test_a_worker_is_called_below_its_api_path(
         given = {**given, "url": given["url"].replace("URL", engine.url)}
         worker = {**given, "worker_id": "mine", "model_name": "small", "weight": 2}
         app = rllm.create_app(config=rllm.GatewayConfig(workers=[worker]))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
             answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
             assert answer.status_code == 200
             [told] = (await http.get("/admin/workers")).json()
@@ -390,7 +390,7 @@ async def test_a_store_that_is_asked_for_without_a_folder_keeps_calls_below_the_
     config = rllm.GatewayConfig(workers=[{"url": engine.url}], store_worker="sqlite")
     for _ in range(2):
         app = rllm.create_app(config=config)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
             if not engine.calls:
                 await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
             traces = (await http.get("/sessions/s1/traces")).json()
@@ -408,7 +408,7 @@ async def test_an_evaluation_run_asks_its_provider_for_nothing_extra(rllm: Modul
     async with ScriptedEngine(gives_tokens=False) as provider:
         config = rllm.GatewayConfig(add_logprobs=False, add_return_token_ids=False)
         app = rllm.create_app(config=config)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
             assert (await http.post("/admin/workers", json={"url": provider.url, "api_path": "/v1"})).status_code == 200
             answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
             assert answer.status_code == 200

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..contract import Outcome, new_session_id
 from ..errors import ConfigError, ContractError
@@ -150,6 +151,8 @@ class RolloutService:
         words += ["--model", settings.gateway_model] if settings.gateway_model else []
         window = settings.gateway_context_tokens
         words += ["--context-tokens", str(window)] if settings.gateway_model and window else []
+        if settings.gateway_public_url:
+            words += ["--allowed-host", urlsplit(settings.gateway_public_url).hostname or "*"]
         child = GatewayProcess(
             words,
             host=settings.gateway_host,

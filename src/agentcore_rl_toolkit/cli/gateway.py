@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .options import ALLOWED_HOST
+from .options import allowed_hosts as _allowed_hosts
 
 
 class Amount(click.FloatRange):
@@ -61,7 +61,7 @@ def group() -> None:
 @click.option("--session-keys/--no-session-keys", default=True, help="Whether agents must send their session's key.")
 @click.option("--implicit-sessions", is_flag=True, help="Let a call open its session (needs --no-session-keys).")
 @click.option("--allow-upstream-host", multiple=True, metavar="PATTERN", help="Hosts that may be added while running.")
-@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help=ALLOWED_HOST)
+@_allowed_hosts
 @click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
 @click.option("--model-id", default=None, help="Model name of every call, whatever the agent names.")
 @click.option(

@@ -1,5 +1,15 @@
-"""What options of several commands say about themselves."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
-ALLOWED_HOST = "Another name of this server (of a load balancer, a service); with * for any part. Repeatable."
+import click
+
+allowed_hosts = click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    envvar="AGENTCORE_RL_ALLOWED_HOSTS",
+    help="Another name of this server, of a load balancer or a service; * for any part of it. Repeatable "
+    "[env: AGENTCORE_RL_ALLOWED_HOSTS, separated by blanks].",
+)

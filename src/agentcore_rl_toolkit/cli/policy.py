@@ -11,7 +11,7 @@ import click
 
 from .._installation import missing_extra
 from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
-from .options import ALLOWED_HOST
+from .options import allowed_hosts as _allowed_hosts
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "starlette", "uvicorn", "httptools")
 
@@ -60,7 +60,7 @@ def _need_policy_extra() -> None:
     "--stream-interval", default=8, show_default=True, type=click.IntRange(1), help="Tokens per streamed chunk."
 )
 @click.option("--seed", type=int, help="Seed of requests that bring none of their own.")
-@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help=ALLOWED_HOST)
+@_allowed_hosts
 @click.option("--weight-version", default=0, show_default=True, type=int, help="Version number of the weights loaded.")
 def serve(
     weights: Path | None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .options import ALLOWED_HOST
+from .options import allowed_hosts
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -114,7 +114,7 @@ _SERVE_OPTIONS = [
     click.option("--kube-namespace", help="Kubernetes: where the pools are [default: this pod's]."),
     click.option("--kube-token-file", type=_FILE, help="Kubernetes: with --kube-api, a file with the bearer token."),
     click.option("--kube-ca-file", type=_FILE, help="Kubernetes: with --kube-api, its authority."),
-    click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help=ALLOWED_HOST),
+    allowed_hosts,
     click.option("--ready-file", type=_FILE, help="Written as JSON once listening."),
     click.option("--parent-pid", type=int, help="Stop when this process is gone."),
 ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .options import ALLOWED_HOST
+from .options import allowed_hosts as _allowed_hosts
 
 
 @click.group()
@@ -36,7 +36,7 @@ def group() -> None:
     "--ready-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the URL here once listening."
 )
 @click.option("--parent-pid", type=int, help="Exit when this process is gone.")
-@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help=ALLOWED_HOST)
+@_allowed_hosts
 def serve(
     directory: Path,
     host: str,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 UPSTREAM_HOSTS_ENV = "AGENTCORE_RL_GATEWAY_UPSTREAM_HOSTS"
+ALLOWED_HOSTS_ENV = "AGENTCORE_RL_ALLOWED_HOSTS"
 _LOOPBACK = ["localhost", "127.0.0.0/8", "::1/128"]
 _PRIVATE = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fd00::/8"]
 
@@ -26,6 +27,11 @@ def split_url(url: str) -> tuple[str, str]:
     """Base and API path of an address: ``http://host/v1`` is ``http://host`` and ``/v1``, as without a path."""
     parts = urlsplit(url.rstrip("/"))
     return (f"{parts.scheme}://{parts.netloc}", parts.path) if parts.path else (url.rstrip("/"), "/v1")
+
+
+def allowed_hosts() -> list[str]:
+    """More names of this gateway, as agents use them: what the environment names, separated by blanks."""
+    return os.environ.get(ALLOWED_HOSTS_ENV, "").split()
 
 
 class _Call(BaseModel):
@@ -196,4 +202,4 @@ class GatewayConfig(BaseModel):
     renderer_name: str | None = None
     engine: str = "vllm"
     allow_upstream_hosts: list[str] = Field(default_factory=upstream_hosts)
-    allowed_hosts: list[str] = Field(default_factory=list)  # more names of this gateway, as agents use them
+    allowed_hosts: list[str] = Field(default_factory=allowed_hosts)
