@@ -41,9 +41,7 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _reply = msgspec.json.Decoder(Reply)
 _encode = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
-_HEAD = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-)
+_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
 class Bare:
