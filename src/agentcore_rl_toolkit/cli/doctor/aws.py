@@ -1,0 +1,266 @@
+"""Checks of an AWS account: may this user do what a trainer does, and is everything where the settings say?"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...errors import (
+    AgentCoreRLError,
+    ContractError,
+    GatewayError,
+    ObjectExistsError,
+    StoreError,
+    StorePermissionError,
+)
+from .finding import Finding, fail, note, ok
+
+PROBE = "agentcore-rl-doctor"
+MOST_SKEW_S = 60.0  # AWS refuses signatures that are five minutes off
+DEADLINE_S = 20.0
+# Of Bedrock AgentCore's quotas those that bound a run. Source: the service quotas page of Bedrock AgentCore.
+QUOTAS = ("session", "InvokeAgentRuntime", "new session")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What is to be checked; None: nothing is known of it."""
+
+    agent_arn: str | None
+    bucket: str | None
+    gateway_url: str | None
+    gateway_admin_key: str | None
+    model_id: str | None
+
+    @cached_property
+    def session(self) -> Any:
+        import boto3
+
+        return boto3.Session()
+
+    @property
+    def region(self) -> str | None:
+        if self.agent_arn is not None and self.agent_arn.count(":") >= 5:
+            return self.agent_arn.split(":")[3]
+        return self.session.region_name or os.environ.get("AWS_REGION")  # boto3 reads AWS_DEFAULT_REGION only
+
+    def client(self, service: str) -> Any:
+        from botocore.config import Config
+
+        config = Config(connect_timeout=5, read_timeout=DEADLINE_S, retries={"total_max_attempts": 2})
+        return self.session.client(service, region_name=self.region, config=config)
+
+    # -- checks
+
+    def credentials(self) -> Finding:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if self.session.get_credentials() is None:
+            advice = "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role"
+            return fail("credentials", "no credentials", advice)
+        if self.region is None:
+            return fail("credentials", "no region", "export AWS_REGION")
+        try:
+            who = self.client("sts").get_caller_identity()
+        except ClientError as e:
+            code = e.response["Error"]["Code"]
+            advice = "log in again, or export new ones" if "Expired" in code else "check which credentials are in use"
+            return fail("credentials", f"{code}: {e.response['Error'].get('Message', '')}", advice)
+        except BotoCoreError as e:
+            return fail("credentials", str(e), "check the network, and the endpoint if one is set")
+        return ok("credentials", f"{who['Arn']}, {self.region}")
+
+    def clock(self) -> Finding:
+        """Compare this machine's clock with the date of a reply of AWS."""
+        import botocore.exceptions
+
+        try:
+            reply = self.client("sts").get_caller_identity()["ResponseMetadata"]["HTTPHeaders"]
+        except botocore.exceptions.ClientError as e:
+            reply = e.response["ResponseMetadata"]["HTTPHeaders"]
+        except botocore.exceptions.BotoCoreError as e:
+            return note("clock", f"AWS was not asked: {e}", "see the credentials")
+        if "date" not in reply:
+            return note("clock", "the reply has no date", "compare the clock with another one")
+        theirs = email.utils.parsedate_to_datetime(reply["date"])
+        skew_s = (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
+        if abs(skew_s) > MOST_SKEW_S:
+            return fail(
+                "clock", f"{skew_s:+.0f} s off: AWS refuses signatures from 300 s on", "set it with NTP (chrony)"
+            )
+        return ok("clock", f"{skew_s:+.0f} s from AWS's")
+
+    def store(self) -> list[Finding]:
+        """Put, create-only put, get, list and delete, on a key of our own."""
+        from ...store import open_store
+
+        if self.bucket is None:
+            return [note("bucket", "none given", "--bucket NAME, or export AGENTCORE_S3_BUCKET")]
+        store = open_store(self.bucket)
+        key = f"{PROBE}/{secrets.token_hex(8)}.json"
+        found: list[Finding] = []
+
+        def step(name: str, right: str, work: Callable[[], object]) -> bool:
+            try:
+                work()
+            except StorePermissionError as e:
+                advice = f"allow {right} on {self.bucket} for this user, and for the agent's execution role"
+                found.append(fail(f"bucket {name}", str(e).splitlines()[0], advice))
+                return False
+            except StoreError as e:
+                advice = f"check that {self.bucket} exists, and in which region it is (AWS_REGION, here {self.region})"
+                found.append(fail(f"bucket {name}", str(e).splitlines()[0], advice))
+                return False
+            found.append(ok(f"bucket {name}", f"{self.bucket}/{key}"))
+            return True
+
+        def create_only() -> None:
+            try:
+                store.put(key, b"{}", create_only=True, timeout_s=DEADLINE_S)
+            except ObjectExistsError:
+                return
+            raise StoreError("a record could be written twice: the store does not know If-None-Match")
+
+        if step("put", "s3:PutObject", lambda: store.put(key, b"{}", timeout_s=DEADLINE_S)):
+            step("create-only", "s3:PutObject with If-None-Match", create_only)
+            step("get", "s3:GetObject", lambda: store.get(key, timeout_s=DEADLINE_S))
+            step("list", "s3:ListBucket", lambda: store.list(f"{PROBE}/", timeout_s=DEADLINE_S))
+            step("delete", "s3:DeleteObject", lambda: store.delete(key, timeout_s=DEADLINE_S))
+        return found
+
+    def runtime(self) -> Finding:
+        """Whether the agent is there and ready. The control plane is asked: an invoke would run the agent."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if self.agent_arn is None:
+            return note("agent", "none given", "--agent ARN, or export AGENTCORE_AGENT_ARN")
+        name = self.agent_arn.rpartition("/")[2]
+        if not self.agent_arn.startswith("arn:") or ":runtime/" not in self.agent_arn:
+            advice = "it reads arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
+            return fail("agent", f"{self.agent_arn!r} is not the ARN of an agent", advice)
+        try:
+            told = self.client("bedrock-agentcore-control").get_agent_runtime(agentRuntimeId=name)
+        except ClientError as e:
+            code, message = e.response["Error"]["Code"], e.response["Error"].get("Message", "")
+            advice = {
+                "AccessDeniedException": "allow bedrock-agentcore:GetAgentRuntime, InvokeAgentRuntime and StopRuntimeSession",
+                "ResourceNotFoundException": f"check account, region ({self.region}) and name of the ARN",
+            }.get(code, "see AWS's message")
+            return fail("agent", f"{code}: {message}", advice)
+        except BotoCoreError as e:
+            return fail("agent", str(e), "check the network and AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL")
+        if told["status"] != "READY":
+            reason = told.get("failureReason", "")
+            return fail("agent", f"{name} is {told['status']}. {reason}".strip(), "wait, or deploy it again")
+        return ok("agent", f"{name}, version {told.get('agentRuntimeVersion', '?')}, READY")
+
+    def quotas(self) -> Finding:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            pages = (
+                self.client("service-quotas")
+                .get_paginator("list_service_quotas")
+                .paginate(ServiceCode="bedrock-agentcore")
+            )
+            listed = [quota for page in pages for quota in page["Quotas"]]
+        except (ClientError, BotoCoreError) as e:
+            advice = (
+                "allow servicequotas:ListServiceQuotas, or look at them in the console; docs/client.md has the defaults"
+            )
+            return note("quotas", f"not readable: {str(e).splitlines()[0][:120]}", advice)
+        mine = [q for q in listed if any(word.lower() in q["QuotaName"].lower() for word in QUOTAS)]
+        if not mine:
+            return note("quotas", "AWS lists none for Bedrock AgentCore here", "docs/client.md has the defaults")
+        return ok("quotas", "; ".join(f"{q['QuotaName']}: {q['Value']:g}" for q in mine))
+
+    def gateway(self) -> list[Finding]:
+        """Reachable from here, with this key, and its engine answers. From inside a session it may still be out of reach."""
+        from ...contract import new_session_id
+        from ...gateway import GatewayClient
+
+        if self.gateway_url is None:
+            return [note("gateway", "none given", "--gateway-url URL, or export AGENTCORE_RL_GATEWAY_URL")]
+        where = urlsplit(self.gateway_url)
+        found: list[Finding] = []
+        with GatewayClient(self.gateway_url, admin_key=self.gateway_admin_key) as client:
+            try:
+                health = client.health()
+                found.append(ok("gateway", f"{self.gateway_url}: {health['status']}, {health['sessions']} sessions"))
+                client.workers()
+            except GatewayError as e:
+                right = e.status in (401, 403)
+                advice = "export AGENTCORE_RL_GATEWAY_ADMIN_KEY" if right else "is it started, and the address right?"
+                return [*found, fail("gateway", str(e).splitlines()[0], advice)]
+            if where.hostname in ("127.0.0.1", "localhost", "::1"):
+                advice = "sessions on AWS cannot reach it: give it an address that they can (docs/gateway.md)"
+                found.append(note("gateway address", "only this machine can reach it", advice))
+            try:
+                [session] = client.create_sessions([new_session_id()], max_turns=1)
+            except (GatewayError, ContractError) as e:
+                return [*found, fail("model", str(e).splitlines()[0], "see the gateway's log")]
+            try:
+                found.append(self._model(session))
+            finally:
+                client.delete([session.session_id])
+        return found
+
+    def _model(self, session: Any) -> Finding:
+        import json
+        import urllib.error
+        import urllib.request
+
+        def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+            data = None if body is None else json.dumps(body).encode()
+            headers = {"authorization": f"Bearer {session.api_key}", "content-type": "application/json"}
+            request = urllib.request.Request(f"{session.base_url}/{path}", data=data, headers=headers)
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
+                return json.load(reply)
+
+        try:
+            served = [model["id"] for model in ask("models")["data"]]
+            model = self.model_id or (served[0] if served else None)
+            if model is None or (served and model not in served):
+                advice = f"--model-id one of: {', '.join(served) or 'nothing is served'}"
+                return fail("model", f"{model!r} is not served", advice)
+            said = ask(
+                "chat/completions",
+                {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Say one word."}]},
+            )
+        except urllib.error.HTTPError as e:
+            text = e.read(500).decode(errors="replace")
+            return fail("model", f"HTTP {e.code}: {text}", "look at the inference server's log")
+        except (OSError, ValueError, KeyError) as e:
+            return fail("model", f"{type(e).__name__}: {e}", "look at the inference server's log")
+        return ok("model", f"{model!r} answered, {said.get('usage', {}).get('completion_tokens', '?')} token")
+
+
+def checks(account: Account) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
+    return [
+        ("credentials", account.credentials),
+        ("clock", account.clock),
+        ("bucket", account.store),
+        ("agent", account.runtime),
+        ("quotas", account.quotas),
+        ("gateway", account.gateway),
+    ]
+
+
+def template(model: str) -> Finding:
+    """Will turns of this model extend each other, will its tool calls be read? Blocks. See `gateway doctor`."""
+    try:
+        from ...gateway.render import Renderer, examine
+
+        report = examine(Renderer.from_path(model))
+    except AgentCoreRLError as e:
+        return fail("template", str(e).splitlines()[0], "see docs/rendering.md")
+    if not report.ok:
+        return fail("template", str(report).splitlines()[0], f"agentcore-rl gateway doctor {model}")
+    return ok("template", f"turns extend each other, calls are read ({model})")

@@ -1,0 +1,80 @@
+"""The command: run the checks, print what they found, end with 1 when one failed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from .finding import Finding
+
+
+@click.command()
+@click.option(
+    "--aws", "on_aws", is_flag=True, help="Check the AWS account, bucket, agent and gateway instead of this machine."
+)
+@click.option("--agent", envvar="AGENTCORE_AGENT_ARN", metavar="ARN", help="With --aws: the deployed agent.")
+@click.option("--bucket", envvar="AGENTCORE_S3_BUCKET", help="With --aws: where records go.")
+@click.option("--gateway-url", envvar="AGENTCORE_RL_GATEWAY_URL", help="With --aws: the model gateway.")
+@click.option("--gateway-admin-key", envvar="AGENTCORE_RL_GATEWAY_ADMIN_KEY", help="Better given in the environment.")
+@click.option("--model-id", help="With --aws: the model that agents ask for.")
+@click.option(
+    "--model", type=click.Path(exists=True, file_okay=False), help="Folder of a model: check its chat template."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print findings as JSON.")
+def command(
+    on_aws: bool,
+    agent: str | None,
+    bucket: str | None,
+    gateway_url: str | None,
+    gateway_admin_key: str | None,
+    model_id: str | None,
+    model: str | None,
+    as_json: bool,
+) -> None:
+    """Check what training needs; each line that is not ok says what to do.
+
+    Without options: this machine and this installation. With --aws: credentials, clock, bucket, agent, quotas, gateway and
+    model; what is not given is taken from the environment, or from .env in this folder. A key that it makes in the bucket is
+    deleted again; no agent is run. Ends with code 1 when a check failed.
+    """
+    from . import aws, machine
+    from .finding import run
+
+    found: list[Finding] = []
+    if on_aws:
+        given = _with_dotenv({"AGENTCORE_AGENT_ARN": agent, "AGENTCORE_S3_BUCKET": bucket})
+        account = aws.Account(
+            agent_arn=given["AGENTCORE_AGENT_ARN"],
+            bucket=given["AGENTCORE_S3_BUCKET"],
+            gateway_url=gateway_url,
+            gateway_admin_key=gateway_admin_key,
+            model_id=model_id,
+        )
+        checks = aws.checks(account)
+    else:
+        checks = list(machine.CHECKS)
+    if model is not None:
+        checks.append(("template", lambda: aws.template(model)))
+    for finding in run(checks):
+        found.append(finding)
+        if not as_json:
+            click.echo(finding.render(width=18))
+    failed = sum(finding.level == "fail" for finding in found)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in found], indent=2))
+    else:
+        click.echo(f"{len(found)} checks, {failed} failed" if failed else f"{len(found)} checks, none failed")
+    if failed:
+        sys.exit(1)
+
+
+def _with_dotenv(given: dict[str, str | None]) -> dict[str, str | None]:
+    from ...backends.dotenv import read_dotenv
+
+    file = Path(".env")
+    stored = read_dotenv(file) if file.is_file() else {}
+    return {name: value or stored.get(name) for name, value in given.items()}

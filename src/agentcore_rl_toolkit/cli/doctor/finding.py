@@ -1,0 +1,45 @@
+"""What a check found, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "note", "fail"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the doctor. ``note``: works, but slower or less than it could. ``advice`` says what to do."""
+
+    level: Level
+    name: str
+    text: str
+    advice: str = ""
+
+    def render(self, width: int) -> str:
+        line = f"{self.level:<4}  {self.name:<{width}}  {self.text}"
+        return f"{line}\n{'':<{width + 8}}-> {self.advice}" if self.advice else line
+
+
+def ok(name: str, text: str) -> Finding:
+    return Finding(level="ok", name=name, text=text)
+
+
+def note(name: str, text: str, advice: str) -> Finding:
+    return Finding(level="note", name=name, text=text, advice=advice)
+
+
+def fail(name: str, text: str, advice: str) -> Finding:
+    return Finding(level="fail", name=name, text=text, advice=advice)
+
+
+def run(checks: Iterable[tuple[str, Callable[[], Finding | list[Finding]]]]) -> Iterable[Finding]:
+    """The findings of all checks. A check that breaks is a finding, too."""
+    for name, check in checks:
+        try:
+            found = check()
+        except Exception as e:  # the doctor must not be the patient
+            found = fail(name, f"the check itself failed: {type(e).__name__}: {e}", "report this as a bug")
+        yield from found if isinstance(found, list) else [found]

@@ -1,0 +1,151 @@
+"""Checks of this machine and this installation. None of them loads a heavy library for longer than the check."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ..._installation import install_command
+from .finding import Finding, fail, note, ok
+
+LEAST_DISK, LEAST_OPEN_FILES = 2 * 2**30, 4096
+# What each extra is recognised by, and what cannot be done without it. The first four are what this machine needs to train.
+EXTRAS = {
+    "gateway": (("httptools", "msgspec", "tokenizers", "transformers"), "the model gateway"),
+    "runtime": (("httptools", "uvicorn", "websockets"), "the local runtime"),
+    "policy": (("torch", "transformers", "safetensors", "starlette"), "the built-in policy"),
+    "local": (("rich", "matplotlib", "strands"), "the quickstart"),
+    "trl": (("trl", "datasets"), "training with TRL"),
+    "tinker": (("tinker",), "training with Tinker"),
+    "verl": (("verl", "transfer_queue"), "training with verl"),
+}
+_OF_THIS_MACHINE = ("gateway", "runtime", "policy", "local")
+
+
+def python() -> Finding:
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+    return ok("python", text)
+
+
+def installation() -> Finding:
+    from importlib.metadata import version
+
+    where = Path(__file__).resolve().parents[2]
+    return ok("toolkit", f"{version('agentcore-rl-toolkit')}, from {where}")
+
+
+def extras() -> list[Finding]:
+    """One line for each: those that this machine needs to train, and those of trainers that are not here as notes."""
+    found = []
+    for extra, (modules, use) in EXTRAS.items():
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        if not missing:
+            found.append(ok(f"extra {extra}", use))
+            continue
+        finding = fail if extra in _OF_THIS_MACHINE else note
+        found.append(finding(f"extra {extra}", f"no {', '.join(missing)}: {use}", install_command(extra)))
+    return found
+
+
+def compiled() -> Finding:
+    """Whether the gateway's C parts were built at installation."""
+    if os.environ.get("AGENTCORE_RL_PURE"):
+        return note(
+            "compiled parts", "left out by AGENTCORE_RL_PURE", "unset it: replies are read twice as fast with them"
+        )
+    missing = [n for n in ("_scan", "_room") if importlib.util.find_spec(f"agentcore_rl_toolkit.gateway.{n}") is None]
+    if not missing:
+        return ok("compiled parts", "the gateway's are built")
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    first = "" if compiler else "install a C compiler (Debian: apt-get install build-essential python3-dev), then "
+    return note("compiled parts", "not built: the gateway works, and is slower", f"{first}{install_command('gateway')}")
+
+
+def torch_build() -> Finding:
+    """In a process of its own: importing torch takes seconds, and 200 MB."""
+    if importlib.util.find_spec("torch") is None:
+        return fail("torch", "not installed", install_command("policy"))
+    code = (
+        "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.device_count(), torch.get_num_threads())"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return fail(
+            "torch", f"cannot be imported: {said}", "install it again; `make clean` and `make setup` in a clone"
+        )
+    version, cuda, devices, threads = done.stdout.split()
+    if devices != "0":
+        return ok("torch", f"{version}, {devices} GPU")
+    if cuda != "None":
+        return note(
+            "torch",
+            f"{version}: a CUDA build, and no GPU here",
+            "it works, and takes several GB; the CPU build is on PyTorch's CPU wheel index (PIP_EXTRA_INDEX_URL)",
+        )
+    return ok("torch", f"{version} for CPUs, {threads} threads")
+
+
+def loopback() -> Finding:
+    try:
+        with socket.socket() as server, socket.socket() as client:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            client.settimeout(5)
+            client.connect(server.getsockname())
+            return ok("ports", "services can listen on 127.0.0.1 and be reached")
+    except OSError as e:
+        return fail("ports", f"127.0.0.1 cannot be used: {e}", "allow loopback connections in the sandbox or firewall")
+
+
+def isolation() -> Finding:
+    try:
+        from ...runtime.isolation import available_tiers
+    except ModuleNotFoundError as e:
+        return fail("isolation", f"no {e.name}", install_command("runtime"))
+    reports = {report.name: report for report in available_tiers()}
+    best = next(reports[n] for n in ("namespaces", "landlock", "process") if reports[n].available)
+    if best.name != "process":
+        return ok("isolation", f"sessions run in the tier {best.name!r}")
+    why = "; ".join(f"{n}: {reports[n].unavailable}" for n in ("namespaces", "landlock"))
+    return note("isolation", f"sessions are plain processes ({why})", "docs/isolation.md says what each tier needs")
+
+
+def disk() -> Finding:
+    places = {Path.cwd(), Path(tempfile.gettempdir())}
+    free = {place: shutil.disk_usage(place).free for place in places}
+    place, least = min(free.items(), key=lambda item: item[1])
+    text = ", ".join(f"{amount / 2**30:.0f} GB free in {where}" for where, amount in free.items())
+    if least < LEAST_DISK:
+        return fail("disk", text, f"make room in {place}: runs and sessions write there")
+    return ok("disk", text)
+
+
+def open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard not in (-1, resource.RLIM_INFINITY) and hard < LEAST_OPEN_FILES:
+        advice = f"raise it (ulimit -Hn, or the service manager's setting) to at least {LEAST_OPEN_FILES}"
+        return fail("open files", f"at most {hard}, and every session and connection is one", advice)
+    return ok("open files", f"{soft}, servers raise it themselves")
+
+
+CHECKS = (
+    ("python", python),
+    ("toolkit", installation),
+    ("extras", extras),
+    ("compiled parts", compiled),
+    ("torch", torch_build),
+    ("ports", loopback),
+    ("isolation", isolation),
+    ("disk", disk),
+    ("open files", open_files),
+)

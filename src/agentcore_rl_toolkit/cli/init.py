@@ -1,0 +1,81 @@
+"""`agentcore-rl init`: a new agent that passes its test, runs and trains as it is."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import ConfigError
+
+TEMPLATES = Path(__file__).parent / "templates"
+FRAMEWORKS = {
+    "strands": "Strands",
+    "langgraph": "LangGraph",
+    "openai-agents": "OpenAI's Agents SDK",
+    "anthropic": "Anthropic's Messages API",
+    "plain": "no framework",
+}
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,47}")
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--framework",
+    type=click.Choice(list(FRAMEWORKS)),
+    default="strands",
+    show_default=True,
+    help="What it is made with.",
+)
+def command(name: str, framework: str) -> None:
+    """Make a new agent in the folder NAME: code, tools, reward with its test, data, settings, Dockerfile.
+
+    It passes its test, runs and trains as it is. Then make it yours.
+    """
+    folder = write(Path(name), framework)
+    click.echo(f"{folder}/ has an agent with {FRAMEWORKS[framework]}. Next:\n")
+    for line in (
+        f"    python -m pytest {folder}",
+        f"    agentcore-rl train --agent {folder}/agent.py --data {folder}/train.jsonl --eval-data {folder}/eval.jsonl",
+    ):
+        click.echo(line)
+    click.echo(f"\n{folder}/README.md says what each file is for.")
+
+
+def write(folder: Path, framework: str) -> Path:
+    """Write the project. Raises: ConfigError when the name is none or the folder holds something."""
+    from .._installation import write_wheel
+
+    if not _NAME.fullmatch(folder.name):
+        raise ConfigError(
+            f"{folder.name!r} cannot be an agent's name: a letter, then letters, digits, _ or -, at most 48"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there and not empty; choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in (TEMPLATES / "common", TEMPLATES / framework.replace("-", "_")):
+        for file in sorted(path for path in source.iterdir() if path.is_file()):
+            text = file.read_text()
+            if file.suffix != ".py":
+                text = text.replace("{{name}}", folder.name).replace("{{framework}}", FRAMEWORKS[framework])
+            (folder / file.name).write_text(text)
+    write_wheel(folder / "wheels")
+    _make_rows(folder)
+    return folder
+
+
+def _make_rows(folder: Path) -> None:
+    """Run the new project's own rows.py, whose modules are beside it."""
+    before, modules = sys.path[:], set(sys.modules)
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        runpy.run_path(str(folder.resolve() / "rows.py"), run_name="__main__")
+    finally:
+        sys.path[:] = before
+        for name in set(sys.modules) - modules:
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == folder.resolve():
+                del sys.modules[name]

@@ -1,0 +1,13 @@
+"""What the agent is trained towards: a number for each rollout. `test_reward.py` says what it must do."""
+
+import re
+
+from agentcore_rl_toolkit import RewardFunction
+
+
+class AnswerReward(RewardFunction):
+    """1.0 when the last whole number of the reply is the expected answer, else 0.0."""
+
+    def __call__(self, *, response_text: str, answer: str) -> float:
+        numbers = re.findall(r"-?\d+", re.sub(r"(?<=\d),(?=\d{3})", "", response_text))
+        return float(bool(numbers) and numbers[-1] == answer)

@@ -1,0 +1,45 @@
+"""An agent without a framework: OpenAI's client and a loop."""
+
+import json
+
+from openai import AsyncOpenAI
+from reward import AnswerReward
+from tools import SYSTEM_PROMPT, call_tool
+
+from agentcore_rl_toolkit import AgentCoreRLApp
+
+TURNS = 6
+EXPRESSION = {"type": "string", "description": "Such as 2 + 15"}
+PARAMETERS = {"type": "object", "properties": {"expression": EXPRESSION}, "required": ["expression"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "count", "description": "Work out a sum.", "parameters": PARAMETERS}}
+]
+app = AgentCoreRLApp()
+reward = AnswerReward()
+
+
+@app.rollout_entrypoint
+async def invoke_agent(payload):
+    rollout = payload["_rollout"]
+    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": payload["prompt"]}]
+    async with AsyncOpenAI(base_url=rollout["base_url"], api_key=rollout.get("api_key", "none")) as client:
+        for _ in range(TURNS):
+            reply = await client.chat.completions.create(
+                model=rollout["model_id"], messages=messages, tools=TOOLS, max_tokens=64, temperature=1.0
+            )
+            message = reply.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls or []:
+                try:
+                    arguments = json.loads(call.function.arguments)
+                except ValueError:
+                    arguments = None
+                result = call_tool(call.function.name, arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            if not message.tool_calls:
+                break
+    return {"rewards": reward(response_text=message.content or "", answer=payload["answer"])}
+
+
+if __name__ == "__main__":
+    app.run()

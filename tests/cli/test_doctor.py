@@ -1,0 +1,198 @@
+"""`agentcore-rl doctor` as a process, on this machine, and against moto, a local runtime and a real gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.runtime.local import LocalRuntime
+
+AGENT = Path(__file__).parents[2] / "examples" / "strands_math_agent" / "rl_app.py"
+ADMIN_KEY = "trainers-secret"
+
+
+def doctor(folder: Path, *options: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """Exit code, and the findings by name."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "AGENTCORE_"))}
+    env = {**kept, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(folder), **environment}
+    command = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "doctor", "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=folder, env=env)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, {finding["name"]: finding for finding in json.loads(done.stdout)}
+
+
+def test_this_machine_has_what_the_tests_need(tmp_path: Path) -> None:
+    code, found = doctor(tmp_path)
+    assert code == 0
+    for name in ("python", "toolkit", "extra gateway", "extra runtime", "extra policy", "torch", "ports", "isolation"):
+        assert found[name]["level"] in ("ok", "note"), found[name]
+    assert all(finding["advice"] for finding in found.values() if finding["level"] != "ok")
+
+
+def test_a_part_that_is_missing_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['httptools'] = None; import importlib.util as u; real = u.find_spec;"
+        "u.find_spec = lambda name, package=None: None if name == 'httptools' else real(name, package);"
+        "sys.argv = ['agentcore-rl', 'doctor']; from agentcore_rl_toolkit.cli.main import main; main()"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=tmp_path)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("fail  extra gateway"))
+    assert "no httptools" in lines[at]
+    assert lines[at + 1].strip().startswith("-> pip install")
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-west-2"}
+    location: Any = {"LocationConstraint": "us-west-2"}
+    boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="records", CreateBucketConfiguration=location)
+    yield url
+    server.stop()
+
+
+@pytest.fixture
+def account(moto: str) -> dict[str, str]:
+    """The environment of somebody whose account is in order."""
+    return {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-west-2",
+        "AWS_ENDPOINT_URL": moto,
+        "AGENTCORE_S3_BUCKET": "records",
+    }
+
+
+def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
+    tmp_path: Path, account: dict[str, str], moto: str
+) -> None:
+    with LocalRuntime({"math": AGENT}) as runtime:
+        arn = runtime.arns["math"]
+        (tmp_path / ".env").write_text(f"AGENTCORE_AGENT_ARN={arn}\n")
+        control = {"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": runtime.url}
+        code, found = doctor(tmp_path, "--aws", **account, **control)
+    assert code == 0, found
+    for name in (
+        "credentials",
+        "clock",
+        "agent",
+        *(f"bucket {n}" for n in ("put", "create-only", "get", "list", "delete")),
+    ):
+        assert found[name]["level"] == "ok", found[name]
+    assert "READY" in found["agent"]["text"]
+    s3 = boto3.client(
+        "s3", endpoint_url=moto, aws_access_key_id="testing", aws_secret_access_key="testing", region_name="us-west-2"
+    )
+    assert s3.list_objects_v2(Bucket="records")["KeyCount"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "said"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "credentials", "no credentials"),
+        ({"AWS_REGION": ""}, "credentials", "no region"),
+        ({"AGENTCORE_S3_BUCKET": "nobodys"}, "bucket put", "nobodys"),
+        ({"AGENTCORE_AGENT_ARN": "math"}, "agent", "is not the ARN of an agent"),
+        (
+            {"AGENTCORE_AGENT_ARN": "arn:aws:bedrock-agentcore:us-west-2:1:runtime/absent"},
+            "agent",
+            "ResourceNotFoundException",
+        ),
+        ({"AGENTCORE_RL_GATEWAY_URL": "http://127.0.0.1:1"}, "gateway", "127.0.0.1:1"),
+    ],
+)
+def test_what_is_wrong_is_named_and_says_what_to_do(
+    tmp_path: Path, account: dict[str, str], change: dict[str, str], name: str, said: str
+) -> None:
+    environment = {k: v for k, v in {**account, **change}.items() if v}
+    with LocalRuntime({}) as runtime:
+        environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"] = runtime.url
+        code, found = doctor(tmp_path, "--aws", **environment)
+    assert code == 1
+    assert found[name]["level"] == "fail"
+    assert said in found[name]["text"]
+    assert found[name]["advice"]
+
+
+class _Late(BaseHTTPRequestHandler):
+    """An STS whose clock is an hour behind."""
+
+    def do_POST(self) -> None:
+        body = (
+            b'<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>'
+            b"<Arn>arn:aws:iam::1:user/x</Arn><UserId>x</UserId><Account>1</Account></GetCallerIdentityResult>"
+            b"</GetCallerIdentityResponse>"
+        )
+        self.send_response_only(200)
+        self.send_header("date", self.date_time_string(self._now() - 3600))
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _now(self) -> float:
+        import time
+
+        return time.time()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_clock_that_is_off_is_found(tmp_path: Path, account: dict[str, str]) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Late)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        late = {"AWS_ENDPOINT_URL_STS": f"http://127.0.0.1:{server.server_address[1]}"}
+        code, found = doctor(tmp_path, "--aws", **account, **late)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert code == 1
+    assert found["clock"]["level"] == "fail", found["clock"]
+    assert "3600 s off" in found["clock"]["text"] or "3601 s off" in found["clock"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "name", "level"),
+    [
+        (ADMIN_KEY, None, "model", "ok"),
+        (ADMIN_KEY, "absent", "model", "fail"),
+        ("wrong", None, "gateway", "fail"),
+    ],
+)
+async def test_a_gateway_is_asked_for_one_token(
+    tmp_path: Path, key: str, model: str | None, name: str, level: str
+) -> None:
+    import asyncio
+
+    async with ScriptedEngine() as engine:
+        upstreams = (UpstreamConfig(url=engine.url, engine="vllm"),)
+        gateway = Gateway(GatewayConfig(upstreams=upstreams, admin_key=ADMIN_KEY))
+        await gateway.start()
+        options = ["--aws", "--gateway-url", gateway.url, *(["--model-id", model] if model else [])]
+        environment = {"AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}
+        try:
+            code, found = await asyncio.to_thread(doctor, tmp_path, *options, **environment)
+            assert code == 1  # there are no credentials
+            assert found[name]["level"] == level, found[name]
+            assert not gateway.sessions.by_id
+        finally:
+            await gateway.stop(grace_s=0.2)

@@ -1,0 +1,70 @@
+"""`agentcore-rl init`: what it writes passes its test and runs as it is, with every framework."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.cli.init import FRAMEWORKS, write
+from agentcore_rl_toolkit.errors import ConfigError
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=cwd)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_new_agent_has_everything_and_passes_its_own_test(tmp_path: Path, framework: str) -> None:
+    done = run("-m", "agentcore_rl_toolkit", "init", "shop", "--framework", framework, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "shop"
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "agent.py",
+        "tools.py",
+        "reward.py",
+        "train.jsonl",
+        "eval.jsonl",
+        "train.toml",
+        "Dockerfile",
+        "README.md",
+    }
+    assert len(list((folder / "wheels").glob("agentcore_rl_toolkit-*.whl"))) == 1
+    assert "{{" not in "".join(path.read_text() for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
+    assert "agentcore-rl-toolkit" not in (folder / "requirements.txt").read_text()
+    for command in [line.strip() for line in done.stdout.splitlines() if line.startswith("    ")]:
+        assert command.startswith(("python -m pytest shop", "agentcore-rl train --agent shop/agent.py"))
+    tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "shop", cwd=tmp_path)
+    assert tested.returncode == 0, tested.stdout
+
+
+def test_what_is_evaluated_is_never_trained_on(tmp_path: Path) -> None:
+    folder = write(tmp_path / "shop", "plain")
+    train, held_out = (
+        [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in ("train", "eval")
+    )
+    assert len({row["id"] for row in train + held_out}) == len(train) + len(held_out) == 528
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
+    before = (folder / "train.jsonl").read_bytes()
+    assert run("rows.py", cwd=folder).returncode == 0
+    assert (folder / "train.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["7up", "a b", ".hidden", "a" * 49])
+def test_a_name_that_cannot_be_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        write(tmp_path / name, "plain")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        write(tmp_path / "shop", "plain")
+    assert [path.name for path in (tmp_path / "shop").iterdir()] == ["mine.txt"]
