@@ -227,9 +227,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.refused or self.transport.is_closing():
             return
         if not self.under_way():
+            waited_s = now - self._waits_since
             if self._head_since is not None and now - self._head_since > bounds.head_s:
                 self.refuse(TOO_LATE)
-            elif not self.used and now - self._waits_since > bounds.fresh_s:
+            elif (not self.used and waited_s > bounds.fresh_s) or (self._in_body and waited_s > bounds.body_s):
                 self.transport.close()
         elif self._in_body and cycle is not None:
             waits = self.flow.read_paused or cycle.waiting_for_100_continue

@@ -26,6 +26,9 @@ from .errors import ContractError
 
 ROLLOUT_FIELD = "_rollout"
 INFO_FIELD = "_agent"  # the record's block of our own fields: outcome, session_id, attempt, started_s, finished_s
+RUNS_ONCE_FIELD = (
+    "runs_once"  # True in an agent's reply: this session's payload runs once however often it is delivered
+)
 REFUSED = "refused"  # `status` of an agent's reply when it cannot store its record; `error` says why
 RECORD_SUFFIX = ".json"
 ALIVE_SUFFIX = ".alive"

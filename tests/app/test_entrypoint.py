@@ -266,7 +266,8 @@ async def test_a_replaced_s3_client_gets_one_put_per_record(failures: int) -> No
     app.rollout_entrypoint(plain)
     block = {"exp_id": "e", "input_id": "i", "s3_bucket": "the-bucket"}
     reply = await app.handlers["main"]({"n": 1, "_rollout": block}, SimpleNamespace(session_id="s" * 40))
-    assert reply == {"status": "processing", "s3_bucket": "the-bucket", "result_key": f"e/i/{'s' * 40}.json"}
+    key = f"e/i/{'s' * 40}.json"
+    assert reply == {"status": "processing", "s3_bucket": "the-bucket", "result_key": key, "runs_once": True}
     await asyncio.to_thread(client.first.wait, 20)
     await asyncio.sleep(0.05)  # time for a second one, were there one
     (put,) = client.puts

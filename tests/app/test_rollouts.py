@@ -65,6 +65,7 @@ def test_the_reply_comes_at_once_and_the_record_holds_what_deployed_clients_read
         "status": "processing",
         "s3_bucket": agent.store_url,
         "result_key": f"exp/input/{'s' * 40}.json",
+        "runs_once": True,
         "heartbeat_s": 30.0,
     }
     record = agent.record(path)

@@ -251,6 +251,11 @@ def test_negative_deadline_is_refused() -> None:
 def test_cancel_ends_the_rollout_once_and_stops_its_session(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     future = client.invoke(script(hang=True))
     assert future.cancel() is True
+    assert future.done()
+    assert future.outcome is Outcome.CANCELLED
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(timeout=0)
+    assert isinstance(future.exception(timeout=0), RolloutCancelledError)
     assert future.cancel() is False
     assert future.cancelled
     with pytest.raises(concurrent.futures.CancelledError):
@@ -258,6 +263,31 @@ def test_cancel_ends_the_rollout_once_and_stops_its_session(client: RolloutClien
     assert future.outcome is Outcome.CANCELLED
     until(lambda: runtime.live == [])
     assert runtime.requests["stop"] == 1
+
+
+def test_what_ends_first_stands_for_the_future_the_counts_and_the_callbacks_alike(client: RolloutClient) -> None:
+    heard: list[Outcome | None] = []
+    futures = [client.submit(script(run_s=0.02 * (n % 7))) for n in range(60)]
+    for future in futures:
+        future.add_done_callback(lambda f: heard.append(f.outcome))
+    won = {}
+    for n, future in enumerate(futures):
+        time.sleep(0.001 * (n % 5))
+        won[future] = future.cancel()
+        assert future.done()  # cancelled by this, or over before
+    until(lambda: len(heard) == len(futures))
+    for future in futures:
+        assert (future.outcome is Outcome.CANCELLED) == won[future]
+    assert heard.count(Outcome.CANCELLED) == sum(won.values()) == client.stats.get("cancelled", 0)
+    assert heard.count(Outcome.OK) == client.stats.get("ok", 0)
+
+
+async def test_cancel_async_returns_when_the_rollout_is_over(client: RolloutClient) -> None:
+    future = client.submit(script(hang=True))
+    assert await future.cancel_async() is True
+    assert await future.done_async()
+    assert client.stats["cancelled"] == 1
+    assert await future.cancel_async() is False
 
 
 def test_cancel_of_a_finished_rollout_changes_nothing(client: RolloutClient) -> None:
@@ -356,7 +386,7 @@ def test_answer_lost_and_nothing_started_is_lost_and_stopped(make_client: MakeCl
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"), [("424", AgentError), ("424-init", RolloutTimeoutError), ("403", ConfigError)]
+    ("fault", "error"), [("424", RolloutLostError), ("424-init", RolloutLostError), ("403", ConfigError)]
 )
 def test_refusal_for_good_raises_from_invoke(
     client: RolloutClient, runtime: ScriptedRuntime, fault: str, error: type[Exception]

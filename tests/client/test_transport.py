@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.client.testing import ARN, ScriptedRuntime
 from agentcore_rl_toolkit.client.transport import (
@@ -16,7 +17,9 @@ from agentcore_rl_toolkit.client.transport import (
     DaemonPool,
     InvokeFailedError,
     InvokeRefusedError,
+    InvokeServerError,
     InvokeUncertainError,
+    classify,
     parse_reply,
 )
 from agentcore_rl_toolkit.contract import new_session_id
@@ -40,7 +43,8 @@ def transport(url: str, read_timeout_s: float = 5.0) -> Boto3Transport:
         ("429", InvokeRefusedError, "throttled"),
         ("402", InvokeRefusedError, "throttled"),
         ("409", InvokeRefusedError, "busy"),
-        ("500", InvokeUncertainError, None),
+        ("500", InvokeServerError, None),
+        ("503", InvokeServerError, None),
         ("drop_after", InvokeUncertainError, None),
         ("drop", InvokeUncertainError, None),
         ("424", InvokeFailedError, None),
@@ -146,3 +150,27 @@ async def test_pool_serves_single_jobs_one_after_another(rounds: int) -> None:
     answer: Callable[[int], int] = abs
     for i in range(rounds):
         assert await asyncio.wait_for(pool.run(answer, -i), 5) == i
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (424, "RuntimeClientError", InvokeFailedError),
+        (429, "ThrottlingException", InvokeRefusedError),
+        (402, "ServiceQuotaExceededException", InvokeRefusedError),
+        (409, "RetryableConflictException", InvokeRefusedError),
+        (500, "InternalServerException", InvokeServerError),
+        (503, "ServiceUnavailableException", InvokeServerError),
+        (502, "", InvokeServerError),
+        (400, "ValidationException", InvokeFailedError),
+        (403, "AccessDeniedException", InvokeFailedError),
+        (404, "ResourceNotFoundException", InvokeFailedError),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", ["", "Runtime initialization time exceeded", "Rate exceeded (429)", "InternalServerException", "500"]
+)
+def test_the_words_of_a_message_decide_nothing(status: int, code: str, kind: type[Exception], words: str) -> None:
+    answer = {"Error": {"Code": code, "Message": words}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = classify(ClientError(answer, "InvokeAgentRuntime"), "s")
+    assert type(error) is kind

@@ -19,6 +19,8 @@ def act(what: str) -> object:
             hoard.append(bytearray(16 * 2**20))
     if what == "hang":
         time.sleep(3600)
+    if what == "exit":
+        os._exit(3)
     if what == "raise":
         raise RuntimeError("agent code raised")
     if what == "not_a_dict":

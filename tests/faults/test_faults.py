@@ -142,10 +142,36 @@ def test_lost_requests_succeed_with_a_retry(world: Any, row: Row) -> None:
     assert judge(world, row, "the same, with retries", client, items, 4) == {"ok": 4}
 
 
-def test_internal_error_of_the_runtime_is_not_sent_again_blindly(world: Any, row: Row) -> None:
-    client = world.client(exp("500"), "broken_start", on_failure="retry", retries=2)
-    items = client.map([{"run_s": 0.2}] * 4, timeout=60)
-    assert judge(world, row, "500 from the runtime, with retries", client, items, 4) == {"ok": 4}
+@pytest.mark.parametrize("agent", ["broken_start", "failing"])
+def test_internal_error_of_the_runtime_costs_time_only(world: Any, row: Row, agent: str) -> None:
+    """No second attempt is asked for: the same sessions are invoked again, and each agent runs once."""
+    client = world.client(exp("500"), agent)
+    items = client.map([{"run_s": 0.2}] * 6, 3, timeout=60)
+    assert judge(world, row, f"500 from the runtime ({agent})", client, items, 6) == {"ok": 6}
+    assert [item.attempt for item in items] == [1] * 6
+    assert client.stats["server_errors"] >= 2
+
+
+DEATHS = [
+    ("at its start", "never_up", {}),
+    ("while it takes the invoke", "killed_at_once", {"run_s": 60}),
+    ("at once after it took the invoke", "plain", {"act": "exit"}),
+    ("while it runs", "plain", {"act": "exit", "run_s": 3.0}),
+    ("of SIGTERM", "plain", {"act": "sigterm"}),
+]
+
+
+@pytest.mark.parametrize(("when", "agent", "payload"), DEATHS, ids=[case[0] for case in DEATHS])
+def test_an_agent_that_dies_is_lost_whenever_it_dies(
+    world: Any, row: Row, when: str, agent: str, payload: dict[str, Any]
+) -> None:
+    client = world.client(exp("dies"), agent)
+    items = client.map([payload] * 2, timeout=90)
+    assert judge(world, row, f"agent dies {when}", client, items, 2) == {"lost": 2}
+    for item in items:
+        assert isinstance(item.exception, RolloutLostError)
+        assert item.elapsed is not None
+        assert item.elapsed < 40  # an answer, a record, or four seconds of silence after three of running
 
 
 def test_request_delivered_twice_runs_once(world: Any, row: Row) -> None:

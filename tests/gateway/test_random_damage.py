@@ -105,11 +105,11 @@ class Life:
         elif what < 0.95:
             self.sessions.notes.tend()
         elif (oldest := self.journal.oldest()) is not None:  # as retention does
-            self.sessions.delete([s.id_bytes for s in self.sessions.in_segment(oldest[0])])
+            self.sessions.delete([s.id_bytes for s in self.sessions.in_segment(oldest)])
             if self.journal.owing:
                 self.journal.fill(0)
-            if oldest[0] in self.journal.segments:
-                self.journal.drop(oldest[0])
+            if oldest in self.journal.segments:
+                self.journal.drop(oldest)
 
     def call(self, session: Session) -> None:
         rng, texts = self.rng, self.texts.setdefault(session.id, [])

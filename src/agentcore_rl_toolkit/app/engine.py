@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..contract import REFUSED, ROLLOUT_FIELD, RolloutConfig, redact_payload, result_key
+from ..contract import REFUSED, ROLLOUT_FIELD, RUNS_ONCE_FIELD, RolloutConfig, redact_payload, result_key
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
@@ -102,7 +102,7 @@ class Engine:
         if settings.heartbeat_s == 0:
             asked_s = 0.0  # the operator's word
         heartbeat_s = max(asked_s, MIN_HEARTBEAT_S) if asked_s > 0 and not own else None
-        reply: dict[str, Any] = {"status": "processing", "s3_bucket": bucket, "result_key": key}
+        reply: dict[str, Any] = {"status": "processing", "s3_bucket": bucket, "result_key": key, RUNS_ONCE_FIELD: True}
         if heartbeat_s is not None:
             reply["heartbeat_s"] = heartbeat_s  # a promise that the client may hold us to
         if config.proof_key is not None:

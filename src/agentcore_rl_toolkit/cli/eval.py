@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, LocalRuntimeError
+from ..store.names import path_of
 
 if TYPE_CHECKING:
     from ..client import BatchItem
@@ -79,7 +80,7 @@ def command(**options: Any) -> None:
 
     rows = read_rows(options["data"], limit=options["limit"])
     exp_id = options["exp_id"] or f"eval-{options['data'].stem}"
-    out: Path = (options["out"] or Path("runs") / exp_id).resolve()
+    out: Path = (options["out"] or Path("runs") / path_of(exp_id)).resolve()
     ledger = out / "ledger.jsonl"
     if ledger.exists() and not options["resume"]:
         raise ConfigError(f"{out} holds a run; go on with --resume, or choose another --out or --exp-id")

@@ -67,7 +67,7 @@ def group() -> None:
 @click.option(
     "--retention-gb", type=ABOVE_0, default=None, help="Drop the oldest sessions beyond this size of the store."
 )
-@click.option("--retention-hours", type=ABOVE_0, default=None, help="Drop sessions older than this.")
+@click.option("--retention-hours", type=ABOVE_0, default=None, help="Drop closed sessions that are older than this.")
 @click.option(
     "--call-timeout",
     type=Amount(0),

@@ -10,6 +10,7 @@ REFUSALS: dict[str | None, tuple[int, str, str]] = {
     "402": (402, "ServiceQuotaExceededException", "maxVms limit exceeded"),
     "409": (409, "RetryableConflictException", "Session operation in progress, please retry"),
     "500": (500, "InternalServerException", "internal error"),
+    "503": (503, "ServiceUnavailableException", "service unavailable"),
     "424": (424, "RuntimeClientError", "Received error (500) from runtime. Please check your CloudWatch logs."),
     "424-init": (
         424,

@@ -9,9 +9,10 @@ Theory of operation. A rollout is one task that walks through the stages::
     stop   -> in the background, after the future is resolved
 
 An invoke is sent at most once per session. It is sent again only when the runtime answered that it did not take it
-(429, 402, 409) or when no connection came about. When the answer is missing, the session may run: the engine looks for
-its heartbeat or record for `confirm_s` and gives the session up (and stops it) only when there is none. A retry is a
-new attempt with a new session id.
+(429, 402, 409), when no connection came about, or when a second delivery does no harm (`delivery`). When the answer is
+missing, the session may run: the engine looks for its heartbeat or record for `confirm_s` (`confirm_error_s` where the
+runtime answered 500 or 503) and gives the session up (and stops it) only when there is none. A retry is a new attempt
+with a new session id.
 
 Whatever happens, the task ends in exactly one `Verdict`, and every session that may exist is handed to the stop queue.
 """
@@ -31,12 +32,14 @@ from ..errors import (
     AgentCoreRLError,
     ConfigError,
     RolloutCancelledError,
+    RolloutLostError,
     RolloutTimeoutError,
 )
 from ..proof import PROOF_KEY_FIELD
 from ..store import ObjectStore
+from .delivery import AgentWord, Resend
 from .events import Events
-from .flight import Adoption, AttemptEnded, Flight, attempt_limit, timed_out
+from .flight import Adoption, AttemptEnded, Flight, NoSignError, attempt_limit, timed_out
 from .following import Follower
 from .future import Progress, RolloutFuture, Verdict
 from .invoking import Invoker
@@ -66,6 +69,8 @@ class Engine:
         watch: WatchSettings,
         events: Events,
         proofs: Proofs,
+        word: AgentWord,
+        resend: Resend,
         max_attempts: int,
         pool_size: int,
         stop_s: float,
@@ -80,7 +85,14 @@ class Engine:
         self._follower = Follower(store_for, watch, events.watching_failed)
         self.proofs = proofs
         self._invoker = Invoker(
-            transport, pacer, events, max_attempts=max_attempts, pool_size=pool_size, room=lambda: self.stops().room()
+            transport,
+            pacer,
+            events,
+            word=word,
+            resend=resend,
+            max_attempts=max_attempts,
+            pool_size=pool_size,
+            room=lambda: self.stops().room(),
         )
         self._stop_s = stop_s
         self._notify_url = notify_url
@@ -217,7 +229,7 @@ class Engine:
 
     def _landed(self, flight: Flight) -> None:
         self._flights.pop(flight.future, None)
-        if not flight.future.done():  # cancelled before its first step: the coroutine never ran
+        if not flight.future._done.done():  # cancelled before its first step: the coroutine never ran
             if flight.adopted is not None:
                 self.events.adopt(flight.progress.session_id, flight.request.ledger)
                 adopted = flight.adopted
@@ -272,15 +284,17 @@ class Engine:
             verdict.error.session_id = verdict.error.session_id or progress.session_id
             verdict.error.input_id = verdict.error.input_id or progress.input_id
             verdict.error.key = verdict.error.key or progress.key or None
+        verdict = flight.future._claim(verdict)  # its owner may have cancelled it meanwhile
         self.events.finished(flight.request, progress, verdict)
         if flight.last_stop is None:
             self.events.never_started(progress.session_id)
-        flight.future._resolve(verdict)
+        flight.future._resolve()
 
     async def _attempt(self, flight: Flight) -> Verdict:
         """One session from its place in the queue to its verdict."""
         session_id = flight.progress.session_id
         flight.invoke, flight.waiting, flight.notified, flight.last_stop = None, None, False, None
+        flight.server_errors, flight.server_error = 0, None
         self._sessions[session_id] = flight
         stop, recorded = flight.adopted is not None, False
         try:
@@ -318,30 +332,36 @@ class Engine:
         body, bucket, expected = self._encode(flight, config)
         progress.bucket, progress.key = bucket, expected
         progress.root = expected.removesuffix(f"{request.input_id}/{progress.session_id}.json")
-        reply: dict[str, Any] | None = None
         if flight.adopted is not None:
             progress.bucket, progress.key = flight.adopted.bucket, flight.adopted.key
             progress.enter(Stage.START)
             self.events.adopt(progress.session_id, request.ledger)
+            flight.accept()
         else:
             await self.events.intent(request, progress)
-            reply = await self._invoker.start(flight, body)
-        if reply is not None:
-            progress.bucket, progress.key = str(reply.get("s3_bucket") or bucket), str(reply["result_key"])
-            progress.agent_reply = reply
-            progress.promised = promises_proof(reply)
-            self.events.accepted(progress)
-        flight.expected = self.proofs.expected(
-            progress.session_id, ledger, key_id=progress.proof_key, promised=progress.promised
-        )
-        progress.enter(Stage.RUN)
-        if not flight.future._accepted.done():
-            flight.future._accepted.set_result(None)
-        try:
-            async with asyncio.timeout_at(attempt_limit(flight)):
-                return await self._follower.follow(flight, reply)
-        except TimeoutError as e:
-            raise timed_out(flight, flight.progress.stage) from e
+        while True:
+            reply: dict[str, Any] | None = None
+            if flight.adopted is None:
+                reply = await self._invoker.start(flight, body)
+            if reply is not None:
+                progress.bucket, progress.key = str(reply.get("s3_bucket") or bucket), str(reply["result_key"])
+                progress.agent_reply = reply
+                progress.promised = promises_proof(reply)
+                self.events.accepted(progress)
+            flight.expected = self.proofs.expected(
+                progress.session_id, ledger, key_id=progress.proof_key, promised=progress.promised
+            )
+            if reply is not None or flight.server_error is None:
+                flight.accept()
+            progress.enter(Stage.RUN)
+            try:
+                async with asyncio.timeout_at(attempt_limit(flight)):
+                    return await self._follower.follow(flight, reply)
+            except TimeoutError as e:
+                raise timed_out(flight, flight.progress.stage) from e
+            except NoSignError as e:
+                if not await self._invoker.may_start_again(flight):
+                    raise AttemptEnded(Outcome.LOST, RolloutLostError(str(e))) from flight.server_error
 
     def _encode(self, flight: Flight, config: dict[str, Any]) -> tuple[bytes, str, str]:
         request, progress = flight.request, flight.progress

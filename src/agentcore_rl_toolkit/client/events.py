@@ -18,7 +18,7 @@ from .settings import RolloutRequest
 
 logger = logging.getLogger("agentcore_rl_toolkit.client")
 
-# (event, fields); events: intent, accepted, refused, retried, finished, stopped, watch_failure
+# (event, fields); events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -94,6 +94,12 @@ class Events:
         self.counts["refused"] += 1
         if self.subscribers:
             self._tell("refused", self._ids(progress))
+
+    def server_error(self, progress: Progress) -> None:
+        """The runtime answered 500 or 503."""
+        self.counts["server_errors"] += 1
+        if self.subscribers:
+            self._tell("server_error", self._ids(progress))
 
     def retried(self, progress: Progress, verdict: Verdict) -> None:
         """An attempt failed and another one follows."""

@@ -14,6 +14,10 @@ from .settings import RolloutRequest
 from .watcher import Waiter, Watcher
 
 
+class NoSignError(Exception):
+    """The answer to the invoke is missing, and neither a heartbeat nor a record appeared."""
+
+
 class AttemptEnded(Exception):  # noqa: N818  (a way out, not an error)
     """The attempt is over, with this verdict."""
 
@@ -49,11 +53,18 @@ class Flight:
     task: asyncio.Task[None] | None = None
     forced: Verdict | None = None  # the verdict that the owner of the future asked for
     invoke: asyncio.Future[bytes] | None = None  # the invoke on the wire or answered; None while no session can exist
+    server_errors: int = 0  # answers of this attempt that said 500 or 503
+    server_error: Exception | None = None  # the last answer, when it was one of them
     adopted: Adoption | None = None
     waiting: tuple[Watcher, Waiter] | None = None
     notified: bool = False
     last_stop: asyncio.Task[None] | None = None
     expected: Expected = ANYTHING  # of the record of the session under way
+
+    def accept(self) -> None:
+        """The invoke was accepted, or may have been: whoever waits for that goes on."""
+        if not self.future._accepted.done():
+            self.future._accepted.set_result(None)
 
     def take_invoke(self) -> asyncio.Future[bytes] | None:
         """The invoke whose session has to be stopped, if there is one."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..contract import Outcome, Stage, alive_key
 from ..errors import AgentCoreRLError, ConfigError, InvalidResultError, RolloutLostError
 from ..store import ObjectStore
-from .flight import AttemptEnded, Flight
+from .flight import AttemptEnded, Flight, NoSignError
 from .future import Progress, Verdict
 from .results import ResultReader
 from .settings import WatchSettings
@@ -74,7 +74,8 @@ class Follower:
     async def follow(self, flight: Flight, reply: Mapping[str, Any] | None) -> Verdict:
         """Wait for the record and read it; `reply` is the answer to the invoke, None when it was lost or not ours to see.
 
-        Raises: AttemptEnded when the session is lost, or its record can be nowhere.
+        Raises: AttemptEnded when the session is lost, or its record can be nowhere; NoSignError when there is no reply and the
+            session does not show itself.
         """
         progress = flight.progress
         heartbeat_s = promised_heartbeat_s(reply)
@@ -91,6 +92,7 @@ class Follower:
         try:
             if reply is None and not (flight.adopted is not None and flight.adopted.accepted):
                 await _confirm(flight, waiter)
+                flight.accept()
             while True:
                 flight.waiting = (watcher, waiter)
                 if flight.notified:
@@ -147,16 +149,23 @@ def promised_heartbeat_s(reply: Mapping[str, Any] | None) -> float | None:
 
 
 async def _confirm(flight: Flight, waiter: Waiter) -> None:
-    """After an invoke of unknown fate: wait until the session shows itself, or give it up."""
-    confirm_s = flight.request.deadlines.confirm_s
+    """After an invoke of unknown fate: wait until the session shows itself. Raises: NoSignError."""
+    deadlines = flight.request.deadlines
+    confirm_s = deadlines.confirm_s if flight.server_error is None else deadlines.confirm_error_s
     life = asyncio.ensure_future(waiter.seen_life.wait())
     try:
         either: set[asyncio.Future[Any]] = {life, waiter.found}
         await asyncio.wait(either, timeout=confirm_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         life.cancel()
-    if not (waiter.seen_life.is_set() or waiter.found.done()):
-        raise RolloutLostError(
+    if waiter.seen_life.is_set() or waiter.found.done():
+        return
+    if flight.server_error is None:
+        raise NoSignError(
             f"the answer to the invoke was lost, and no heartbeat or record appeared within {confirm_s:g} s; "
             "the session is being stopped"
         )
+    raise NoSignError(
+        f"the runtime answered the invoke with an error of its own ({flight.server_error}; {flight.server_errors} times), and no "
+        f"heartbeat or record appeared within {confirm_s:g} s; the session is being stopped"
+    )

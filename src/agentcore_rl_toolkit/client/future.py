@@ -80,10 +80,10 @@ class RolloutFuture:
         self._progress = progress
         self._raise_failures = raise_failures
         self._created_s = time.monotonic()
+        self._verdict: Verdict | None = None  # the first one there was; `_done` follows on the client's thread
+        self._verdict_lock = threading.Lock()
         self._done: concurrent.futures.Future[Verdict] = concurrent.futures.Future()
         self._accepted: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._cancel_lock = threading.Lock()
-        self._cancel_asked = False
 
     # ---- identity and state
 
@@ -123,16 +123,16 @@ class RolloutFuture:
     @property
     def outcome(self) -> Outcome | None:
         """How the rollout ended; None while it runs."""
-        return self._done.result().outcome if self._done.done() else None
+        return None if self._verdict is None else self._verdict.outcome
 
     @property
     def record(self) -> dict[str, Any] | None:
         """The stored record, whatever it says; None while running or when there is none."""
-        return self._done.result().record if self._done.done() else None
+        return None if self._verdict is None else self._verdict.record
 
     @property
     def cancelled(self) -> bool:
-        return self._cancel_asked or self.outcome is Outcome.CANCELLED
+        return self.outcome is Outcome.CANCELLED
 
     def elapsed(self) -> float:
         """Seconds from the call that made this future to its end, or to now."""
@@ -141,10 +141,10 @@ class RolloutFuture:
 
     def done(self) -> bool:
         """True once `result` would answer at once. No request is made."""
-        return self._done.done()
+        return self._verdict is not None
 
     async def done_async(self) -> bool:
-        return self._done.done()
+        return self.done()
 
     def ready_to_poll(self) -> bool:
         """Always True: results are watched in the background and asking costs nothing."""
@@ -166,13 +166,11 @@ class RolloutFuture:
         Raises: RolloutTimeoutError (a TimeoutError), RolloutLostError, RolloutThrottledError, RolloutCancelledError,
             InvalidResultError; AgentError with ``on_failure="raise"``.
         """
-        self._wait(timeout)
-        return self._open(self._done.result())
+        return self._open(self._wait(timeout))
 
     async def result_async(self, timeout: float | None = None) -> dict[str, Any]:
         """Async `result`. Cancelling the awaiting task does not cancel the rollout."""
-        await self._wait_async(timeout)
-        return self._open(self._done.result())
+        return self._open(await self._wait_async(timeout))
 
     def __await__(self) -> Generator[Any, None, dict[str, Any]]:
         return self.result_async().__await__()
@@ -182,8 +180,9 @@ class RolloutFuture:
 
         Raises: RolloutTimeoutError when it is not over within `timeout`; the rollout is left alone then.
         """
-        if not self._done.done():
-            self._owner.refuse_own_thread()
+        if self._verdict is not None:
+            return self._verdict.error
+        self._owner.refuse_own_thread()
         try:
             return self._done.result(timeout).error
         except concurrent.futures.TimeoutError:
@@ -196,11 +195,16 @@ class RolloutFuture:
     # ---- ending it
 
     def cancel(self) -> bool:
-        """End the rollout and stop its session in the background. True for the call that ended it, False afterwards."""
-        with self._cancel_lock:
-            if self._cancel_asked or self._done.done():
-                return False
-            self._cancel_asked = True
+        """End the rollout and stop its session in the background. True for the call that ended it, False afterwards.
+
+        When this returns, the future is done.
+        """
+        error = RolloutCancelledError(
+            "the rollout was cancelled", session_id=self.session_id, input_id=self.input_id, key=self.result_key or None
+        )
+        verdict = Verdict(outcome=Outcome.CANCELLED, error=error)
+        if self._claim(verdict) is not verdict:
+            return False
         self._owner.abort(self)
         return True
 
@@ -212,21 +216,21 @@ class RolloutFuture:
 
     # ---- inside
 
-    def _wait(self, timeout: float | None) -> None:
-        if self._done.done():
-            return
+    def _wait(self, timeout: float | None) -> Verdict:
+        if self._verdict is not None:
+            return self._verdict
         self._owner.refuse_own_thread()
         if timeout is not None and timeout <= 0:
             raise self._still_running(timeout)
         try:
-            self._done.result(timeout)
+            return self._done.result(timeout)
         except concurrent.futures.TimeoutError:
             self._owner.expire(self, timeout or 0.0)
-            self._done.result()  # ends within a turn of the loop, as a timeout or as what came just before it
+            return self._done.result()  # ends within a turn of the loop, as a timeout or as what came just before it
 
-    async def _wait_async(self, timeout: float | None) -> None:
-        if self._done.done():
-            return
+    async def _wait_async(self, timeout: float | None) -> Verdict:
+        if self._verdict is not None:
+            return self._verdict
         if timeout is not None and timeout <= 0:
             raise self._still_running(timeout)
         try:
@@ -234,6 +238,7 @@ class RolloutFuture:
         except TimeoutError:
             self._owner.expire(self, timeout or 0.0)
             await asyncio.wrap_future(_follow(self._done))
+        return self._done.result()
 
     def _still_running(self, timeout: float | None) -> RolloutTimeoutError:
         return RolloutTimeoutError(
@@ -252,12 +257,21 @@ class RolloutFuture:
             )
         raise verdict.error
 
-    def _resolve(self, verdict: Verdict) -> None:
-        self._progress.finished_s = time.monotonic()
+    def _claim(self, verdict: Verdict) -> Verdict:
+        """Make this the verdict unless there is one. Returns the one that stands."""
+        with self._verdict_lock:
+            if self._verdict is None:
+                self._progress.finished_s = time.monotonic()
+                self._verdict = verdict
+            return self._verdict
+
+    def _resolve(self) -> None:
+        """Let everyone know the verdict that stands. On the client's thread, once all that follows from it is noted."""
+        assert self._verdict is not None
         if not self._accepted.done():
             self._accepted.set_result(None)
         if not self._done.done():
-            self._done.set_result(verdict)
+            self._done.set_result(self._verdict)
 
     def __repr__(self) -> str:
         state = self.outcome.value if self.outcome else self.stage.value

@@ -17,8 +17,8 @@ from ..errors import (
     RolloutError,
     RolloutLostError,
     RolloutThrottledError,
-    RolloutTimeoutError,
 )
+from .delivery import AgentWord, Resend
 from .events import Events
 from .flight import AttemptEnded, Flight, timed_out
 from .pacing import Pacer, backoff_s
@@ -29,6 +29,7 @@ from .transport import (
     DaemonPool,
     InvokeFailedError,
     InvokeRefusedError,
+    InvokeServerError,
     InvokeUncertainError,
     parse_reply,
 )
@@ -37,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 
 class Invoker:
-    """Sends invokes, one request per session unless the runtime says that it took none. Lives on the engine's loop.
+    """Sends invokes, one request per session unless the runtime says that it took none, or a second one does no harm
+    (`delivery`). Lives on the engine's loop.
 
     ``room()`` is awaited before each invoke: it holds them back while too many sessions wait for their stop.
     """
@@ -48,10 +50,14 @@ class Invoker:
         pacer: Pacer,
         events: Events,
         *,
+        word: AgentWord,
+        resend: Resend,
         max_attempts: int,
         pool_size: int,
         room: Callable[[], Awaitable[None]],
     ) -> None:
+        self._word = word
+        self._resend = resend
         self._transport = transport
         self._pacer = pacer
         self._events = events
@@ -64,6 +70,7 @@ class Invoker:
         """Get the invoke accepted. None: it went out, and whether it was accepted is unknown."""
         request, progress = flight.request, flight.progress
         deadlines, session_id = request.deadlines, progress.session_id
+        flight.server_error = None
         failures = 0
         refused_since_s: float | None = None
         while True:
@@ -77,9 +84,20 @@ class Invoker:
             try:
                 async with asyncio.timeout(patience_s):
                     raw = await asyncio.shield(call)
-                return parse_reply(raw, session_id)
+                reply = parse_reply(raw, session_id)
+                flight.server_error = None
+                self._word.heard(reply)
+                return reply
+            except InvokeServerError as e:
+                flight.server_errors, flight.server_error = flight.server_errors + 1, e
+                self._events.server_error(progress)
+                if not self._may_send_again or flight.server_errors >= self._max_attempts:
+                    return None
+                logger.info("sending the invoke again after %s", e, extra={"session_id": session_id})
+                await asyncio.sleep(self._error_pause_s(flight))
             except InvokeRefusedError as e:
-                flight.invoke = None
+                if not flight.server_errors:  # of an earlier delivery there may be a session
+                    flight.invoke = None
                 now = time.monotonic()
                 failures += 1
                 if e.kind == "throttled":
@@ -101,6 +119,7 @@ class Invoker:
                     raise AttemptEnded(Outcome.LOST, lost) from e
                 await asyncio.sleep(backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random()))
             except InvokeUncertainError as e:
+                flight.server_error = None
                 logger.info(
                     "no answer to the invoke (%s); looking for signs of the session",
                     e,
@@ -112,7 +131,36 @@ class Invoker:
             except TimeoutError as e:
                 if request.timeout_s is not None and request.timeout_s <= deadlines.start_s:
                     raise timed_out(flight, Stage.START) from e
+                flight.server_error = None
                 return None
+
+    @property
+    def _may_send_again(self) -> bool:
+        return self._resend is True or (self._resend == "auto" and self._word.runs_once)
+
+    async def may_start_again(self, flight: Flight) -> bool:
+        """After an answer of 500 or 503, when no sign of the session was seen: whether the same invoke may be sent again.
+
+        It may where the agent is known by now to run once, and where the runtime says that there is no such session. Where there
+        was one, this ends it.
+        """
+        if flight.server_error is None or self._resend != "auto" or flight.server_errors >= self._max_attempts:
+            return False
+        if not self._word.runs_once:
+            try:
+                async with asyncio.timeout(flight.request.deadlines.stop_s):
+                    await take_turn(self._pacer.try_stop)
+                    if await self._pool.run(self._transport.stop, flight.progress.session_id):
+                        return False
+            except (InvokeRefusedError, InvokeUncertainError, InvokeFailedError, TimeoutError) as e:
+                logger.info("the runtime could not be asked for the session: %s", e)
+                return False
+        await asyncio.sleep(self._error_pause_s(flight))
+        return True
+
+    @staticmethod
+    def _error_pause_s(flight: Flight) -> float:
+        return backoff_s(flight.server_errors, base_s=0.5, cap_s=10.0, jitter=random.random())
 
     async def _admit(self, flight: Flight) -> None:
         """Wait for this rollout's turn: first come, first served, at the pace of the agent."""
@@ -126,21 +174,19 @@ class Invoker:
 
     def _failed(self, flight: Flight, e: InvokeFailedError) -> AttemptEnded:
         """The verdict for an invoke that was refused for good or answered with an error."""
-        if e.code == "RuntimeClientError":
-            if "initialization" in str(e).lower():
-                return AttemptEnded(
-                    Outcome.TIMEOUT, RolloutTimeoutError(f"the session did not come up: {e}", stage=Stage.START.value)
-                )
-            return AttemptEnded(
-                Outcome.AGENT_ERROR, AgentError(f"the agent answered the invoke with an error: {e}", error_type=e.code)
-            )
+        if (
+            e.code == "RuntimeClientError"
+        ):  # AWS says no more than this: it did not come up, died, or answered 4xx or 5xx
+            error = RolloutLostError(f"the session ended, or its agent failed, before it took the invoke: {e}")
+            return AttemptEnded(Outcome.LOST, error)
         if e.code == STORE_REFUSED:
             return AttemptEnded(Outcome.LOST, RolloutLostError(str(e)))
         if e.code == "AgentRefused":
             return AttemptEnded(Outcome.AGENT_ERROR, AgentError(str(e), error_type=e.code))
         if e.code == "BadReply":
             return AttemptEnded(Outcome.INVALID, InvalidResultError(str(e)))
-        flight.invoke = None  # refused before any session existed
+        if not flight.server_errors:
+            flight.invoke = None  # refused before any session existed
         return AttemptEnded(Outcome.INVALID, ConfigError(f"the runtime does not accept this request: {e}"))
 
 

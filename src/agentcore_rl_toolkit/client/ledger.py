@@ -217,7 +217,7 @@ def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
             continue
         if line["event"] == "accepted":
             known.accepted_s = float(line.get("t", 0.0))
-            known.promised = line.get("promised") is True
+            known.promised = known.promised or line.get("promised") is True
             known.key, known.bucket = str(line.get("key", known.key)), str(line.get("bucket", known.bucket))
         elif line["event"] == "done":
             known.outcome = Outcome(line["outcome"])

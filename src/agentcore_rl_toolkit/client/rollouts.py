@@ -15,6 +15,7 @@ from ..contract import IdValue, check_id
 from ..errors import ConfigError
 from ..store import ObjectStore, open_store
 from .batches import BatchMethods
+from .delivery import shared_word
 from .engine import Engine
 from .events import Events, Subscriber
 from .flight import Adoption
@@ -63,6 +64,10 @@ class RolloutClient(BatchMethods):
         push: True runs a listener on loopback that agents on the same machine notify; "auto" does so when the endpoint
             is on loopback; False never.
         notify_url: where agents report instead, such as a gateway; whoever receives it calls `notify`.
+        resend: whether an invoke that the runtime answered with 500 or 503 is sent again, with the same session id, up to
+            `max_retry_attempts` times in all. "auto": for agents whose answers said that a session's payload runs once
+            however often it is delivered (agents of this toolkit do), and where the runtime says that it has no such
+            session. True: always; an agent of the published toolkit may then run twice in one session. False: never.
         transport: another way to the agent than boto3.
         boto3_session: for credentials other than the default ones.
         proof_key: 32 random bytes or more, from which the secrets of sessions are derived, for processes that follow each
@@ -95,6 +100,7 @@ class RolloutClient(BatchMethods):
         watch: WatchSettings | None = None,
         push: bool | Literal["auto"] = "auto",
         notify_url: str | None = None,
+        resend: bool | Literal["auto"] = "auto",
         transport: AgentTransport | None = None,
         boto3_session: Any = None,
         proof_key: bytes | None = None,
@@ -103,6 +109,8 @@ class RolloutClient(BatchMethods):
     ) -> None:
         if on_failure not in ("return", "raise", "retry"):
             raise ConfigError(f"on_failure must be 'return', 'raise' or 'retry', got {on_failure!r}")
+        if resend not in (True, False, "auto"):
+            raise ConfigError(f"resend must be True, False or 'auto', got {resend!r}")
         for name, value in (
             ("tps_limit", tps_limit),
             ("sessions_per_minute", sessions_per_minute),
@@ -156,6 +164,8 @@ class RolloutClient(BatchMethods):
             watch=self.watch,
             events=Events(self.exp_id),
             proofs=Proofs(proof_key, required=require_proof),
+            word=shared_word(agent_runtime_arn, self.endpoint_url, qualifier),
+            resend=resend,
             max_attempts=max_retry_attempts,
             pool_size=pool,
             stop_s=self.deadlines.stop_s,
@@ -326,8 +336,8 @@ class RolloutClient(BatchMethods):
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call ``subscriber(event, fields)`` for each event of a rollout, on the client's thread; it must not block.
 
-        Events: intent, accepted, refused, retried, finished, stopped, watch_failure. Fields always hold ``session_id`` (empty
-        for the last one) and ``exp_id``.
+        Events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure. Fields always hold
+        ``session_id`` (empty for the last one) and ``exp_id``.
         """
         self._engine.events.subscribers.append(subscriber)
 
@@ -338,7 +348,7 @@ class RolloutClient(BatchMethods):
 
     @property
     def stats(self) -> dict[str, int]:
-        """Counts since the start: submitted, refused, retried, each outcome, stopped, stop_failed, watch_failures,
+        """Counts since the start: submitted, refused, server_errors, retried, each outcome, stopped, stop_failed, watch_failures,
         store_requests, skipped_names (what lies in the store beside the records and is no object); of the records read:
         proven, unproven, forged.
         """

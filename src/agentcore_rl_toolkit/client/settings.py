@@ -33,6 +33,7 @@ class Deadlines:
         throttle_s: how long refusals (429, 402) of one rollout are waited out.
         start_s: one invoke request, cold start included.
         confirm_s: after an invoke whose answer was lost, how long to look for signs that the agent runs.
+        confirm_error_s: the same after an answer of 500 or 503, where the invoke is not sent again at once.
         run_s: from the accepted invoke to the record. The default is the service's own limit on a session, plus a
             little.
         result_s: reading a record that is known to exist.
@@ -43,6 +44,7 @@ class Deadlines:
     throttle_s: float | None = 600.0
     start_s: float = 300.0
     confirm_s: float = 60.0
+    confirm_error_s: float = 5.0
     run_s: float | None = AGENTCORE_MAX_LIFETIME_S + 120.0
     result_s: float = 120.0
     stop_s: float = 60.0

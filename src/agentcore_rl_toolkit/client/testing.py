@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ..contract import ROLLOUT_FIELD, alive_key, redact_payload, result_key
+from ..contract import ROLLOUT_FIELD, RUNS_ONCE_FIELD, alive_key, redact_payload, result_key
 from ..errors import ObjectExistsError
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, seal
 from ..store import ObjectStore, open_store
@@ -47,6 +47,8 @@ class Script:
         die_at_s: the session dies this long after its start, without a record.
         heartbeat: whether the agent writes signs of life (agents of the published toolkit do not).
         proves: whether records prove where they come from (those of the published toolkit do not, nor does a raw one).
+        runs_once: whether its answer says that a session's payload runs once however often it is delivered; None: where it
+            writes signs of life and the runtime's `dedupe` makes it true.
         reply: answer to the invoke instead of the usual one.
         hang: never finishes, but shows signs of life.
     """
@@ -59,6 +61,7 @@ class Script:
     die_at_s: float | None = None
     heartbeat: bool = True
     proves: bool = True
+    runs_once: bool | None = None
     reply: Any = None
     hang: bool = False
 
@@ -81,9 +84,10 @@ class ScriptedRuntime:
     Attributes:
         sessions: by session id, all that were ever started.
         requests: counts by operation: invoke, stop.
-        faults: what to do with the next invokes, in order: "429", "402", "409", "500", "424", "drop" (close the
-            connection without an answer and without starting anything), "drop_after" (start the agent, then close),
-            "hang" (never answer), None (nothing special).
+        faults: what to do with the next invokes, in order: "429", "402", "409", "500", "503", "424" (answer so and start
+            nothing), "500_after" (start the agent, then answer 500), "drop" (close the connection without an answer and
+            without starting anything), "drop_after" (start the agent, then close), "hang" (never answer), None (nothing
+            special).
         stop_faults: the same for stops.
         max_sessions: live sessions before 402.
         agent_url: pass invokes on to a running agent (its ``/invocations``) instead of playing scripts.
@@ -241,7 +245,10 @@ class ScriptedRuntime:
         if fault == "drop":
             return None
         if self.agent_url is not None:
-            return await self._forward(self.agent_url, session_id, body)
+            answer = await self._forward(self.agent_url, session_id, body)
+            if fault == "drop_after":
+                return None
+            return error_answer(*REFUSALS["500"], session_id) if fault == "500_after" else answer
         payload = json.loads(body)
         script = Script(**payload.get("script", {}))
         if script.cold_start_s:
@@ -249,6 +256,8 @@ class ScriptedRuntime:
         reply = await self._begin(session_id, payload, script)
         if fault == "drop_after":
             return None
+        if fault == "500_after":
+            return error_answer(*REFUSALS["500"], session_id)
         if fault == "hang":
             await asyncio.Event().wait()
         return 200, "", json.dumps(reply).encode(), session_id
@@ -293,6 +302,8 @@ class ScriptedRuntime:
             reply["heartbeat_s"] = float(config.get("heartbeat_s") or 30.0)
         if script.proves and script.raw is None and config.get(PROOF_KEY_FIELD):
             reply[REPLY_FIELD] = SCHEME
+        if script.runs_once or (script.runs_once is None and script.heartbeat and self.dedupe):
+            reply[RUNS_ONCE_FIELD] = True
         return reply
 
     async def _play(self, session: Session, payload: dict[str, Any], script: Script) -> None:

@@ -20,6 +20,7 @@ from ..errors import AgentCoreRLError, ConfigError
 CONNECT_TIMEOUT_S = 10.0
 IDLE_THREAD_S = 20.0
 USER_AGENT = "agentcore-rl-toolkit"
+SERVER_ERRORS = ("InternalServerException", "ServiceUnavailableException", "ServiceException")
 STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored
 
 
@@ -38,6 +39,10 @@ class InvokeUncertainError(AgentCoreRLError):
     """The request went out and no usable answer came back: the agent may run."""
 
 
+class InvokeServerError(InvokeUncertainError):
+    """The runtime answered that it failed itself (500, 503, ...): the agent may run."""
+
+
 class InvokeFailedError(AgentCoreRLError):
     """The runtime refused for good, or the agent answered with an error. ``code`` is the service's error name."""
 
@@ -50,7 +55,7 @@ class AgentTransport(Protocol):
     """What the engine needs of an AgentCore data plane. Both calls block and run on the transport's own threads."""
 
     def invoke(self, session_id: str, payload: bytes) -> bytes:
-        """Send one invoke. Raises: InvokeRefusedError, InvokeUncertainError, InvokeFailedError."""
+        """Send one invoke. Raises: InvokeRefusedError, InvokeUncertainError (InvokeServerError), InvokeFailedError."""
         ...
 
     def stop(self, session_id: str) -> bool:
@@ -232,7 +237,7 @@ class Boto3Transport:
 
 
 def classify(error: Exception, session_id: str) -> AgentCoreRLError:
-    """What a boto3 exception says about the fate of an invoke.
+    """What a boto3 exception says about the fate of an invoke: by status and error type, never by the words of a message.
 
     Source: error table of InvokeAgentRuntime (429, 402, 409, 424, 500), botocore.exceptions.
     """
@@ -249,8 +254,8 @@ def classify(error: Exception, session_id: str) -> AgentCoreRLError:
             return InvokeRefusedError(text, kind="throttled", session_id=session_id)
         if status == 409 or code == "RetryableConflictException":
             return InvokeRefusedError(text, kind="busy", session_id=session_id)
-        if isinstance(status, int) and status >= 500:
-            return InvokeUncertainError(text, session_id=session_id)
+        if (isinstance(status, int) and status >= 500) or code in SERVER_ERRORS:
+            return InvokeServerError(text, session_id=session_id)
         return InvokeFailedError(text, code=code, session_id=session_id)
     if isinstance(error, (boto.ConnectTimeoutError, boto.EndpointConnectionError, boto.ProxyConnectionError)):
         return InvokeRefusedError(str(error), kind="unreachable", session_id=session_id)

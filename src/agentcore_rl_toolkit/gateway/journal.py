@@ -73,6 +73,9 @@ class Journal:
         self.repay: Callable[[], None] | None = None  # appends what is owed
         self.closing: Callable[[], None] | None = None  # appends what is to be the last
         self.owing = False  # something must be written before anything else
+        self.dated: Callable[[list[float]], list[float]] | None = (
+            None  # when files were written, by the monotonic clock
+        )
         self.own_from = 0  # the position from which on frames are this process's
         self.failed: OSError | None = None
         directory.mkdir(parents=True, exist_ok=True)
@@ -117,6 +120,8 @@ class Journal:
                 log.warning("%s: cutting off the %d bytes after the last whole frame", path.name, size - end)
                 os.ftruncate(fd, end)
             segments.sizes[number] = end
+        if self.dated is not None:
+            segments.date(self.dated([segments.born[number] for number in numbers]))
         segments.current = numbers[-1] if numbers else 0
         if not numbers or segments.sizes[segments.current] >= self.segment_bytes:
             self._next_segment()
@@ -186,6 +191,7 @@ class Journal:
         if not self._pending:
             return
         number = self._segments.current
+        self._segments.touch()
         batch: Batch = (self._segments.files[number], self._offset, self._pending, self._callbacks)
         self._offset = self._segments.sizes[number]
         self._pending, self._callbacks = [], []
@@ -348,12 +354,16 @@ class Journal:
     def begin_anew(self, older_than_s: float) -> None:
         """Write on in another segment when this one was begun so long ago: the one that is written cannot be dropped."""
         current = self._segments.current
-        if self._segments.sizes[current] and time.time() - self._segments.born[current] > older_than_s:
+        if self._segments.sizes[current] and time.monotonic() - self._segments.begun[current] > older_than_s:
             self._roll()
 
-    def oldest(self) -> tuple[int, float] | None:
-        """Number of the oldest segment that is not being written, and when it was last (unix seconds)."""
+    def oldest(self) -> int | None:
+        """Number of the oldest segment that is not being written."""
         return self._segments.oldest()
+
+    def older_than(self, age_s: float) -> int:
+        """Number of the youngest segment whose last frame is older than this, and so are those before it; 0: none is."""
+        return self._segments.older_than(age_s)
 
     @property
     def segments(self) -> frozenset[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .journal_scan import DELETED
@@ -24,7 +24,9 @@ class Segments:
         self.current = 0
         self.files: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
-        self.born: dict[int, float] = {}
+        self.born: dict[int, float] = {}  # when last written, or begun (unix seconds)
+        self.begun: dict[int, float] = {}  # when it was begun, or last written before this process (monotonic seconds)
+        self.written: dict[int, float] = {}  # when it was last written (monotonic seconds)
         self._live: dict[int, int] = {}  # frames of sessions that are not deleted
         self._tombs: dict[int, int] = {}  # deletions noted in the segment
         self._damaged: set[int] = set()  # where damage was found at the start
@@ -43,7 +45,17 @@ class Segments:
         fd = self.files[number] = os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC)
         self._live[number], self._tombs[number] = 0, 0
         self.born[number] = os.fstat(fd).st_mtime
+        self.begun[number] = self.written[number] = time.monotonic()
         return fd
+
+    def date(self, written: Iterable[float]) -> None:
+        """The stored ones were last written then (monotonic seconds, in order)."""
+        for number, at in zip(sorted(self.files), written, strict=True):
+            self.begun[number] = self.written[number] = at
+
+    def touch(self) -> None:
+        """The current one is being written."""
+        self.written[self.current] = time.monotonic()
 
     def begin(self) -> None:
         """Begin the next one. Raises: OSError."""
@@ -56,6 +68,7 @@ class Segments:
         self.sizes[number] = 0
         self._live[number] = self._tombs[number] = 0
         self.born[number] = time.time()
+        self.begun[number] = self.written[number] = time.monotonic()
 
     def count(self, number: int, kind: int) -> None:
         """A frame lies there."""
@@ -113,16 +126,20 @@ class Segments:
         """Remove one. Returns the bytes given back."""
         os.close(self.files.pop(number))
         self.path(number).unlink(missing_ok=True)
-        for known in (self._live, self._tombs, self.born):
+        for known in (self._live, self._tombs, self.born, self.begun, self.written):
             known.pop(number)
         self._damaged.discard(number)
         self._suspect.discard(number)
         return self.sizes.pop(number)
 
-    def oldest(self) -> tuple[int, float] | None:
-        """Number of the oldest one that is not being written, and when it was last (unix seconds)."""
-        numbers = [n for n in self.files if n != self.current]
-        return (min(numbers), self.born[min(numbers)]) if numbers else None
+    def oldest(self) -> int | None:
+        """Number of the oldest one that is not being written."""
+        return min((number for number in self.files if number != self.current), default=None)
+
+    def older_than(self, age_s: float) -> int:
+        """Number of the youngest that is not being written and was last written longer ago; 0: there is none."""
+        since = time.monotonic() - age_s
+        return max((n for n, at in self.written.items() if n != self.current and at < since), default=0)
 
     def close(self) -> None:
         for fd in self.files.values():

@@ -30,7 +30,7 @@ from .exchange import Exchange
 from .journal import Journal
 from .listener import SCRATCH, AgentConnection
 from .pacing import Pacer
-from .retention import retain
+from .retention import Retention, moments
 from .routing import Router, Worker
 from .session_settings import SessionSettings, check_sampling
 from .sessions import Session, Sessions, store_secret
@@ -96,6 +96,7 @@ class Gateway:
         path = Path(directory)
         try:
             self.journal = Journal(path, fsync=config.fsync)
+            self.journal.dated = lambda written_s: moments(written_s, config.retention_s)
             self.secret = secret or store_secret(path)
             self.sessions = Sessions(
                 self.journal,
@@ -110,6 +111,7 @@ class Gateway:
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
         self.router = Router(config.upstreams, connect_s=self.limits.connect_s, pacer=Pacer())
         self.slices = Slices()
+        self.retention = Retention(self)
         self.admin = Admin(self)
         self.token_mode: TokenMode | None = None
         self.tinker: TinkerServices | None = None
@@ -214,7 +216,7 @@ class Gateway:
                     conn.transport.close()
             self.router.sweep(now)
             self.journal.tend()
-            retain(self)
+            self.retention.tend()
 
     # -- connections
 

@@ -15,7 +15,7 @@ import secrets
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
@@ -317,18 +317,34 @@ class Sessions:
         if len(self._tombstones) > _TOMBSTONES:
             self._tombstones.popitem(last=False)
 
+    def last_frame(self, session: Session) -> int:
+        """The position of the last thing that is stored of a session."""
+        calls, notes = session.positions, self.notes.frames.get(session.id_bytes, ())
+        return max(max(calls, default=0), max(notes, default=0))
+
+    def callers(self, number: int) -> dict[bytes, Session]:
+        """Sessions with calls in this segment of the journal."""
+        return {s.id_bytes: s for s in self.by_id.values() if any(p >> 40 == number for p in s.positions)}
+
     def in_segment(self, number: int) -> list[Session]:
-        """Sessions with calls in this segment of the journal.
+        """Sessions with calls in this segment, and closed ones that never made any.
 
         Those that only began there are noted again, further on.
         """
-        victims = {s.id_bytes: s for s in self.by_id.values() if any(p >> 40 == number for p in s.positions)}
+        victims = self.callers(number)
+        for name, frames in self.notes.frames.items():
+            session = self.by_id.get(name)
+            silent = session is not None and session.closed and not session.records
+            if session is not None and silent and any(p >> 40 == number for p in frames):
+                victims[name] = session
+        self.move_notes(number, but=victims)
+        return list(victims.values())
+
+    def move_notes(self, number: int, *, but: Container[bytes] = ()) -> None:
+        """Note again, further on, what is noted of sessions in this segment."""
         for name, frames in list(self.notes.frames.items()):
             session = self.by_id.get(name)
-            if session is None or name in victims or not any(p >> 40 == number for p in frames):
-                continue
-            if session.closed and not session.records:
-                victims[name] = session
+            if session is None or name in but or not any(p >> 40 == number for p in frames):
                 continue
             self.notes.frames[name] = array("Q", (p for p in frames if p >> 40 != number))
             self.notes.opened(session)
@@ -338,7 +354,6 @@ class Sessions:
                 self.notes.untaken(session)
             if session.closed:
                 self.notes.closed(session)
-        return list(victims.values())
 
     def restore(self) -> int:
         """Read the journal back. Returns the number of its frames."""

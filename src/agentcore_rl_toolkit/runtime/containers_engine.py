@@ -23,6 +23,7 @@ from .upstream import Connection, UpstreamLostError, connect, connect_over
 API = "/v1.41"
 SERVICE_START_S = 20.0
 CALL_TIMEOUT_S = 120.0
+ANSWER_BYTES = 64 * 2**20  # of the engine: a list of all containers and images
 PULL_TIMEOUT_S = 1_800.0
 HYBRID_GROUPS, SYSTEMD = "/sys/fs/cgroup/unified", "/run/systemd/system"
 
@@ -135,7 +136,7 @@ class Engine:
             async with asyncio.timeout(timeout_s):
                 connection = await self._send(method, path, body, query)
                 try:
-                    status, data = connection.status, await connection.read()
+                    status, data = connection.status, await connection.read(ANSWER_BYTES)
                 finally:
                     connection.close()
         except TimeoutError:
@@ -157,7 +158,7 @@ class Engine:
             raise EngineError(f"{self.address} does not answer: {e}") from e
         try:
             if connection.status >= 400:
-                raise EngineError(_message(await connection.read()), status=connection.status)
+                raise EngineError(_message(await connection.read(ANSWER_BYTES)), status=connection.status)
             yield b""
             async for data in connection.body():
                 yield data

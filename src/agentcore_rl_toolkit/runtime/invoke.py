@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import uuid
@@ -27,6 +28,8 @@ from .wire import (
 )
 
 log = logging.getLogger(__name__)
+ERROR_BYTES = 2**20  # of an agent's error, and `ERROR_S` seconds for them; nobody sees its text
+ERROR_S = 5.0
 WHOLE_BYTES = 64 * 1024  # of a reply that says its length and is no larger, nothing is sent before it is complete
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -105,7 +108,11 @@ async def relay(
                 await connection.send(method, path, request_headers(session, headers, request_id), body)
             status = await connection.head()
             if status >= 400:
-                await connection.read()
+                with contextlib.suppress(
+                    TimeoutError, UpstreamLostError
+                ):  # the status says all that the caller is told
+                    async with asyncio.timeout(ERROR_S):
+                        await connection.pass_over(ERROR_BYTES)
                 raise WireError(
                     "RuntimeClientError",
                     f"Received error ({status}) from runtime. Please check your CloudWatch logs for more information.",

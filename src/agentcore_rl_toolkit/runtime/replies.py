@@ -15,6 +15,7 @@ from .wire import MAX_PAYLOAD_BYTES, WireError, invalid
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or got no whole reply
+UNPROVEN_BYTES = 2**30
 log = logging.getLogger(__name__)
 
 
@@ -23,16 +24,32 @@ class LateBodyError(WireError):
     its sender sees the reply.)"""
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, pause_s: float) -> list[bytes]:
+class Receiving:
+    """Bytes of bodies that are on their way in and whose senders are not proven yet, together."""
+
+    def __init__(self, most_bytes: int = UNPROVEN_BYTES) -> None:
+        self.left = most_bytes
+
+    def take(self, count: int) -> None:
+        """Raises: WireError 429 when there are too many."""
+        self.left -= count
+        if self.left < 0:
+            raise WireError("ThrottlingException", "Too many large requests are on their way in; try again.")
+
+
+async def read_body(
+    headers: Mapping[bytes, bytes], receive: Receive, pause_s: float, receiving: Receiving | None = None
+) -> list[bytes]:
     """The request's body in the pieces it came in. Units: ``pause_s`` seconds, the longest wait for the next piece.
 
-    Raises: WireError 400 above 100 MB, or when the rest does not come.
+    ``receiving``: what counts it, where its sender is not proven.
+    Raises: WireError 400 above 100 MB, or when the rest does not come; 429 when too much of others is on its way.
     """
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > MAX_PAYLOAD_BYTES:
         raise _too_large()
     pieces: list[bytes] = []
-    size = 0
+    size = counted = 0
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(pause_s) as limit:
@@ -42,6 +59,9 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, pause_s: f
                     raise ConnectionResetError("the caller went away while sending")
                 piece = message.get("body", b"")
                 if piece:
+                    if receiving is not None:
+                        counted += len(piece)
+                        receiving.take(len(piece))
                     pieces.append(piece)
                     size += len(piece)
                     if size > MAX_PAYLOAD_BYTES:
@@ -52,6 +72,9 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, pause_s: f
     except TimeoutError:
         error = late_body(pause_s)
         raise LateBodyError(error.code, error.message, **error.extra) from None
+    finally:
+        if receiving is not None:
+            receiving.left += counted
 
 
 def _too_large() -> WireError:

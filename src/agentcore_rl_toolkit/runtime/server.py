@@ -24,7 +24,7 @@ from .faults import INIT_TIMEOUT, Effects
 from .idempotency import Tokens
 from .invoke import AWS_REQUEST_ID, INVOKE, Work, new_request_id, relay, request_id_of
 from .node import LocalNode
-from .replies import as_wire_error, failed, read_body, reply
+from .replies import Receiving, as_wire_error, failed, read_body, reply
 from .session import Key, Session
 from .shells import Shells, check_shell_id
 from .upstream import UpstreamLostError
@@ -68,6 +68,7 @@ class RuntimeApp:
         self._s3_port = s3_port
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokens = Tokens()
+        self._receiving = Receiving()
         self._shells = Shells()
         node = runtime.node
         self.callers = Callers(self._sessions_here, *((node.carried,) if isinstance(node, LocalNode) else ()))
@@ -103,7 +104,6 @@ class RuntimeApp:
                 if (scope["method"], *pieces[1:]) not in local_api.OPEN:
                     refuse_management(caller)
                 body = await self._body(scope, receive)
-                self._authenticate(scope, body)
                 await local_api.answer(
                     self.runtime, scope["method"], pieces[1:], query, b"".join(body), send, user=caller.is_user
                 )
@@ -114,7 +114,6 @@ class RuntimeApp:
                 operation = named
                 self._admit(caller, route, scope["headers"])
                 body = await self._body(scope, receive)
-                self._authenticate(scope, body)
                 await self._data_plane(operation, route, scope, body, send, caller)
                 return
             managed = control.match(scope["method"], pieces)
@@ -122,7 +121,6 @@ class RuntimeApp:
                 operation = managed[0]
                 refuse_management(caller)
             body = await self._body(scope, receive)
-            self._authenticate(scope, body)
             if managed is None:
                 raise not_found(f"Operation {scope['method']} {scope['path']}")
             status = await self._control(managed, scope["query_string"], query, body, send)
@@ -141,20 +139,27 @@ class RuntimeApp:
         finally:
             self.runtime.metrics.request(operation, status)
 
-    def _authenticate(self, scope: Scope, body: list[bytes]) -> None:
-        if self.runtime.config.credentials:
-            sigv4.verify(
-                self.runtime.config.credentials,
-                method=scope["method"],
-                raw_path=scope["raw_path"],
-                query_string=scope["query_string"],
-                headers=scope["headers"],
-                body=body,
-                now=time.time(),
-            )
+    def _authenticate(self, scope: Scope) -> sigv4.Pending | None:
+        """Check the signature as far as the head tells; None where requests are not signed. Raises: WireError 403."""
+        if not self.runtime.config.credentials:
+            return None
+        return sigv4.begin(
+            self.runtime.config.credentials,
+            method=scope["method"],
+            raw_path=scope["raw_path"],
+            query_string=scope["query_string"],
+            headers=scope["headers"],
+            now=time.time(),
+        )
 
     async def _body(self, scope: Scope, receive: Receive) -> list[bytes]:
-        return await read_body(dict(scope["headers"]), receive, self.runtime.config.body_timeout_s)
+        """The body of a request whose signature, where there is to be one, is checked: before it is read, if it can be."""
+        signature = self._authenticate(scope)
+        unproven = None if signature is None or signature.proven else self._receiving
+        body = await read_body(dict(scope["headers"]), receive, self.runtime.config.body_timeout_s, unproven)
+        if signature is not None:
+            signature.finish(body)
+        return body
 
     def _sessions_here(self) -> Iterable[Session]:
         return self.runtime.table.sessions.values() if self.runtime.cluster is None else ()
@@ -332,7 +337,9 @@ class RuntimeApp:
             operation = "InvokeAgentRuntimeCommandShell" if shell else "WebSocket"
             await receive()  # websocket.connect
             caller = await self._caller(scope)
-            self._authenticate({**scope, "method": "GET"}, [])
+            signature = self._authenticate({**scope, "method": "GET"})
+            if signature is not None:
+                signature.finish([])
             headers = with_query(scope["headers"], query)
             by_name = dict(headers)
             route = Route("ws", pieces[1], query)

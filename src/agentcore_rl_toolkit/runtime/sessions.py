@@ -32,6 +32,7 @@ from .upstream import UpstreamLostError
 from .wire import WireError
 
 log = logging.getLogger(__name__)
+PING_BYTES = 64 * 1024  # of its answer, which has two short fields
 PING_TIMEOUT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the questions of a start
 INIT_FAILED = "Runtime initialization failed."
@@ -337,7 +338,7 @@ class SessionTable:
         connection = await session.connection()
         try:
             await connection.send(b"GET", b"/ping", [])
-            code, body = await connection.head(), await connection.read()
+            code, body = await connection.head(), await connection.read(PING_BYTES)
         except BaseException:
             connection.close()
             raise

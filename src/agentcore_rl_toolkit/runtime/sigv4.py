@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from .wire import Headers, WireError
 
+UNSIGNED = "UNSIGNED-PAYLOAD"
 MAX_SKEW_S = 300.0
 MAX_PRESIGNED_S = 604_800  # a week, SigV4's own limit
 _REGION, _SERVICE = "us-west-2", "bedrock-agentcore"  # of our own requests; a runtime takes any
@@ -39,6 +40,31 @@ class _Claim:
     lifetime_s: float | None = None  # of a presigned address
 
 
+@dataclass(frozen=True)
+class Pending:
+    """A request whose head was checked as far as a head can tell. ``proven``: its signature holds, whatever the body is.
+
+    The signature covers the body's hash. A request that says the hash, as S3's clients and ours do, is proven by its head; of
+    others (boto3 says it to S3 only) the head shows a known key and the time, and the signature is checked with the body.
+    """
+
+    proven: bool
+    claimed: str | None
+    compare: Callable[[str], None]
+
+    def finish(self, body: Sequence[bytes]) -> None:
+        """Check the body. Raises: WireError 403."""
+        if self.claimed == UNSIGNED:
+            return
+        digest = hashlib.sha256()
+        for piece in body:
+            digest.update(piece)
+        if not self.proven:
+            self.compare(digest.hexdigest())
+        elif self.claimed != digest.hexdigest():
+            raise _refused("The provided x-amz-content-sha256 does not match the payload.")
+
+
 def verify(
     credentials: Mapping[str, str],
     *,
@@ -49,10 +75,25 @@ def verify(
     body: Sequence[bytes],
     now: float,
 ) -> None:
-    """Check a request's signature against ``credentials`` (access key -> secret). Units: ``now`` in unix seconds.
+    """Check a request that is there whole: `begin`, then `finish`. Raises: WireError 403."""
+    begin(credentials, method=method, raw_path=raw_path, query_string=query_string, headers=headers, now=now).finish(
+        body
+    )
 
-    Raises: WireError 403 when it is missing, of an unknown key, older than five minutes (a presigned one: than it says), or
-    wrong.
+
+def begin(
+    credentials: Mapping[str, str],
+    *,
+    method: str,
+    raw_path: bytes,
+    query_string: bytes,
+    headers: Headers,
+    now: float,
+) -> Pending:
+    """Check a request's head against ``credentials`` (access key -> secret). Units: ``now`` in unix seconds.
+
+    Raises: WireError 403 when the signature is missing, of an unknown key, older than five minutes (a presigned one: than it
+    says), or wrong.
     """
     by_name: dict[str, list[str]] = {}
     for key, value in headers:
@@ -66,16 +107,20 @@ def verify(
     _check_time(claim, now)
     if "host" not in claim.signed.split(";"):
         raise _refused("Host must be a signed header.")
-    payload_hash = hashlib.sha256(b"".join(body)).hexdigest()
-    claimed = (by_name.get("x-amz-content-sha256") or [payload_hash])[0]
-    if claimed not in (payload_hash, "UNSIGNED-PAYLOAD"):
-        raise _refused("The provided x-amz-content-sha256 does not match the payload.")
-    expected = _signature(claim, secret, method, raw_path.split(b"?", 1)[0].decode("latin-1"), by_name, claimed)
-    if not hmac.compare_digest(expected, claim.signature):
-        raise _refused(
-            "The request signature we calculated does not match the signature you provided. "
-            "Check your AWS Secret Access Key and signing method."
-        )
+
+    def compare(payload_hash: str) -> None:
+        path = raw_path.split(b"?", 1)[0].decode("latin-1")
+        if not hmac.compare_digest(_signature(claim, secret, method, path, by_name, payload_hash), claim.signature):
+            raise _refused(
+                "The request signature we calculated does not match the signature you provided. "
+                "Check your AWS Secret Access Key and signing method."
+            )
+
+    said = by_name.get("x-amz-content-sha256")
+    claimed = said[0] if said else None
+    if claimed is not None:
+        compare(claimed)
+    return Pending(claimed is not None, claimed, compare)
 
 
 def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes, now: float) -> dict[str, str]:
@@ -88,13 +133,21 @@ def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes, now
     stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
     payload_hash = hashlib.sha256(body).hexdigest()
     claim = _Claim(
-        access_key, stamp[:8], _REGION, _SERVICE, "host;x-amz-date", "", stamp, _canonical_query(parts.query)
+        access_key,
+        stamp[:8],
+        _REGION,
+        _SERVICE,
+        "host;x-amz-content-sha256;x-amz-date",
+        "",
+        stamp,
+        _canonical_query(parts.query),
     )
-    by_name = {"host": [parts.netloc], "x-amz-date": [stamp]}
+    by_name = {"host": [parts.netloc], "x-amz-content-sha256": [payload_hash], "x-amz-date": [stamp]}
     signature = _signature(claim, secret, method, parts.path, by_name, payload_hash)
     scope = f"{claim.day}/{claim.region}/{claim.service}/aws4_request"
     return {
         "x-amz-date": stamp,
+        "x-amz-content-sha256": payload_hash,
         "authorization": f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}, SignedHeaders={claim.signed}, Signature={signature}",
     }
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import httptools
 
 HIGH_WATER_BYTES = 256 * 1024  # stop reading from the agent while this much waits for the caller
+HEAD_BYTES = 256 * 1024  # of a reply's headers; with more, or with as much that never ends, it is given up
 ONE_WRITE_BYTES = 64 * 1024  # a body in one piece and no larger goes out together with its head
 
 Headers = list[tuple[bytes, bytes]]
@@ -42,6 +43,8 @@ class Connection(asyncio.Protocol):
         self.body_bytes = 0
         self.chunk_bytes = 0
         self._chunk_began: int | None = None  # at which of `body_bytes`
+        self._head_bytes = 0
+        self._silent = 0  # bytes since the parser last found anything
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
         self._chunks: deque[bytes] = deque()
@@ -55,9 +58,13 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape, not by class
 
     def data_received(self, data: bytes) -> None:
+        self._silent += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
+            self.close()
+            self.lost = True
+        if self._silent > HEAD_BYTES:
             self.close()
             self.lost = True
         self._notify()
@@ -84,9 +91,15 @@ class Connection(asyncio.Protocol):
             raise UpstreamLostError("a reply that nobody asked for")  # the parser's error: the connection is given up
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > HEAD_BYTES:
+            raise UpstreamLostError("the reply's headers have no end")
+        if self.head_done:
+            return  # a trailer
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        self._silent = 0
         self.status = self._parser.get_status_code()
         self.head_done = self.status >= 200 or self.status == 101
 
@@ -94,6 +107,7 @@ class Connection(asyncio.Protocol):
         self._chunk_began = self.body_bytes
 
     def on_body(self, data: bytes) -> None:
+        self._silent = 0
         self._chunks.append(data)
         self.body_bytes += len(data)
         if self._chunk_began is not None:
@@ -121,6 +135,7 @@ class Connection(asyncio.Protocol):
         """
         self.status, self.headers, self.complete, self.head_done = 0, [], False, False
         self.body_bytes, self.chunk_bytes, self._chunk_began = 0, 0, None
+        self._head_bytes = self._silent = 0
         if self._transport is None or self._transport.is_closing():
             raise UpstreamLostError("the connection is closed")
         size = sum(map(len, body))
@@ -173,9 +188,25 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         return data
 
-    async def read(self) -> bytes:
-        """The whole reply."""
-        return b"".join([data async for data in self.body()])
+    async def read(self, most_bytes: int) -> bytes:
+        """The whole reply. Raises: UpstreamLostError when it breaks off, or is larger: the rest is not read."""
+        pieces = []
+        async for data in self.body():
+            pieces.append(data)
+            if self.body_bytes > most_bytes:
+                self.close()
+                raise UpstreamLostError(f"the reply has more than {most_bytes} bytes")
+        return b"".join(pieces)
+
+    async def pass_over(self, most_bytes: int) -> None:
+        """Read the reply to its end without keeping it, so that the connection can be used again; not beyond so many bytes.
+
+        Raises: UpstreamLostError when it breaks off.
+        """
+        async for _ in self.body():
+            if self.body_bytes > most_bytes:
+                self.close()
+                return
 
     def close(self) -> None:
         if self._transport is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ...store.names import path_of
 from ..data import read_rows
 from ..settings import Plan, check_run, from_mapping, read_settings, with_environment
 from . import cluster
@@ -259,20 +260,20 @@ class SlimeRunner(SlimeRolloutSettings):
 
     @property
     def config_path(self) -> Path:
-        return Path(self.run_dir).absolute() / self.exp_id / "rollout.yaml"
+        return Path(self.run_dir).absolute() / path_of(self.exp_id) / "rollout.yaml"
 
     @property
     def job_path(self) -> Path:
         """Ray's runtime environment of the job; it may hold secrets, which a command line would show to everybody."""
-        return Path(self.run_dir).absolute() / self.exp_id / "job.yaml"
+        return Path(self.run_dir).absolute() / path_of(self.exp_id) / "job.yaml"
 
     @property
     def prepared_data_path(self) -> Path:
-        return Path(self.run_dir).absolute() / self.exp_id / "data.jsonl"
+        return Path(self.run_dir).absolute() / path_of(self.exp_id) / "data.jsonl"
 
     @property
     def prepared_eval_path(self) -> Path:
-        return Path(self.run_dir).absolute() / self.exp_id / "eval.jsonl"
+        return Path(self.run_dir).absolute() / path_of(self.exp_id) / "eval.jsonl"
 
     @property
     def rollout_gpus(self) -> int:
