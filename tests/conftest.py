@@ -68,6 +68,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(str(report.longrepr)[-3000:])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def the_machines_devices_stay_as_they_are() -> Iterator[None]:
+    """Tests run as root here and there, with programs that change what they are given: it must not be the machine's devices."""
+    before = _devices()
+    yield
+    assert _devices() == before, "a test changed owner or mode of the machine's devices"
+
+
+def _devices() -> dict[str, tuple[int, int, int]]:
+    """Owner, group and mode of the devices that every program uses."""
+    found = {}
+    for name in ("null", "zero", "full", "random", "urandom", "tty"):
+        with contextlib.suppress(FileNotFoundError):
+            info = os.stat(f"/dev/{name}")
+            found[name] = (info.st_uid, info.st_gid, info.st_mode)
+    return found
+
+
 @pytest.fixture(scope="session")
 def make_environment() -> MakeEnvironment:
     return _make

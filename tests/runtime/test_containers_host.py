@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.runtime.containers_engine import gvisor_program
 
 from .conftest import Server, wait_for
 from .container_images import containers
@@ -206,3 +208,24 @@ def test_gvisor_does_not_take_a_limit_that_it_cannot_hold(
     server = start_server("--isolation", "gvisor", "--processes", "10", wait=False)
     assert server.process.wait(30) == 2
     assert "cannot bound processes" in server.output.read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="runsc changes owners as root only")
+def test_gvisor_is_not_given_the_machines_dev_null(tmp_path: Path) -> None:
+    """It would make it "nobody"'s, as releases of runsc do with their standard input."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    runsc = programs / "runsc"
+    runsc.write_text('#!/bin/sh\nif [ /dev/stdin -ef /dev/null ]; then echo null; fi\ncat\necho "$@"\n')
+    runsc.chmod(0o755)
+    (tmp_path / "engine").mkdir()
+    program = gvisor_program(tmp_path / "engine")
+
+    def run(**given: Any) -> str:
+        path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+        return subprocess.run(
+            [program, "create", "x"], env=path, stdout=subprocess.PIPE, timeout=30, check=True, text=True, **given
+        ).stdout
+
+    assert run(stdin=subprocess.DEVNULL) == "create x\n"
+    assert run(input="said\n") == "said\ncreate x\n"

@@ -258,8 +258,10 @@ class Engine:
 
 # Releases of runsc before 2024 take a network namespace for the machine's own when it has /proc/sys/net/core/rmem_default, which
 # since Linux 6.9 all have, and then refuse to start. So as root it is shown a /proc/sys without "net".
+# And runsc gives its standard input to its sandbox's user, "nobody": the machine's own /dev/null, where an engine opens that.
 _GVISOR = """\
 #!/bin/sh
+if [ /dev/stdin -ef /dev/null ]; then exec <"{folder}/nothing"; fi
 if [ "$(id -u)" != 0 ]; then exec runsc --ignore-cgroups "$@"; fi
 exec unshare --mount --propagation slave /bin/sh -ec '
 cd "$0"
@@ -279,6 +281,7 @@ exec runsc "$@"' "{folder}" "$PWD" "$@"
 def gvisor_program(folder: Path) -> Path:
     """A runtime for an engine that is ``runsc`` as it works here."""
     program = folder / "runsc"
+    (folder / "nothing").touch()
     program.write_text(_GVISOR.replace("{folder}", str(folder)))
     program.chmod(0o700)
     return program

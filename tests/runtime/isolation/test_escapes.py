@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Launcher, Session, asked, linux_only
+from .conftest import NOBODY, Launcher, Session, asked, linux_only
 
 pytestmark = linux_only
 
@@ -341,3 +341,78 @@ def test_sessions_in_namespaces_die_with_their_launcher(namespaces: Launcher) ->
     before = heartbeat.stat().st_size
     time.sleep(0.3)
     assert heartbeat.stat().st_size == before
+
+
+DEVICES = """
+mode = os.stat('/dev/null').st_mode & 0o7777
+say([
+    attempt(lambda: os.chmod('/dev/null', mode)),
+    attempt(lambda: os.chown('/dev/null', -1, -1)),
+    attempt(lambda: os.utime('/dev/null')),
+    attempt(lambda: os.fchmod(os.open('/dev/zero', os.O_RDWR), mode)),
+    attempt(lambda: os.rename('/dev/null', '/dev/other')),
+    attempt(lambda: os.write(os.open('/dev/null', os.O_RDWR), b'x')),
+    attempt(lambda: os.read(os.open('/dev/zero', os.O_RDWR), 3).hex()),
+    attempt(lambda: len(os.read(os.open('/dev/urandom', os.O_RDONLY), 3))),
+])
+"""
+
+
+@pytest.mark.threat(
+    who="a session",
+    tries="change owner, mode or times of the machine's devices, which its /dev shows",
+    stopped_by="`namespaces`: the devices are mounted so that they can be written to and not changed",
+    leaves="`landlock`, `process`: devices of this user, which for root are the machine's",
+)
+def test_devices_can_be_used_and_not_changed(namespaces: Launcher) -> None:
+    *changed, wrote, zeros, random = namespaces.one(ATTEMPT + DEVICES)
+    assert [how for how, _ in changed] == ["refused"] * 5
+    assert (wrote, zeros, random) == (["done", 1], ["done", "000000"], ["done", 3])
+
+
+METADATA = """
+import resource
+target = os.path.dirname(os.path.dirname(OTHER_DIR)) + '/target'
+def limit(pid):
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    return resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard)) and True
+say({
+    'mode': attempt(lambda: os.chmod(target, 0o600)),
+    'times': attempt(lambda: os.utime(target, (1, 1))),
+    'group': attempt(lambda: os.chown(target, -1, os.getgid())),
+    'attribute': attempt(lambda: os.setxattr(target, 'user.planted', b'x')),
+    'priority': attempt(lambda: os.setpriority(os.PRIO_PROCESS, DRIVER_PID, os.getpriority(os.PRIO_PROCESS, DRIVER_PID))),
+    'affinity': attempt(lambda: os.sched_setaffinity(DRIVER_PID, os.sched_getaffinity(DRIVER_PID))),
+    'limits of others': attempt(lambda: limit(DRIVER_PID)),
+    'limits of itself': attempt(lambda: limit(0)),
+    'content': attempt(lambda: open(target).read()),
+})
+"""
+
+
+@pytest.mark.threat(
+    who="a session",
+    tries="change mode, times, group or attributes of this user's files outside its lists, or limits of the runtime",
+    stopped_by="`namespaces`: they are not there; `landlock`: limits by a system call filter",
+    leaves="`landlock`: mode, times, group, attributes of files, priority and affinity of processes; its report lists them",
+)
+def test_changing_what_belongs_to_a_file_or_a_process_but_its_content(launcher: Launcher) -> None:
+    target = launcher.folder.parent / "target"
+    target.write_text("of the host")
+    if launcher.identity:
+        os.chown(target, NOBODY, NOBODY)
+        launcher.folder.parent.chmod(0o755)
+    said, _ = attack(launcher, METADATA)
+    done = {what for what, (how, _) in said.items() if how == "done"}
+    files = {"mode", "times", "group", "attribute"}
+    if launcher.tier == "namespaces":
+        assert done == {"limits of itself"}
+        assert target.stat().st_mtime != 1
+    elif (
+        launcher.tier == "landlock"
+    ):  # a filter cannot see which file is meant; test_tiers holds that the report says so
+        assert done - {"priority", "affinity"} == files | {"limits of itself"}
+        if launcher.user == "ordinary":  # root's own processes have privileges that the session has given up
+            assert {"priority", "affinity"} <= done
+    else:
+        assert done == set(said)

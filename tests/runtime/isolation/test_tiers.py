@@ -21,6 +21,7 @@ from agentcore_rl_toolkit.runtime.isolation import (
     cgroups,
     choose_tier,
     landlock,
+    seccomp,
 )
 from agentcore_rl_toolkit.runtime.isolation.engines import find_engine, split_url
 from agentcore_rl_toolkit.runtime.isolation.tiers import TIERS
@@ -253,3 +254,13 @@ def test_an_engine_is_found_by_docker_host_and_named_by_what_answers(
 def test_addresses_that_cannot_be_spoken_to_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="unix:///path or tcp"):
         split_url(url)
+
+
+def test_landlock_lists_what_it_cannot_hold() -> None:
+    report = next(r for r in available_tiers() if r.name == "landlock")
+    if report.unavailable is not None:
+        pytest.skip(report.unavailable)
+    left = " ".join(report.leaves_open)
+    for what in ("mode, times, group and extended attributes", "priority, scheduling and CPU affinity", "System V"):
+        assert what in left
+    assert any("prlimit" in what for what in (report.stops if seccomp.available() else report.leaves_open))

@@ -62,7 +62,7 @@ def build(spec: IsolationSpec, *, loader: bool = False) -> None:
     mounts = {**plan.mounts, os.path.realpath(spec.session_dir): True}
     _linux.mount("none", "/", None, _linux.MS_REC | _linux.MS_PRIVATE)
     clones = {path: _clone(path, writable) for path, writable in mounts.items()}
-    devices = {name: _linux.clone_mount(f"/dev/{name}") for name in plan.devices}
+    devices = {name: _device(name) for name in plan.devices}
 
     _linux.mount("tmpfs", plan.staging, "tmpfs", _TMPFS, "size=1m,mode=755")
     os.chdir(
@@ -157,6 +157,13 @@ def _plan(readable: tuple[Path, ...], writable: tuple[Path, ...], hidden: tuple[
 def _clone(path: str, writable: bool) -> int:
     fd = _linux.clone_mount(path)
     _linux.set_mount_flags(fd, _linux.ATTR_NOSUID | _linux.ATTR_NODEV | (0 if writable else _linux.ATTR_RDONLY))
+    return fd
+
+
+def _device(name: str) -> int:
+    """A device of the machine. It can be written to; its owner, mode and times are the machine's own and stay as they are."""
+    fd = _linux.clone_mount(f"/dev/{name}")
+    _linux.set_mount_flags(fd, _linux.ATTR_RDONLY | _linux.ATTR_NOSUID | _linux.ATTR_NOEXEC)
     return fd
 
 

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import ConfigError, LocalRuntimeError
-from . import bubblewrap, cgroups, landlock, namespaces, rootfs
+from . import bubblewrap, cgroups, landlock, namespaces, rootfs, seccomp
 from ._linux import PR_SET_NO_NEW_PRIVS, drop_capabilities, prctl
 from .base import SCRIPT, Tier, TierName, TierReport, helper_argv, limits_report, set_limits, settle, wants_groups
 from .engines import engine_unavailable, gvisor_unavailable
@@ -127,12 +127,17 @@ class NamespaceTier(Tier):
         return True
 
     def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
-        """Bubblewrap where it is installed and enough; our own helper where endpoints are to be reached or it is absent."""
-        bwrap = shutil.which("bwrap")
+        """Bubblewrap where it is installed and enough; our own helper where endpoints are to be reached or it is not."""
+        bwrap = _bubblewrap()
         if bwrap is None or (spec.network == "loopback" and spec.endpoints):
             return super().wrap_argv(argv, spec)
         wrapped = bubblewrap.bubblewrap_argv(argv, spec, program=bwrap)
         return helper_argv("process", spec, wrapped) if spec.limits != Limits() else wrapped
+
+
+def _bubblewrap() -> str | None:
+    """Not for root: it shows the machine's devices as they are, and root could change their owner and mode."""
+    return shutil.which("bwrap") if os.geteuid() != 0 else None
 
 
 class LandlockTier(Tier):
@@ -151,10 +156,15 @@ class LandlockTier(Tier):
             "(not open, but missing: POSIX shared memory and named semaphores, as used by multiprocessing locks)",
             "unix sockets of the same user can be connected to where their path is known",
             "processes that leave their group outlive the session unless the launcher adopts and kills them",
+            "mode, times, group and extended attributes of this user's files, wherever they are; not what is in them",
+            "that files exist: their names' attributes, and locks on those that can be read",
+            "priority, scheduling and CPU affinity of this user's other processes",
+            "System V shared memory, semaphores and message queues, and the kernel's keyrings, of this user",
             "the kernel is shared: a kernel vulnerability is not stopped",
             "disk space is bounded per file, not in sum",
         ]
         (stops if version >= landlock.ABI_SCOPES else leaves).append("signals to other sessions' processes")
+        (stops if seccomp.available() else leaves).append("resource limits of other processes (prlimit)")
         if version >= landlock.ABI_TCP:
             stops.append("with network 'loopback': TCP connections to other ports than the endpoints'")
             leaves.append("with network 'loopback': UDP, and the endpoints' port numbers on other hosts")
@@ -180,6 +190,7 @@ class LandlockTier(Tier):
     def confine_loader(self, spec: IsolationSpec) -> bool:
         try:
             landlock.restrict(spec)
+            seccomp.restrict()
             drop_capabilities()
         except OSError as e:
             raise LocalRuntimeError(f"could not confine the agent's template with Landlock: {e}") from e
@@ -191,6 +202,7 @@ class LandlockTier(Tier):
             set_limits(spec)
             settle(spec)
             landlock.restrict(spec)
+            seccomp.restrict()
             drop_capabilities()
         except OSError as e:
             raise LocalRuntimeError(f"could not confine the session with Landlock: {e}") from e
