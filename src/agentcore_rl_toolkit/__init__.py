@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .errors import MissingExtraError as MissingExtraError
     from .errors import ObjectExistsError as ObjectExistsError
     from .errors import ObjectNotFoundError as ObjectNotFoundError
+    from .errors import ObjectTooLargeError as ObjectTooLargeError
     from .errors import PolicyError as PolicyError
     from .errors import RolloutCancelledError as RolloutCancelledError
     from .errors import RolloutError as RolloutError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from .errors import RolloutTimeoutError as RolloutTimeoutError
     from .errors import StoreError as StoreError
     from .errors import StorePermissionError as StorePermissionError
+    from .errors import UnlistableError as UnlistableError
     from .errors import UpstreamError as UpstreamError
     from .gateway import GatewayClient as GatewayClient
     from .reward import RewardFunction as RewardFunction
@@ -61,6 +63,8 @@ _HOME = {
             "StoreError",
             "ObjectNotFoundError",
             "ObjectExistsError",
+            "ObjectTooLargeError",
+            "UnlistableError",
             "StorePermissionError",
             "RolloutError",
             "AgentError",

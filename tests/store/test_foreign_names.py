@@ -149,7 +149,7 @@ def fill(store: ObjectStore, root: Path) -> Path:
 
 
 @pytest.mark.threat(
-    who="another session",
+    who="a session",
     tries="blind the client with links, FIFOs, circles, deep trees or folders without permission in a shared directory",
     stopped_by="listings and reads follow no link, open only regular files, and have bounds of depth and size",
     leaves="a session with the same directory can delete another's record",
