@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
@@ -278,6 +279,7 @@ records = [f.result(timeout=60) for f in futures]
 print(json.dumps([[f.result_key, f.input_id, r["input_id"], r["result_key"], r["rewards"]] for f, r in zip(futures, records)]))
 """
 Seen = list[list[Any]]
+CREDENTIALS = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
 
 def seen_by_the_published_client(python: Path, arn: str, endpoint: str, s3: str, exp_id: str) -> Seen:
@@ -306,13 +308,16 @@ def seen_by_our_client(arn: str, endpoint: str, s3: str, exp_id: str) -> tuple[S
         ], client.stats
 
 
-def check_ids(seen: Seen, exp_id: str) -> None:
+def check_ids(seen: Seen, exp_id: str, s3: str) -> None:
+    objects = boto3.client("s3", endpoint_url=s3, region_name="us-west-2", **CREDENTIALS)
     for (key, future_id, record_id, record_key, rewards), asked, session in zip(seen, IDS, SESSIONS, strict=True):
         assert future_id == record_id
         assert type(future_id) is type(record_id)
         assert (asked == "" and len(future_id) == 36) or future_id == asked
         assert key == record_key == f"{exp_id}/{future_id}/{session}.json"
         assert rewards == [0.0, 1 / 50]
+        assert objects.head_object(Bucket=BUCKET, Key=key)["ContentType"] == "application/json"
+    objects.close()
 
 
 def test_ids_of_the_published_client_at_our_agent_and_at_its_own(
@@ -320,18 +325,20 @@ def test_ids_of_the_published_client_at_our_agent_and_at_its_own(
 ) -> None:
     """The published package decides what an id is and which key it has; ours does the same."""
     at_theirs = published_agent.arn, published_agent.url
-    check_ids(seen_by_the_published_client(published_python, *at_theirs, s3, "ids/theirs-theirs"), "ids/theirs-theirs")
-    check_ids(seen_by_the_published_client(published_python, *our_agent, s3, "ids/theirs-ours"), "ids/theirs-ours")
+    check_ids(
+        seen_by_the_published_client(published_python, *at_theirs, s3, "ids/theirs-theirs"), "ids/theirs-theirs", s3
+    )
+    check_ids(seen_by_the_published_client(published_python, *our_agent, s3, "ids/theirs-ours"), "ids/theirs-ours", s3)
 
 
 def test_ids_of_our_client_at_our_agent_and_at_the_published_one(
     our_agent: tuple[str, str], published_agent: ScriptedRuntime, s3: str
 ) -> None:
     seen, stats = seen_by_our_client(published_agent.arn, published_agent.url, s3, "ids/ours-theirs")
-    check_ids(seen, "ids/ours-theirs")
+    check_ids(seen, "ids/ours-theirs", s3)
     assert (stats["unproven"], stats.get("proven", 0)) == (len(IDS), 0)
     seen, stats = seen_by_our_client(*our_agent, s3, "ids/ours-ours")
-    check_ids(seen, "ids/ours-ours")
+    check_ids(seen, "ids/ours-ours", s3)
     assert (stats.get("unproven", 0), stats["proven"]) == (0, len(IDS))
 
 

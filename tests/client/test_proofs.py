@@ -98,9 +98,12 @@ def test_records_of_agents_that_cannot_prove_are_accepted_and_counted(make_clien
 
 
 def test_with_require_proof_only_proven_records_count(make_client: MakeClient) -> None:
-    items = make_client(require_proof=True).map([script(proves=False), script()])
+    client = make_client(require_proof=True)
+    items = client.map([script(proves=False), script()])
     assert [item.outcome for item in items] == [Outcome.INVALID, Outcome.OK]
     assert items[0].result is None
+    assert "require_proof=True asks for that" in str(items[0].error)
+    assert "forged" not in client.stats
 
 
 def test_a_wrong_proof_of_an_agent_that_promised_none_is_a_forgery_too(

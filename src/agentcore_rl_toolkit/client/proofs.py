@@ -24,7 +24,7 @@ class Expected:
         secret: of the session; None when nobody here knows it.
         ours: the session was started with this secret, so another proof is a forgery and not merely somebody else's.
         promised: its agent said that it proves its records, so a record without a proof is a forgery too.
-        required: a record that is not proven is refused, whoever wrote it.
+        required: a record that is not proven is refused, whoever wrote it. It is no forgery for that.
     """
 
     secret: str | None = field(default=None, repr=False)
@@ -37,8 +37,6 @@ class Expected:
         found = Proof.UNPROVEN if self.secret is None else check(body, key, self.secret)
         if found is Proof.PROVEN:
             return found
-        if self.required:
-            return Proof.FORGED
         known = self.secret is not None and self.ours
         if known and (found is Proof.FORGED or self.promised):
             return Proof.FORGED

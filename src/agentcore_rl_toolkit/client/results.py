@@ -45,6 +45,13 @@ def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
             key=key,
         )
         return Verdict(outcome=Outcome.INVALID, error=error, proof=proof)
+    if proof is Proof.UNPROVEN and expected.required:
+        error = InvalidResultError(
+            f"nothing proves that the record at {key!r} comes from its session, and require_proof=True asks for that. "
+            "Its agent may run another toolkit or an older one, or the session was started with another proof_key",
+            key=key,
+        )
+        return Verdict(outcome=Outcome.INVALID, error=error, proof=proof)
     return dataclasses.replace(_judged(body, key), proof=proof)
 
 
