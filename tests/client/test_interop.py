@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,8 +16,9 @@ from typing import Any
 import boto3
 import pytest
 
-from agentcore_rl_toolkit.client import RolloutClient
+from agentcore_rl_toolkit.client import RolloutClient, WatchSettings
 from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS, ScriptedRuntime
+from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.store import open_store
 
 from ..conftest import reserved_port
@@ -25,6 +27,10 @@ ROOT = Path(__file__).parents[2]
 PUBLISHED = "agentcore-rl-toolkit[core]==0.2.0"
 BUCKET = "interop-results"
 N = 50
+KEYS = {
+    "aws_access_key_id": TEST_CREDENTIALS["AWS_ACCESS_KEY_ID"],
+    "aws_secret_access_key": TEST_CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+}
 
 AGENT = """
 import time
@@ -34,6 +40,9 @@ app = AgentCoreRLApp()
 
 @app.rollout_entrypoint
 def run(payload, context):
+    if payload.get("mark"):
+        with open(payload["mark"], "a") as file:
+            file.write("ran\\n")
     time.sleep(payload["run_s"])
     if payload["n"] % 10 == 7:
         raise ValueError(f"row {payload['n']} fails")
@@ -203,11 +212,18 @@ def published_agent(
     published_python: Path, s3: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ScriptedRuntime]:
     """A data plane in front of an agent of the published package."""
-    folder = tmp_path_factory.mktemp("theirs")
+    with agent_process(published_python, tmp_path_factory.mktemp("theirs"), s3) as url, ScriptedRuntime() as front:
+        front.agent_url = url
+        yield front
+
+
+@contextlib.contextmanager
+def agent_process(python: Path, folder: Path, s3: str) -> Iterator[str]:
+    """An agent in a process of its own, without a runtime before it."""
     (folder / "agent.py").write_text(AGENT)
     with reserved_port() as port:
         process = subprocess.Popen(
-            [str(published_python), "-W", "ignore", str(folder / "agent.py"), str(port)], env=environment(s3)
+            [str(python), "-W", "ignore", str(folder / "agent.py"), str(port)], env=environment(s3)
         )
 
         def healthy() -> bool:
@@ -219,9 +235,7 @@ def published_agent(
 
         try:
             wait_until(healthy, process)
-            with ScriptedRuntime() as front:
-                front.agent_url = f"http://127.0.0.1:{port}"
-                yield front
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait(30)
@@ -381,3 +395,122 @@ def test_a_call_of_the_published_client_that_is_refused_ends_its_session(
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
     assert status()["ended"].get("idle", 0) >= before["ended"].get("idle", 0) + 4
+
+
+# ---- what else lies in the bucket
+
+FOREIGN = [
+    "{}//x.json",
+    "{}/i/../x.json",
+    "{}/./x.json",
+    "{}/a\tb/x.json",
+    "{}/nul\0x.json",
+    "{}/i/x.json/",
+    "{}//.alive",
+    "/{}/x.json",
+]
+
+
+@pytest.mark.parametrize("at", ["ours", "theirs"])
+def test_foreign_keys_in_the_bucket_hide_no_record(
+    our_agent: tuple[str, str], published_agent: ScriptedRuntime, s3: str, at: str
+) -> None:
+    exp_id = f"foreign-{at}"
+    s3_client = boto3.client("s3", endpoint_url=s3, region_name="us-west-2", **KEYS)
+    for key in FOREIGN:
+        s3_client.put_object(Bucket=BUCKET, Key=key.format(exp_id), Body=b"{}")
+    arn, endpoint = our_agent if at == "ours" else (published_agent.arn, published_agent.url)
+    store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
+    with RolloutClient(arn, BUCKET, exp_id, tps_limit=200, endpoint_url=endpoint, store=store, push=False) as client:
+        items = client.map([{"n": n, "run_s": 0.1 * n} for n in range(6)], timeout=60)
+        assert [item.outcome for item in items] == ["ok"] * 6
+        assert client.stats["skipped_names"] == 2  # those with a part . or ..
+        replayed = {item.key for item in client.replay()}
+        assert replayed >= {item.result["result_key"] for item in items if item.result is not None}
+
+
+def test_the_record_of_an_empty_input_id_is_read_by_its_own_future(published_agent: ScriptedRuntime, s3: str) -> None:
+    """An agent of the published package keys it `exp//session.json`."""
+    data = boto3.client("bedrock-agentcore", endpoint_url=published_agent.url, region_name="us-west-2", **KEYS)
+    session_id = new_session_id()
+    block = {"exp_id": "empty", "input_id": "", "s3_bucket": BUCKET}
+    payload = json.dumps({"n": 1, "run_s": 0.5, "_rollout": block})
+    reply = json.loads(
+        data.invoke_agent_runtime(agentRuntimeArn=published_agent.arn, runtimeSessionId=session_id, payload=payload)[
+            "response"
+        ].read()
+    )
+    assert reply["result_key"] == f"empty//{session_id}.json"
+    store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
+    with RolloutClient(
+        published_agent.arn, BUCKET, "empty", endpoint_url=published_agent.url, store=store, push=False
+    ) as client:
+        future = client.attach(reply["result_key"], session_id=session_id, input_id="any")
+        beside = client.submit({"n": 2, "run_s": 0.5})
+        assert future.result(60)["rewards"] == [0.0, 1 / 50]
+        assert beside.result(60)["rewards"] == [0.0, 2 / 50]
+
+
+# ---- fleets of both
+
+
+def test_a_fleet_of_published_agents_and_ours_is_judged_session_by_session(
+    published_agent: ScriptedRuntime, s3: str, tmp_path: Path
+) -> None:
+    """As during a rolling update: one ARN, sessions of either kind, and some whose heartbeat the caller switched off."""
+    store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
+    theirs = published_agent.agent_url
+    with agent_process(Path(sys.executable), tmp_path, s3) as ours, ScriptedRuntime() as front:
+        watch = WatchSettings(heartbeat_s=0.3, lost_after_s=2.0)
+        with RolloutClient(
+            front.arn, BUCKET, "mixed", tps_limit=200, endpoint_url=front.url, store=store, push=False, watch=watch
+        ) as client:
+            futures = []
+            for n in range(12):
+                front.agent_url = theirs if n % 3 == 1 else ours
+                off = {"heartbeat_s": 0} if n % 3 == 2 else {}
+                futures.append(client.invoke({"n": n, "run_s": 5.0 if n != 7 else 0.0}, **off))
+            outcomes = [(future.exception(60), future.outcome) for future in futures]
+            assert [str(outcome) for _, outcome in outcomes] == ["ok"] * 7 + ["agent_error"] + ["ok"] * 4
+            client.flush()
+            assert front.live == []
+
+
+@pytest.mark.parametrize("who", ["theirs", "ours"])
+def test_errors_of_the_runtime_before_either_agent(
+    published_agent: ScriptedRuntime, s3: str, tmp_path: Path, who: str
+) -> None:
+    store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
+    with contextlib.ExitStack() as stack:
+        front = stack.enter_context(ScriptedRuntime())
+        ours = stack.enter_context(agent_process(Path(sys.executable), tmp_path, s3)) if who == "ours" else None
+        front.agent_url = ours or published_agent.agent_url
+
+        def client(**options: Any) -> RolloutClient:
+            made = RolloutClient(
+                front.arn, BUCKET, f"errors-{who}", endpoint_url=front.url, store=store, push=False, **options
+            )
+            return stack.enter_context(made)
+
+        def run(by: RolloutClient, name: str, *faults: str, run_s: float = 1.0) -> tuple[str, int, int]:
+            """Outcome, deliveries, runs."""
+            front.faults.extend(faults)
+            mark = tmp_path / name
+            future = by.submit({"n": 1, "run_s": run_s, "mark": str(mark)})
+            future.exception(60)
+            ran = len(mark.read_text().splitlines()) if mark.exists() else 0
+            session = front.sessions.get(future.session_id)
+            return str(future.outcome), session.runs if session else 0, ran
+
+        usual = client()
+        assert run(usual, "before-anything-is-known", "500") == ("ok", 1, 1)
+        assert run(usual, "not-delivered", "500", "503") == ("ok", 1, 1)
+        if who == "ours":
+            assert run(usual, "delivered", "500_after", "500_after") == ("ok", 3, 1)
+        else:
+            assert run(usual, "delivered", "500_after") == ("ok", 1, 1)  # its record was there in time
+            assert run(usual, "delivered-and-long", "500_after", run_s=20.0) == ("lost", 1, 1)
+            assert run(client(resend=True), "asked-for", "500_after")[:2] == ("ok", 2)
+            assert run(client(on_failure="retry"), "retried", "500_after")[0] == "ok"
+        assert run(client(resend=False), "never", "500") == ("lost", 0, 0)
+        usual.flush()
