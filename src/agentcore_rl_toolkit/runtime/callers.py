@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -39,9 +40,11 @@ from .roots import MARKER
 from .session import Session
 from .wire import WireError
 
+log = logging.getLogger(__name__)
 Address = tuple[str, int]
 Owner = tuple[int, str]  # of a carried connection: the process that handed it over, and what it says its name is
 REMEMBERED_HOLDERS = 16
+LIKELY = 4
 _NO_HOLDER = "sessions (no other process holds the connection)"
 HOW = "give the runtime credentials (AGENTCORE_RL_CREDENTIALS or --credential-file) and sign the request"
 
@@ -79,6 +82,28 @@ def refuse_management(caller: Caller) -> None:
         raise WireError("AccessDeniedException", f"Managing this runtime is not open to {caller.reason}; {HOW}.")
 
 
+@dataclass(slots=True)
+class _Holder:
+    """A user's process that held a connection. ``descriptor`` stands for it; ``last`` is the number of what it held."""
+
+    pid: int
+    descriptor: int
+    last: int = 0
+
+    def holds(self, inode: int) -> bool:
+        """Whether it holds this socket. A client's next connection mostly has one of the next numbers."""
+        wanted = f"socket:[{inode}]"
+        for number in range(self.last, self.last + LIKELY):
+            if _file(self.pid, number) == wanted:
+                self.last = number
+                return True
+        for name in _descriptors(self.pid):
+            if _file(self.pid, name) == wanted:
+                self.last = int(name)
+                return True
+        return False
+
+
 class Callers:
     """Answers who sends on a connection, and remembers whom it found.
 
@@ -93,7 +118,7 @@ class Callers:
     ) -> None:
         self._sessions = sessions
         self._carried = carried
-        self._holders: OrderedDict[int, int] = OrderedDict()  # users' processes: id -> descriptor of it; last used last
+        self._holders: OrderedDict[int, _Holder] = OrderedDict()  # users' processes, by id; last used last
         self._wanted: dict[int, asyncio.Future[int | None]] = {}  # inodes that wait for the next search
         self._searching: asyncio.Task[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -112,8 +137,8 @@ class Callers:
 
     def close(self) -> None:
         """Let go of what is remembered."""
-        for descriptor in self._holders.values():
-            os.close(descriptor)
+        for holder in self._holders.values():
+            os.close(holder.descriptor)
         self._holders.clear()
         if self._thread is not None:
             self._thread.shutdown(wait=False)
@@ -154,8 +179,8 @@ class Callers:
         user, inode = found
         if user != os.getuid():
             return USER if user == 0 else _stranger("other users of this machine")
-        for pid in reversed(self._holders):
-            if _holds(pid, inode) and self._still_there(pid):
+        for pid in list(reversed(self._holders)):
+            if self._holders[pid].holds(inode) and self._still_there(pid):
                 self._holders.move_to_end(pid)
                 return USER
         return inode
@@ -176,9 +201,9 @@ class Callers:
     def _still_there(self, pid: int) -> bool:
         """Whether it is the process that was found once, and no later one with its number."""
         try:
-            signal.pidfd_send_signal(self._holders[pid], 0)  # type: ignore[attr-defined,unused-ignore]  # Linux
+            signal.pidfd_send_signal(self._holders[pid].descriptor, 0)  # type: ignore[attr-defined,unused-ignore]  # Linux
         except OSError:
-            os.close(self._holders.pop(pid))
+            os.close(self._holders.pop(pid).descriptor)
             return False
         return True
 
@@ -187,7 +212,6 @@ class Callers:
         future = self._wanted.setdefault(inode, loop.create_future())
         if self._searching is None:
             self._searching = loop.create_task(self._search())
-            self._searching.add_done_callback(self._searched)
         return await asyncio.shield(future)
 
     async def _search(self) -> None:
@@ -200,12 +224,11 @@ class Callers:
             found: Mapping[int, int] = {}
             try:
                 found = await loop.run_in_executor(self._thread, _holders_of, set(wanted), late)
-            finally:  # nobody is left waiting; a holder that was not found is nobody's
-                for inode, future in wanted.items():
-                    if not future.done():
-                        future.set_result(found.get(inode))
-
-    def _searched(self, task: asyncio.Task[None]) -> None:
+            except (OSError, RuntimeError):  # a holder that could not be looked for is nobody's
+                log.exception("who sends on %d connections could not be found out", len(wanted))
+            for inode, future in wanted.items():
+                if not future.done():
+                    future.set_result(found.get(inode))
         self._searching = None
 
     def _judge(self, pid: int | None) -> Caller:
@@ -224,9 +247,9 @@ class Callers:
     def _remember(self, pid: int) -> None:
         if pid not in self._holders:
             with contextlib.suppress(OSError):
-                self._holders[pid] = os.pidfd_open(pid)
+                self._holders[pid] = _Holder(pid, os.pidfd_open(pid))
             while len(self._holders) > REMEMBERED_HOLDERS:
-                os.close(self._holders.popitem(last=False)[1])
+                os.close(self._holders.popitem(last=False)[1].descriptor)
 
 
 def _other_end(client: Address, server: Address) -> tuple[int, int] | None:
@@ -303,17 +326,13 @@ def _holders_of(inodes: set[int], late: Collection[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     pids = sorted(_processes(), reverse=True)
     for pid in (*(p for p in pids if p not in late), *(p for p in pids if p in late)):
-        for name in _open_files(pid):
-            inode = wanted.pop(name, None)
+        for number in _descriptors(pid):
+            inode = wanted.pop(_file(pid, number), None)
             if inode is not None:
                 found[inode] = pid
         if not wanted:
             break
     return found
-
-
-def _holds(pid: int, inode: int) -> bool:
-    return f"socket:[{inode}]" in _open_files(pid)
 
 
 def _processes() -> list[int]:
@@ -352,17 +371,20 @@ def _pid_namespace(pid: int) -> int | None:
         return None
 
 
-def _open_files(pid: int) -> Iterator[str]:
-    """What its descriptors stand for, the last one first: a connection that has just been made has a high number."""
+def _descriptors(pid: int) -> Iterator[str]:
+    """The numbers of what it holds open, the last one first: a connection that has just been made has a high one."""
     try:
-        names = os.listdir(f"/proc/{pid}/fd")
+        return reversed(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
-        return
-    for name in reversed(names):
-        try:
-            yield os.readlink(f"/proc/{pid}/fd/{name}")
-        except OSError:
-            continue
+        return iter(())
+
+
+def _file(pid: int, number: int | str) -> str:
+    """What one of its descriptors stands for; empty when there is none."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{number}")
+    except OSError:
+        return ""
 
 
 def _marked(pid: int) -> bool:
