@@ -27,6 +27,7 @@ class AgentSettings:
     notify_timeout_s: float = 5.0
     max_record_bytes: int = 100_000_000
     reseed: bool = True
+    records: str = ""  # the local runtime's socket for records that go to directories
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> AgentSettings:
@@ -67,5 +68,6 @@ _READERS: dict[str, Callable[[str], object]] = {
     "bool": _read_bool,
     "float": _read_seconds,
     "int": int,
+    "str": str,
     "tuple[str, ...]": _read_list,
 }

@@ -167,15 +167,15 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in LOCAL_CREDENTIALS.items():
         os.environ.setdefault(name, value)
-    with _serve(path, folder, out, options["session_env"]) as ready:
+    with _serve(path, out, options["session_env"]) as ready:
         yield Target(arn=ready["agents"]["agent"], bucket=bucket, endpoint_url=ready["url"])
 
 
 @contextlib.contextmanager
-def _serve(path: Path, writable: Path, out: Path, session_env: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def _serve(path: Path, out: Path, session_env: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     ready = out / f".runtime-{os.getpid()}.json"
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"agent={path}"]
-    command += ["--writable", str(writable), "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
     command += ["--state-dir", str(out / "sessions")]
     for pair in session_env:
         command += ["--session-env", pair]

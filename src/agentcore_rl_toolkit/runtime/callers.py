@@ -36,6 +36,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from .peers import owner_of, parent
 from .roots import MARKER
 from .session import Session
 from .wire import WireError
@@ -151,17 +152,7 @@ class Callers:
             for first in (getattr(process, "pid", None), *getattr(process, "command_pids", ())):
                 if first:
                     firsts[first] = session
-        own, above = os.getpid(), pid
-        while above > 1 and above != own:
-            if above in firsts:
-                return firsts[above]
-            above = _parent(above)
-        # A command beside a session, and what an engine starts in a container, is in its pid namespace and not below it.
-        space = _pid_namespace(pid)
-        if space is None or space == _pid_namespace(own):
-            return None
-        here = {s for first, s in firsts.items() if _pid_namespace(first) == space}
-        return here.pop() if len(here) == 1 else None
+        return owner_of(pid, firsts)
 
     # -- looking
     def _first_look(self, client: Address | None, server: Address | None) -> Caller | int:
@@ -339,21 +330,12 @@ def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _parent(pid: int) -> int:
-    """0 for a process that is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
-            return int(f.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return 0
-
-
 def _below(pid: int, top: int) -> bool:
     """Whether a process descends from another; one that ends meanwhile counts as such."""
     while pid > 1:
         if pid == top:
             return True
-        above = _parent(pid)
+        above = parent(pid)
         if above == 0 and not _is_there(pid):
             return True
         pid = above
@@ -362,13 +344,6 @@ def _below(pid: int, top: int) -> bool:
 
 def _is_there(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
-
-
-def _pid_namespace(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
-    except OSError:
-        return None
 
 
 def _descriptors(pid: int) -> Iterator[str]:
@@ -397,7 +372,7 @@ def _marked(pid: int) -> bool:
                     return True
         except OSError:  # another user's, or gone
             return False
-        pid = _parent(pid)
+        pid = parent(pid)
     return False
 
 

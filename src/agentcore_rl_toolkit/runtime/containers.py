@@ -31,6 +31,7 @@ from .isolation.engines import find_engine
 from .isolation.relay import Relay
 from .isolation.spec import IsolationSpec, parse_endpoint
 from .node import INHERITED, SessionOrder
+from .records import VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class ContainerNode:
     """Starts container sessions on this machine. The engine is looked for when the first agent needs it.
 
     ``environment`` gives an agent's variables; ``endpoints`` are the ``127.0.0.1:PORT`` that every session may reach, at that
-    address, unless its network is "none".
+    address, unless its network is "none"; ``records`` is the socket that takes sessions' records (`Records`).
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ContainerNode:
         endpoints: tuple[str, ...] = (),
         gvisor: bool = False,
         publish: bool | None = None,
+        records: Path | None = None,
     ) -> None:
         self._config = config
         self._root = root
@@ -62,12 +64,13 @@ class ContainerNode:
         self._endpoints = tuple(dict.fromkeys(endpoints))
         self._gvisor = gvisor
         self._publish = publish
+        self._records = records
         self._engine: Engine | None = None
         self.relay: Relay | None = None
         self._opening = asyncio.Lock()
         self._images: dict[tuple[str, int], str] = {}
         self._host = HostFiles(config)
-        self._running: set[ContainerProcess] = set()
+        self.running: set[ContainerProcess] = set()
 
     @property
     def engine(self) -> Engine:
@@ -152,8 +155,8 @@ class ContainerNode:
             offer=self._offer(order) if self.relay is not None else None,
             disk_bytes=self._config.disk_bytes,
         )
-        self._running.add(process)
-        process.ended.add_done_callback(lambda _: self._running.discard(process))
+        self.running.add(process)
+        process.ended.add_done_callback(lambda _: self.running.discard(process))
         return process
 
     def _make_folder(self, order: SessionOrder) -> None:
@@ -176,7 +179,7 @@ class ContainerNode:
                 "start": "container",
                 "reason": f"{self.engine.address}, image {image}",
                 "pid": None,
-                "sessions": sum(p.agent_key == (runtime_id, version) for p in self._running),
+                "sessions": sum(p.agent_key == (runtime_id, version) for p in self.running),
             }
             for (runtime_id, version), image in self._images.items()
         ]
@@ -184,15 +187,15 @@ class ContainerNode:
     async def forget(self, agent: Agent) -> None:
         """End its sessions."""
         self._images.pop((agent.runtime_id, agent.version), None)
-        await self._end([p for p in self._running if p.agent_key == (agent.runtime_id, agent.version)])
+        await self._end([p for p in self.running if p.agent_key == (agent.runtime_id, agent.version)])
 
     async def forget_if_unused(self, agent: Agent) -> None:
-        if not any(p.agent_key == (agent.runtime_id, agent.version) for p in self._running):
+        if not any(p.agent_key == (agent.runtime_id, agent.version) for p in self.running):
             self._images.pop((agent.runtime_id, agent.version), None)
 
     async def close(self) -> None:
         """End every session, then a service that was started for them."""
-        await self._end(list(self._running))
+        await self._end(list(self.running))
         if self.relay is not None:
             await self.relay.aclose()
         if self._engine is not None:
@@ -228,7 +231,9 @@ class ContainerNode:
             host["PidsLimit"] = c.processes
         if self._publish:
             host["PortBindings"] = {f"{AGENT_PORT}/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]}
-            env = {k: _seen_from_inside(v, self._endpoints) for k, v in env.items()}
+            env = {k: _seen_from_inside(v, self._endpoints) for k, v in env.items() if k != VARIABLE}
+        elif self._records is not None:
+            host["Binds"] = [f"{self._records}:{self._records}"]
         if self._gvisor and self.engine.name == "docker":
             host["Runtime"] = "runsc"
         settings: dict[str, Any] = {

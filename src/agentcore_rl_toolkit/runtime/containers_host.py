@@ -94,7 +94,7 @@ class HostFiles:
             "WorkingDir": directory,
         }
         settings["HostConfig"] |= {
-            "Binds": binds,
+            "Binds": [*settings["HostConfig"].get("Binds", ()), *binds],
             "CapDrop": ["ALL"],
             "ReadonlyRootfs": True,
             "Tmpfs": {"/tmp": f"rw,nosuid,nodev,size={tmp_bytes}"},

@@ -15,6 +15,7 @@ from ..errors import LocalRuntimeError
 from .containers_command import ContainerCommand
 from .containers_engine import Engine, EngineError, Frames
 from .containers_network import ContainerNetwork
+from .grants import Grant
 from .isolation.spec import IsolationSpec
 from .launcher.disk import POLL_S, excess, log_limit, used_bytes
 from .launcher.session_log import log_bytes, shorten
@@ -55,6 +56,7 @@ class ContainerProcess:
         self.cpu_s: float | None = None
         self.max_rss_bytes: int | None = None
         self.death: str | None = None
+        self.grants: list[Grant] = []
         self.agent_key = (order.agent.runtime_id, order.agent.version)
         self.container: str | None = None
         self._engine, self._order, self._settings = engine, order, settings
@@ -69,6 +71,10 @@ class ContainerProcess:
         self._keep(self._run())
 
     # -- for the session table
+    async def grant(self, grant: Grant) -> None:
+        """Let it keep one more record."""
+        self.grants.append(grant)
+
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL after the grace; at once when the grace is 0."""
         self._stopping = True

@@ -20,6 +20,7 @@ from . import sigv4
 from .callers import Callers
 from .connection import Request, RuntimeProtocol
 from .core import Runtime
+from .grants import ASKS_FOR_A_RECORD
 from .invoke import INVOKE, WHOLE_BYTES, Asked, Send, Work, relay, reply_headers, request_headers, request_id_of
 from .session import Session
 from .upstream import Connection, header
@@ -75,7 +76,7 @@ class DirectInvocations:
         """Take a request, or leave it without having done anything."""
         runtime, target = self.runtime, request.target
         named = request.by_name.get(SESSION_HEADER)
-        if named is None or runtime.faults.rules:
+        if named is None or runtime.faults.rules or any(ASKS_FOR_A_RECORD in part for part in request.body):
             return False
         if not runtime.config.credentials and not self._is_user(protocol):
             return False

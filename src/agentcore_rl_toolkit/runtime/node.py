@@ -24,6 +24,8 @@ from .isolation import cgroups, choose_tier
 from .isolation.relay import Relay
 from .isolation.tiers import loader_unavailable
 from .launcher.handle import TemplateProcess, TemplateSpec
+from .peers import owner_of
+from .records import VARIABLE, Records, Writer
 from .roots import MARKER, marker
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ class LocalNode:
         self._container_node: ContainerNode | None = None
         self._tag = hashlib.sha256(str(root).encode()).hexdigest()[:8] + "-"
         self._confines_loading = False
+        self._records: Records | None = None
         self.tier = ""
 
     async def start(self) -> None:
@@ -102,6 +105,9 @@ class LocalNode:
             self._confines_loading = why is None
             if why is not None:
                 log.warning("agents are loaded without confinement, only their sessions are confined: %s", why)
+        if sys.platform.startswith("linux"):  # elsewhere nobody could say which session connects
+            self._records = Records(self._root / "records", self._writer_of)
+            await self._records.start()
         if tier.name in CONTAINER_TIERS:
             await self._containers().open()
         if tier.name == "process":
@@ -181,6 +187,16 @@ class LocalNode:
             await self._container_node.close()
         if self._relay is not None:
             await self._relay.aclose()
+        if self._records is not None:
+            await self._records.aclose()
+
+    def _writer_of(self, pid: int) -> Writer | None:
+        """The session of this node that a process belongs to."""
+        found = [p for template in self._templates.values() for p in template.sessions.values()]
+        firsts: dict[int, Writer] = {first: p for p in found for first in (p.pid, *p.command_pids) if first}
+        if self._container_node is not None:
+            firsts |= {p.pid: p for p in self._container_node.running if p.pid}
+        return owner_of(pid, firsts)
 
     def _in_container(self, agent: Agent) -> bool:
         return agent.image is not None or self.tier in CONTAINER_TIERS
@@ -195,6 +211,7 @@ class LocalNode:
                 environment=self.environment,
                 endpoints=self._endpoints,
                 gvisor=self.tier == "gvisor",
+                records=self._records.path if self._records is not None else None,
             )
         return self._container_node
 
@@ -261,7 +278,7 @@ class LocalNode:
         return {
             "tier": self.tier,
             "name_prefix": self._tag,
-            "read_only": [str(p) for p in (agent.script.parent, package, *c.read_only)],
+            "read_only": [str(p) for p in (agent.script.parent, package, *c.read_only, *self._sockets())],
             "writable": [str(p) for p in c.writable],
             # An agent's folder may lie around them: everything of this and of other runtimes, but what is named on its own.
             "hidden": [str(self._root.parent), str(self._state_dir)],
@@ -270,6 +287,9 @@ class LocalNode:
             "endpoints": list(self._endpoints) if c.network == "loopback" else [],
             "relay": str(self._relay.path) if self._relay is not None else None,
         }
+
+    def _sockets(self) -> tuple[Path, ...]:
+        return (self._records.path,) if self._records is not None else ()
 
     def environment(self, agent: Agent) -> dict[str, str]:
         """Everything an agent's process sees: a few inherited names, what AWS sets, then what the user set."""
@@ -285,6 +305,8 @@ class LocalNode:
             "PYTHONUNBUFFERED": "1",
             MARKER: marker(self._root),
         }
+        if self._records is not None:
+            env[VARIABLE] = str(self._records.path)
         if sys.platform == "darwin":
             env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # else a forked child that uses Foundation is killed
         return {**env, **self._extra_env, **self._config.session_env, **agent.env}

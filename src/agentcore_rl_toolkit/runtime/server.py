@@ -21,6 +21,7 @@ from .connection import PEER, Peer, break_off, hang_up
 from .core import Runtime
 from .direct import DirectInvocations
 from .faults import INIT_TIMEOUT, Effects
+from .grants import add, grant_of
 from .idempotency import Tokens
 from .invoke import AWS_REQUEST_ID, INVOKE, Work, new_request_id, relay, request_id_of
 from .node import LocalNode
@@ -46,6 +47,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Scope = dict[str, Any]
 
+READ_ON_LOOP = 256 * 1024  # bytes of a payload; of longer ones what they ask for is read in a thread
 CARD = "invocations/.well-known/agent-card.json"
 OPERATIONS = {
     ("POST", "invocations"): INVOKE,
@@ -256,6 +258,8 @@ class RuntimeApp:
         if command is not None:
             await self._command(session, *command, headers, send)
             return
+        if operation == INVOKE and caller.session is None:
+            await self._grant(session, body)
         if effects.duplicate:
             again = await self._acquire(agent, key, Effects(), caller)
             task = asyncio.create_task(self._twice(again, headers, body))
@@ -304,6 +308,17 @@ class RuntimeApp:
         token = control.parse_body(b"".join(body)).get("clientToken")
         status, answer = await (self._tokens.answer((key, token), "", work) if isinstance(token, str) else work())
         await reply(send, status, json.dumps(answer).encode(), [(SESSION_HEADER, key[2].encode())])
+
+    async def _grant(self, session: Session, body: list[bytes]) -> None:
+        """Let a session keep the record that its caller asks for with this payload."""
+        if sum(map(len, body)) > READ_ON_LOOP:
+            grant = await asyncio.to_thread(grant_of, body, session.id)
+        else:
+            grant = grant_of(body, session.id)
+        if grant is not None and add(session.grants, grant) and grant.store.startswith("file:"):
+            take = getattr(session.process, "grant", None)  # pods have none
+            if take is not None:
+                await take(grant)
 
     async def _command(self, session: Session, text: str, timeout_s: float, headers: Headers, send: Send) -> None:
         try:

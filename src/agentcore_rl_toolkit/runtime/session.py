@@ -17,6 +17,7 @@ from typing import Any
 
 from .agents import Agent
 from .clock import ActivityClock
+from .grants import Grant
 from .launcher import trees
 from .peers import peer_pid
 from .upstream import Connection, connect, connect_over
@@ -51,6 +52,7 @@ class Session:
     idle_connections: list[Connection] = field(default_factory=list)
     check_at_s: float = math.inf
     ending: dict[str, Any] | None = None
+    grants: list[Grant] = field(default_factory=list)  # what it may keep in a store
     started_by: Session | None = None  # another session, which may call it then
 
     @property

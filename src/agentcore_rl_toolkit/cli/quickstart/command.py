@@ -158,8 +158,6 @@ async def _run(loop: ModuleType, run_dir: Path, config: Any, agent_file: Path, c
                 f"{AGENT_NAME}={agent_file}",
                 "--state-dir",
                 str(run_dir / "sessions"),
-                "--writable",
-                str(run_dir / "store"),
             ],
         )
         policy, runtime = await asyncio.gather(

@@ -29,6 +29,7 @@ from ...errors import AgentCoreRLError, AgentLoadError, LocalRuntimeError
 from .. import environments, roots
 from ..agents import Agent
 from ..config import IsolationConfig, RuntimeConfig
+from ..grants import Grant
 from ..launcher import trees
 from ..launcher.session_log import read_log
 from ..node import LocalNode, SessionOrder
@@ -117,6 +118,11 @@ class NodeAgent:
                     order = self._orders.get(message["id"])
                     data = read_log(order.log_path, message["offset"], LOG_BYTES) if order is not None else b""
                     front.send(re=message["n"], data=base64.b64encode(data).decode())
+                case "grant":
+                    process = self._processes.get(message["id"])
+                    if process is not None:
+                        await process.grant(Grant(message["store"], frozenset(message["keys"])))
+                    front.send(re=message["n"])
                 case "usage":
                     process = self._processes.get(message["id"])
                     pid = getattr(process, "pid", None)

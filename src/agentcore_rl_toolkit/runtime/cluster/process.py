@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LocalRuntimeError
+from ..grants import Grant
 from ..upstream import UpstreamLostError
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class RemoteProcess:
         """What the session has written so far, from an offset on. Raises: LocalRuntimeError."""
         answer = await self._link.request("log", id=self.id, offset=offset)
         return base64.b64decode(answer["data"])
+
+    async def grant(self, grant: Grant) -> None:
+        """Let it keep one more record, on its node. Raises: LocalRuntimeError."""
+        await self._link.request("grant", id=self.id, store=grant.store, keys=sorted(grant.keys))
 
     async def usage(self) -> tuple[int | None, float | None]:
         """Memory in bytes and CPU seconds so far. Raises: LocalRuntimeError."""

@@ -62,7 +62,12 @@ class SessionProcess:
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.cpu_s: float | None = None
         self.max_rss_bytes: int | None = None
+        self.grants: list[Any] = []  # what its node takes from it for a store
         self.death: str | None = None  # why it ended, where the runtime ended it for a limit or the kernel did
+
+    async def grant(self, grant: Any) -> None:
+        """Let it keep one more record."""
+        self.grants.append(grant)
 
     @property
     def command_pids(self) -> list[int]:
