@@ -113,7 +113,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             str(folder / "turns"),
         ]
         gateway = stack.enter_context(serving("gateway", upstream, folder))
-        served = ["runtime", "serve", "--agent", f"math={agent}"]
+        served = ["runtime", "serve", "--agent", f"math={agent}", "--writable", str(folder / "records")]
         runtime = stack.enter_context(serving("runtime", served, folder))
         client = stack.enter_context(
             RolloutClient(
