@@ -114,6 +114,29 @@ def test_a_wrong_proof_of_an_agent_that_promised_none_is_a_forgery_too(
     assert isinstance(victim.exception(20), InvalidResultError)
 
 
+@pytest.mark.threat(
+    who="a session",
+    tries="answer an invoke with a folder of its choice, so that the client reads and deletes files of its own machine",
+    stopped_by="the client follows an answer to another bucket, never to other files or memory than those it named itself",
+    leaves="another bucket is read with the client's own credentials",
+)
+@pytest.mark.parametrize("scheme", ["file", "FILE", "memory"])
+def test_an_answer_does_not_choose_what_is_read_here(
+    client: RolloutClient, runtime: ScriptedRuntime, tmp_path: Path, scheme: str
+) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "secret.json").write_text('{"rewards": 1.0, "token": "of the trainer"}')
+    (private / "secret.alive").write_text("{}")
+    reply = {"status": "processing", "s3_bucket": f"{scheme}://{private}", "result_key": "secret.json"}
+    future = client.submit(script(reply=reply))
+    assert "but it was asked to use" in str(future.exception(20))
+    assert (future.outcome, future.record) == (Outcome.INVALID, None)
+    client.flush()
+    assert (private / "secret.alive").exists()
+    assert runtime.live == []
+
+
 # ---- later processes
 
 

@@ -40,7 +40,7 @@ from ..store import ObjectStore
 from .delivery import AgentWord, Resend
 from .events import Events
 from .flight import Adoption, AttemptEnded, Flight, NoSignError, attempt_limit, timed_out
-from .following import Follower
+from .following import Follower, place_of_record
 from .future import Progress, RolloutFuture, Verdict
 from .invoking import Invoker
 from .pacing import Pacer
@@ -344,7 +344,7 @@ class Engine:
             if flight.adopted is None:
                 reply = await self._invoker.start(flight, body)
             if reply is not None:
-                progress.bucket, progress.key = str(reply.get("s3_bucket") or bucket), str(reply["result_key"])
+                progress.bucket, progress.key = place_of_record(reply, bucket)
                 progress.agent_reply = reply
                 progress.promised = promises_proof(reply)
                 self.events.accepted(progress)

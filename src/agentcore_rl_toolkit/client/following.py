@@ -142,6 +142,20 @@ class Follower:
         return watcher
 
 
+def place_of_record(reply: Mapping[str, Any], asked: str) -> tuple[str, str]:
+    """Bucket and key of the record, as the agent's answer names them; `asked` is the bucket that it was asked to use.
+
+    Raises: AttemptEnded when it names files or memory of this machine instead: a session does not choose what is read here.
+    """
+    bucket, key = str(reply.get("s3_bucket") or asked), str(reply["result_key"])
+    if bucket != asked and bucket.lower().startswith(("file:", "memory:")):
+        text = (
+            f"the agent answered that its record is in {bucket!r}, on this machine, but it was asked to use {asked!r}"
+        )
+        raise AttemptEnded(Outcome.INVALID, InvalidResultError(text))
+    return bucket, key
+
+
 def promised_heartbeat_s(reply: Mapping[str, Any] | None) -> float | None:
     """The period of the heartbeat that an agent promises in its answer; None when it promises none."""
     value = (reply or {}).get("heartbeat_s")
