@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -19,11 +20,11 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import GatewayClient, GatewayConfig, Limits, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, Limits, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.http_client import request
 from agentcore_rl_toolkit.gateway.merging import added_metrics
 from agentcore_rl_toolkit.gateway.processes import share_of
-from agentcore_rl_toolkit.gateway.sharding import shard_of, wanted
+from agentcore_rl_toolkit.gateway.sharding import Shard, inbox, shard_of, wanted
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 
@@ -357,3 +358,51 @@ async def test_a_store_that_is_served_from_is_refused_soon(
     assert "waiting" not in second.stderr
     assert await turns(client, [session]) == [0]
     assert process.poll() is None
+
+
+def waiting(gateway: Gateway) -> list[Any]:
+    """Connections that are to go to another process, which has no room for them yet."""
+    open_ones = [c.transport for c in gateway.connections if not c.transport.is_closing()]
+    return [transport for transport in open_ones if not transport.is_reading()]
+
+
+async def test_connections_for_a_process_that_is_away_arrive_in_the_order_in_which_they_came(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    """More of them than the system keeps for it. Calls of one session have the order of their turns by that."""
+    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    inboxes = [inbox(tmp_path, index) for index in range(2)]
+    config = GatewayConfig(upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),))
+    gateway = Gateway(config, shard=Shard(0, urls, tmp_path, "key", inboxes[0]))
+    await gateway.start()
+    assert gateway.shard is not None
+    names = [name for name in (f"s{n}" for n in range(400)) if shard_of(name.encode(), 2) == 1][:60]
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    clients, arrived = [], []
+    try:
+        for name in names:
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"POST /sessions/{name}/v1/chat/completions HTTP/1.1\r\n\r\n".encode())
+            clients.append(writer)
+            async with asyncio.timeout(30):
+                while gateway.shard.handed_on + len(waiting(gateway)) < len(clients):  # noqa: ASYNC110  (a socket)
+                    await asyncio.sleep(0)
+            if len(clients) % 5 == 0:  # it takes one now and then
+                data, descriptors, _, _ = socket.recv_fds(inboxes[1], 2**20, 1)
+                arrived.append(data)
+                os.close(descriptors[0])
+        async with asyncio.timeout(30):
+            while len(arrived) < len(names):
+                try:
+                    data, descriptors, _, _ = socket.recv_fds(inboxes[1], 2**20, 1)
+                except BlockingIOError:
+                    await asyncio.sleep(0.001)
+                    continue
+                arrived.append(data)
+                os.close(descriptors[0])
+    finally:
+        for writer in clients:
+            writer.close()
+        await gateway.stop(grace_s=0.2)
+        inboxes[1].close()
+    assert [data.split(b"/")[2].decode() for data in arrived] == names

@@ -98,14 +98,14 @@ class RLLMRoutes:
         name = unquote_to_bytes(request.path[10:])
         session = self._gateway.sessions.by_id.get(name)
         records = session.records if session is not None else 0
-        self._admin.sessions.delete_sessions([name.decode("utf-8", "replace")])
+        await self._admin.sessions.delete_sessions([name.decode("utf-8", "replace")])
         self._answer(conn, request, {"deleted": records})
 
     async def _batch_delete(self, conn: AgentConnection, request: Request) -> None:
         names = _decode(request.body, Query).session_ids
         by_id = self._gateway.sessions.by_id
         records = sum(by_id[n.encode()].records for n in names if n.encode() in by_id)
-        self._admin.sessions.delete_sessions(names)
+        await self._admin.sessions.delete_sessions(names)
         self._answer(conn, request, {"deleted": records})
 
     # -- traces

@@ -149,10 +149,10 @@ class Gateway:
         except ConfigError:
             self.journal.close()
             raise
+        if self.shard is not None:
+            await self.shard.start(self)
         self._server = Acceptor(listening, lambda: AgentConnection(self))
         self.url = self._server.url
-        if self.shard is not None:
-            self.shard.start(self)
         self._ticker = loop.create_task(self._tick())
 
     def start_private(self, sock: socket.socket) -> None:

@@ -91,6 +91,7 @@ class SessionRoutes:
             session = self._gateway.sessions.by_id.get(session_id.encode())
             if session is not None:
                 closed += self.close_session(session)
+        await self._gateway.journal.kept()  # a gateway that is killed now must know it when it starts again
         self._admin.answer(conn, request, 200, {"closed": closed})
 
     def close_session(self, session: Session) -> bool:
@@ -104,20 +105,28 @@ class SessionRoutes:
 
     async def delete(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, Names)
-        self._admin.answer(conn, request, 200, {"deleted": self.delete_sessions(asked.session_ids)})
+        self._admin.answer(conn, request, 200, {"deleted": await self.delete_sessions(asked.session_ids)})
 
-    def delete_sessions(self, session_ids: list[str]) -> int:
+    async def delete_sessions(self, session_ids: list[str]) -> int:
+        """Delete sessions, and return when that is stored. Returns how many there were."""
         sessions = self._gateway.sessions
         names = [s.encode() for s in session_ids]
         for name in names:
             session = sessions.by_id.get(name)
             if session is not None:
                 self.close_session(session)
-        return len(sessions.delete(names))
+        gone = sessions.delete(names)
+        await sessions.journal.kept()
+        return len(gone)
 
     async def fetch(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, Names)
         gateway = self._gateway
+        if asked.close:
+            for session in map(gateway.sessions.by_id.get, [name.encode() for name in asked.session_ids]):
+                if session is not None:
+                    self.close_session(session)
+            await gateway.journal.kept()
         conn.write(stream_head(200, ((b"content-type", CALLS_TYPE),), keep_alive=request.keep_alive))
         started = time.monotonic()
         out: list[bytes] = []
@@ -127,8 +136,6 @@ class SessionRoutes:
             head = FetchedHead(session_id=session_id, known=session is not None)
             payloads: list[bytes] = []
             if session is not None:
-                if asked.close:
-                    self.close_session(session)
                 payloads = readable(gateway.sessions, session)
                 head = FetchedHead(
                     session_id=session_id,
@@ -164,6 +171,7 @@ class SessionRoutes:
                 pass
             finally:
                 sessions.waiting.discard(changed)
+        await sessions.journal.kept()  # who is told that a session is closed must not see it open after a kill
         names, place = sessions.finished.since(asked.after, asked.limit)
         self._admin.answer(conn, request, 200, {"session_ids": names, "next": place})
 

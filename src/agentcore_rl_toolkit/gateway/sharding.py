@@ -18,6 +18,7 @@ import logging
 import os
 import socket
 import zlib
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,13 +109,18 @@ class Shard:
         self._socket: socket.socket | None = None
         self._gateway: Gateway | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        # Connections on their way to each process: a queue of the system takes ten, and nobody empties that of one that died.
+        self._leaving: list[deque[tuple[AgentConnection, int, bytes]]] = [deque() for _ in urls]
         self._finished = FinishedSessions()
         self._cursors = [0] * len(urls)
         self._opening = Opening(self._post)
 
-    def start(self, gateway: Gateway) -> None:
+    async def start(self, gateway: Gateway) -> None:
+        """Take what the others have sent, and return when what they sent before is here: it came before what comes now."""
         self._gateway = gateway
         self._socket = self._inbox
+        while self._receive():
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
 
     def stop(self) -> None:
@@ -156,40 +162,45 @@ class Shard:
         transport = conn.transport
         transport.pause_reading()
         descriptor = os.dup(transport.get_extra_info("socket").fileno())
-        self._send(conn, descriptor, data, target)
+        leaving = self._leaving[target]
+        leaving.append((conn, descriptor, data))
+        if len(leaving) == 1:
+            self._send(target)
 
-    def _send(self, conn: AgentConnection, descriptor: int, data: bytes, target: int) -> None:
-        if self._socket is None or conn.transport.is_closing():
+    def _send(self, target: int) -> None:
+        """Send what is waiting for a process, in the order in which it came: calls of one session keep theirs by that."""
+        leaving = self._leaving[target]
+        while leaving:
+            conn, descriptor, data = leaving[0]
+            if self._socket is not None and not conn.transport.is_closing():
+                try:
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+                    self._socket.sendmsg([data], rights, 0, str(self._folder / f"{target}.sock"))
+                    self.handed_on += 1
+                except (BlockingIOError, OSError) as e:
+                    if e.errno in (errno.EAGAIN, errno.ENOBUFS):
+                        asyncio.get_running_loop().call_later(_NEXT_TRY_S, self._send, target)
+                        return
+                    log.error("handing a connection to gateway process %d failed: %s", target, e)
+                # Closes our descriptor only; the connection lives on in the other process.
+                conn.transport.abort()
             os.close(descriptor)
-            return
-        try:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-            self._socket.sendmsg([data], rights, 0, str(self._folder / f"{target}.sock"))
-        except (BlockingIOError, OSError) as e:
-            if e.errno in (errno.EAGAIN, errno.ENOBUFS):
-                asyncio.get_running_loop().call_later(_NEXT_TRY_S, self._send, conn, descriptor, data, target)
-                return
-            log.error("handing a connection to gateway process %d failed: %s", target, e)
-            os.close(descriptor)
-            conn.transport.abort()
-            return
-        os.close(descriptor)
-        self.handed_on += 1
-        # Closes our descriptor only; the connection lives on in the other process.
-        conn.transport.abort()
+            leaving.popleft()
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Take some of what was sent. Returns whether there was anything."""
         if self._socket is None or self._gateway is None:
-            return
-        for _ in range(64):
+            return False
+        for count in range(64):
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, 2**20, 1)
             except BlockingIOError:
-                return
+                return count > 0
             for descriptor in descriptors:
                 task = asyncio.get_running_loop().create_task(self._adopt(descriptor, data))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+        return True
 
     async def _adopt(self, descriptor: int, data: bytes) -> None:
         from .listener import AgentConnection
