@@ -117,9 +117,12 @@ class Stack:
         hierarchy = cgroups.detect()
         if hierarchy is None:
             return []
-        prefixes = tuple(hashlib.sha256(root.encode()).hexdigest()[:8] + "-" for root in self.roots)
+        tags = tuple("-" + hashlib.sha256(root.encode()).hexdigest()[:8] + "-" for root in self.roots)
         return [
-            str(p) for parent in hierarchy.parents.values() for p in parent.iterdir() if p.name.startswith(prefixes)
+            str(p)
+            for parent in hierarchy.parents.values()
+            for p in parent.iterdir()
+            if any(tag in p.name for tag in tags)
         ]
 
     def left(self) -> dict[str, list[str]]:

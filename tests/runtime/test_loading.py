@@ -146,19 +146,20 @@ def test_sessions_hold_no_file_of_the_template(start_server: Callable[..., Serve
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups of version 1 are root's")
+@pytest.mark.parametrize("tier", ["namespaces", "process"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_control_groups_of_a_template_go_with_its_runtime_or_the_next(
-    start_server: Callable[..., Server], number: int
+    start_server: Callable[..., Server], number: int, tier: str
 ) -> None:
     if cgroups.detect() is None:
         pytest.skip("no control group is usable here")
-    server = start_server("--isolation", "namespaces", "--memory-mb", "400")
+    server = start_server("--isolation", tier, "--memory-mb", "400")
     server.invoke({})
     assert groups_of(server.process.pid) != []
     server.stop(number)
     if number == signal.SIGKILL:
         wait_for(lambda: not any(alive(pid) for pid in below(groups_of(server.process.pid))))
-        start_server("--isolation", "namespaces")
+        start_server("--isolation", tier)
     assert groups_of(server.process.pid) == []
 
 
@@ -171,7 +172,7 @@ def test_control_groups_go_although_another_process_has_the_number_of_the_killed
         pytest.skip("no control group is usable here")
     later = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        ours = cgroups.owned("left")  # of a living process: it stays
+        ours = cgroups.owned("left-")  # of a living process: it stays
         left = re.sub(r"of\d+", f"of{later.pid}", ours)  # of one that had this number before
         for parent in where.directories(ours) + where.directories(left):
             (parent / "session").mkdir(parents=True)

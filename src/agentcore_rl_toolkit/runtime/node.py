@@ -90,7 +90,8 @@ class LocalNode:
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._relay: Relay | None = None
         self._container_node: ContainerNode | None = None
-        self._tag = hashlib.sha256(str(root).encode()).hexdigest()[:8] + "-"
+        # Of control groups, which the next runtime knows by it for those of a killed one.
+        self._tag = cgroups.owned(hashlib.sha256(str(root).encode()).hexdigest()[:8] + "-")
         self._confines_loading = False
         self._records: Records | None = None
         self.tier = ""
@@ -183,6 +184,8 @@ class LocalNode:
         """End every template and container."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))
         await asyncio.to_thread(_remove_empty, self._sessions)
+        # What a killed predecessor left whose processes were gone only after our start.
+        await asyncio.to_thread(cgroups.sweep)
         if self._container_node is not None:
             await self._container_node.close()
         if self._relay is not None:
@@ -243,7 +246,7 @@ class LocalNode:
         loader = {
             "home": str(home),
             "writable": [str(p) for p in places],
-            "group": cgroups.owned(f"{self._tag}{agent.folder}"),
+            "group": f"{self._tag}{agent.folder}",
         }
         template = TemplateProcess(
             TemplateSpec(

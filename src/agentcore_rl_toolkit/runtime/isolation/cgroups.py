@@ -1,7 +1,7 @@
 """One control group per session, on cgroup v1 (as root) or in a delegated cgroup v2 subtree.
 
 The child joins before it is confined (`attach`), because afterwards the hierarchy is out of its sight; whoever reaps the session
-removes the group (`remove`). Groups left by a server that was killed are empty directories and go with the next `sweep`.
+removes the group (`remove`). Groups left by a server that was killed name it (`owned`) and go with the next `sweep`.
 
 Source: Linux kernel documentation, admin-guide/cgroup-v1 and cgroup-v2.
 """
@@ -20,6 +20,7 @@ from .spec import Limits
 
 _PERIOD_US = 100_000
 _JOINING_S = 60.0
+DYING_S = 2.0  # for killed processes to be gone
 _PARENT = "agentcore-rl"
 _WANTED = ("memory", "pids", "cpu")
 _OWNED = re.compile(r"of([0-9]+)\.([0-9]+)-")
@@ -259,23 +260,33 @@ def remove_below(group: Path) -> bool:
     return True
 
 
-def sweep(hierarchy: Hierarchy | None = None) -> int:
-    """Remove groups that a killed launcher left: without processes, and older than any session takes to join its own.
+def sweep(hierarchy: Hierarchy | None = None, *, wait_s: float = 0.0) -> int:
+    """Remove groups that a killed launcher left: its own ones, by its number, and old ones without processes.
 
+    Processes that were just killed still count for a moment: ``wait_s`` seconds, for all groups together, are they waited for.
     Returns: how many went.
     """
     where = hierarchy or detect()
     count = 0
+    give_up_s = time.monotonic() + wait_s
     for parent in dict.fromkeys(where.parents.values()) if where else []:
         for group in parent.iterdir():
             try:
                 owner = _OWNED.match(group.name)
-                if owner is not None and group.is_dir():  # of one template, with its sessions' in it
+                if owner is not None and group.is_dir():  # of a template with its sessions' in it, or of a session
                     if _started(int(owner[1])) != owner[2]:
-                        count += remove_below(group)
+                        count += _remove_soon(group, give_up_s)
                 elif group.is_dir() and time.time() - group.stat().st_mtime > _JOINING_S:
                     group.rmdir()
                     count += 1
             except OSError:
                 continue  # in use, or gone already
     return count
+
+
+def _remove_soon(group: Path, give_up_s: float) -> bool:
+    while not remove_below(group):
+        if time.monotonic() >= give_up_s or not group.exists():
+            return False
+        time.sleep(0.02)
+    return True

@@ -361,7 +361,7 @@ def choose_tier(name: str = "auto", *, network: Network = "host") -> Tier:
     For launchers at their start: control groups that a killed predecessor left behind are removed on the way.
     Raises: ConfigError when a named tier is unknown, unavailable, or cannot hold the network mode.
     """
-    cgroups.sweep()
+    cgroups.sweep(wait_s=cgroups.DYING_S)
     if name != "auto":
         if name not in TIERS:
             raise ConfigError(f"isolation must be auto, {', '.join(TIERS)}; got {name!r}")
