@@ -36,7 +36,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from soak_load.chaos import ROLES, ROUNDS, Chaos, plan
+from soak_load.chaos import ROLES, Chaos, plan
 from soak_load.checks import Check, Found, check, flat, outcomes, turns
 from soak_load.stack import PR_SET_CHILD_SUBREAPER, SERVERS, Stack
 
@@ -53,7 +53,8 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     stack = Stack(
         folder, tier=options.isolation, at_once=options.at_once, rollouts=count, step=min(500, max(1, count // 4))
     )
-    events = [] if options.calm else plan(options.seed, ROUNDS)
+    rounds = 1 if quick else 100  # a hundred take longer than there is time
+    events = [] if options.calm else plan(options.seed, rounds)
     print(
         f"seed {options.seed}, {count} rollouts, isolation {options.isolation}; a disturbance every {options.interval:g} s:"
     )
@@ -68,7 +69,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     try:
         for name in (*SERVERS, "trainer"):
             await stack.start(name)
-        chaos = Chaos(stack, events, options.interval, lambda: ended.count() / count)
+        chaos = Chaos(stack, events, rounds, options.interval, lambda: ended.count() / count)
         if options.calm or stack.no_disk is not None:
             chaos.without_disk = True
         keepers = [asyncio.create_task(stack.keep(name)) for name in (*SERVERS, "trainer")]

@@ -18,7 +18,6 @@ ROLES = ("runtime", "template", "gateway", "model", "s3", "trainer", "session")
 OFTEN = ("session", "session", "model", "gateway")  # once more in every round
 CLOCK_STEPS_S = (3600, -7200, 86_400, -600)
 DISK_FULL_S = 2.5
-ROUNDS = 100  # more than there is time for
 STOPPED_S = (0.2, 2.5)
 Event = tuple[str, str, float]  # what, whom, an argument
 
@@ -40,22 +39,27 @@ def plan(seed: int, rounds: int) -> list[Event]:
 class Chaos:
     """``counts`` is what was really done: nobody is there to be killed where a process is just being started."""
 
-    def __init__(self, stack: Stack, events: list[Event], interval_s: float, progress: Callable[[], float]) -> None:
-        self.stack, self.events, self.interval_s, self.progress = stack, events, interval_s, progress
+    def __init__(
+        self, stack: Stack, events: list[Event], rounds: int, interval_s: float, progress: Callable[[], float]
+    ) -> None:
+        self.stack, self.events, self.rounds = stack, events, rounds
+        self.interval_s, self.progress = interval_s, progress
         self.counts: Counter[str] = Counter()
         self.without_disk = False
         self.log: list[str] = []
 
     async def run(self) -> None:
-        """Until cancelled. Events come in equal distances, those of the first round faster where the rollouts are."""
+        """Do it all, or until cancelled. Events come in equal distances, those of the first round faster if the rollouts are."""
         tasks = [] if self.without_disk else [asyncio.create_task(self._fill_twice())]
         try:
-            first_round = len(self.events) / ROUNDS
+            first_round = len(self.events) / self.rounds
             for number, (what, whom, argument) in enumerate(self.events):
                 due_s = time.monotonic() + self.interval_s
                 while time.monotonic() < due_s and self.progress() < 0.9 * (number + 1) / first_round:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
                 tasks.append(asyncio.create_task(self._do(what, whom, argument)))
+                tasks = [task for task in tasks if not task.done()]
+            await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
