@@ -356,6 +356,24 @@ def test_ids_of_our_client_at_our_agent_and_at_the_published_one(
     assert (stats.get("unproven", 0), stats["proven"]) == (0, len(IDS))
 
 
+def test_ids_of_the_published_package_in_a_directory(our_agent: tuple[str, str], tmp_path: Path) -> None:
+    """There a key is a path, and a session's runtime writes it."""
+    arn, endpoint = our_agent
+    with RolloutClient(arn, f"file://{tmp_path}/records", "ids", tps_limit=200, endpoint_url=endpoint) as client:
+        futures = [
+            client.submit({"n": 1, "run_s": 0}, session_id=s, input_id=i) for i, s in zip(IDS, SESSIONS, strict=True)
+        ]
+        records = [f.result(60) for f in futures]
+        assert client.stats["proven"] == len(IDS)
+        listed = [item.key for item in client.store.list("ids/") if item.key.endswith(".json")]
+    assert [r["input_id"] for r in records] == [f.input_id for f in futures]
+    assert (
+        listed
+        == sorted(f.result_key for f in futures)
+        == sorted(f"ids/{f.input_id}/{f.session_id}.json" for f in futures)
+    )
+
+
 REFUSED_CALLS = """
 import json, sys
 from agentcore_rl_toolkit import RolloutClient

@@ -250,8 +250,9 @@ class Rollout:
         try:
             found = await self._record_there(info, store, timeout_s)
             if secret is not None and (not found or check(found, info.result_key, secret) is not Proof.PROVEN):
-                logger.critical("security: %s held a record that this session did not write; replaced", info.result_key)
+                logger.critical("security: %s held a record that this session did not write", info.result_key)
                 await store.put_async(info.result_key, body, timeout_s=timeout_s)
+                logger.info("it is replaced by the session's own: %s", info.result_key)
                 return True
             there = parse_record(found)
             block = there.get(INFO_FIELD)
