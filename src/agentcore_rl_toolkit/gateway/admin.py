@@ -19,6 +19,7 @@ from .opening import CHECK, TAKE_BACK, TakeBack, take_back
 from .rllm import RLLMRoutes
 from .session_routes import CreateSessions, SessionRoutes
 from .shared import shared_of
+from .structure import check_structure
 from .wire import Request, decode_body, error_reply, reply, retry_after
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ class Admin:
             return
         if not self._gateway.is_admin(request):
             self.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
+            return
+        try:
+            check_structure(request.body)
+        except RequestError as e:
+            self.refuse(conn, request, e)
             return
         shard = self._gateway.shard
         if shard is not None and not conn.private:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import CaptureError
 from . import journal as journals
 from . import scan, told_logprobs
-from .capture import Captured, is_reply, read_reply
+from .capture import LARGE, Captured, is_reply, read_reply
 from .capture_stream import are_events, endings, event_end, read_stream
 from .dialects.errors import RequestError, error_body
 from .engine_errors import event_error, upstream_error
@@ -137,7 +137,7 @@ class Answering(Exchange):
         self._append(status, captured)
 
     def _read_early(self) -> None:
-        if self.stream:
+        if self.stream or self.received > LARGE:
             return
         self.lifted = scan.lift(self._body())
         if self.lifted is not None and not self.numbers:

@@ -27,7 +27,7 @@ from .bounds import hold_to_settings
 from .dialects import relayed
 from .dialects.errors import NOT_JSON, RequestError, unsupported
 from .exchange import Fields
-from .growing import LONG, digest_of_body, understand
+from .growing import LONG, decoded, digest_of_body, understand
 from .recording import stream_again, whole_again
 from .records import CallRecord
 from .wire import Request, chunk, stream_head
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .growing import Request as LongRequest
     from .listener import AgentConnection
 
-_fields = msgspec.json.Decoder(Fields)
 _to_json = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
 _ONE = msgspec.Raw(b"1")
@@ -56,13 +55,16 @@ class Call(Answering):
         try:
             long = self._long(body, path) if len(body) >= LONG else None
             if long is None:
-                fields = _fields.decode(body)
+                fields = decoded(body)
                 self.digest = digest_of_body(body)
             else:
                 self.long, fields, body = long, long.fields, long.read
                 self.digest = long.digest()
         except NOT_JSON as e:
             self.refuse(RequestError(f"the request body must be a JSON object: {e}"))
+            return
+        except RequestError as e:
+            self.refuse(e)
             return
         stream = fields.get("stream")
         self.stream = stream is not None and bytes(stream) == b"true"

@@ -18,6 +18,7 @@ from .dialects.errors import NOT_JSON
 from .experts import binary
 from .long_body import Bytes
 from .records import ChoiceRecord, pack_ids, pack_logprobs
+from .structure import check_reply
 
 _NULL = b"null"
 ABSENT = msgspec.Raw(_NULL)  # a union with None would make the decoder build the value
@@ -95,6 +96,7 @@ _prompted = msgspec.json.Decoder(_Prompted)
 _encode = msgspec.json.Encoder().encode
 _PROMPT = b'"prompt_token_ids":['
 _SHORT = 8 * 2**10  # bytes
+LARGE = 8 * 2**20  # bytes from which a reply is judged before it is read
 _NEAR_END = 16 * 2**10  # engines write the prompt ids before or after everything else
 
 
@@ -136,6 +138,8 @@ def read_reply(body: bytes, lifted: scan.Lifted | None = None) -> Captured:
     Raises: CaptureError when it is no such reply.
     """
     prompt: Bytes | None
+    if len(body) > LARGE:
+        check_reply(body)
     lifted = lifted or scan.lift(body)
     if lifted is None:
         prompt, rest = take_prompt(body)

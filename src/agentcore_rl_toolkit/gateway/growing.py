@@ -16,6 +16,7 @@ from .exchange import Fields
 from .long_body import Bytes
 from .prefixes import Prefixes, Seen
 from .repeats import digest_of
+from .structure import check_structure
 
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping
 _KEYS = {name: b'"%b":[' % name.encode() for name in ("messages", "input")}
@@ -60,15 +61,21 @@ def digest_of_body(body: bytes) -> int:
     return digest_of(b"%d %d " % (zlib.crc32(body), len(body)), body[:_NEAR], body[-_NEAR:])
 
 
+def decoded(body: bytes) -> Fields:
+    """The members of a request. Raises: msgspec.DecodeError, RecursionError; RequestError when there is too much in it."""
+    check_structure(body)
+    return _fields.decode(body)
+
+
 def understand(body: bytes, known: Prefixes, name: str = "messages") -> Request | None:
     """The request in two parts, or None when it has no list of messages, which are its member `name`.
 
-    Raises: msgspec.DecodeError, RecursionError when it is not a JSON object.
+    Raises: msgspec.DecodeError, RecursionError when it is not a JSON object; RequestError when there is too much in it.
     """
     found = _continued(body, known, name)
     if found is not None:
         return found
-    fields = _fields.decode(body)
+    fields = decoded(body)
     messages = fields.pop(name, None)
     if messages is None:
         return None
@@ -93,7 +100,7 @@ def _continued(body: bytes, known: Prefixes, name: str) -> Request | None:
     read = b"%b[%b" % (body[:start], body[end + 1 :] if goes_on else body[end:])
     try:
         _fields.decode(body[:at] + b'"":0}')  # so it is a key of the request and not of something inside it
-        fields = _fields.decode(read)
+        fields = decoded(read)
     except NOT_JSON:
         return None  # whoever reads it whole can say what is wrong
     new = bytes(fields.pop(name, msgspec.Raw(b"")))

@@ -15,6 +15,7 @@ from .dialects.errors import NOT_JSON, RequestError
 from .engine_errors import upstream_error
 from .fetching import get, post
 from .sessions import Session
+from .structure import check_structure
 from .wire import Request, reply
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class ModelRoutes:
     async def count_tokens(self, conn: AgentConnection, request: Request, session: Session) -> None:
         """Anthropic's count_tokens: the prompt as the engine would see it, counted and not sampled."""
         try:
+            check_structure(request.body)
             asked = parse_request(request.body, counting=True)
             mode = self._gateway.token_mode
             if mode is not None:

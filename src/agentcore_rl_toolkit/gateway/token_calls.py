@@ -23,6 +23,7 @@ from .dialects.errors import unsupported
 from .engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine
 from .exchange import Fields
 from .render import Conversation, RenderedPrompt, call_format
+from .structure import check_reply
 from .token_mode import TokenMode, impose
 from .token_reply import TokenReply
 from .translated import SpokenCall
@@ -287,7 +288,9 @@ class TokenCall(SpokenCall):
     def _capture(self) -> Captured:
         sampled = self._reading()
         if not self.live:
-            for piece in self.token_engine.reply(self._body()):
+            body = self._body()
+            check_reply(body)
+            for piece in self.token_engine.reply(body):
                 self._take(piece)
         captured = Captured(choices=[], has_tokens=True, reply_id=self.reply_id, model=self.asked.model)
         if self.prompt is not None:

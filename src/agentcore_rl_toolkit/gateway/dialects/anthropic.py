@@ -10,7 +10,7 @@ import msgspec
 from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, text_of
 from .chat import named_tool
 from .errors import NOT_JSON, RequestError, no_threads, unsupported
-from .fields import Fields, decode_body
+from .fields import MAX_TOOLS, Fields, decode_body
 from .ids import own_id
 
 _NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "diagnostics")
@@ -43,7 +43,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
         raise unsupported(
             f"messages[{len(asked) - 1}]", "an answer cannot be begun for the model; end with a user message"
         )
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.take("tools", list) or [])]
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.few("tools", MAX_TOOLS))]
     choice, parallel = _tool_choice(fields.take("tool_choice", dict), tools)
     template_kwargs, budget = _thinking(fields)
     effort, output_format = _output(fields)

@@ -15,7 +15,7 @@ from .canonical import (
     Usage,
 )
 from .errors import RequestError, openai_error, unsupported
-from .fields import Fields, decode_body
+from .fields import MAX_TOOLS, Fields, decode_body
 from .sse import encode_event
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -160,7 +160,7 @@ def _check_call(call: Any, path: str) -> dict[str, Any]:
 def parse_tools(fields: Fields) -> tuple[list[dict[str, Any]], str, bool | None]:
     """``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a chat request, in canonical form."""
     tools: list[dict[str, Any]] = []
-    for i, tool in enumerate(fields.take("tools", list) or []):
+    for i, tool in enumerate(fields.few("tools", MAX_TOOLS)):
         path = f"tools[{i}]"
         if not isinstance(tool, dict) or tool.get("type", "function") != "function":
             raise unsupported(f"{path}.type", "only tools of type 'function' are served")

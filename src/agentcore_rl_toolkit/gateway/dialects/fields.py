@@ -13,6 +13,9 @@ T = TypeVar("T")
 
 NUMBER = (int, float)
 
+MAX_TOOLS = 10_000  # of Anthropic's tool search; each takes some microseconds to check and to render
+MAX_STOP_CHARACTERS = 16_384  # of all stop strings; each token of an answer is compared with all of them
+
 # Sampling parameters that engines take beside OpenAI's; they pass through by name. Source: vLLM's and SGLang's
 # request models.
 _IDS = ("stop_token_ids", "allowed_token_ids")
@@ -118,6 +121,13 @@ class Fields:
                 raise RequestError(f"{where} must be a string, not {_kind(item)}", param=where)
         return values
 
+    def few(self, field: str, most: int) -> list[Any]:
+        """A list, empty when it is absent. Raises: RequestError when it has more than so many items."""
+        value = self.take(field, list) or []
+        if len(value) > most:
+            raise RequestError(f"{self.name(field)} has {len(value)} items, {most} at most", param=self.name(field))
+        return value
+
     def refuse(self, field: str, why: str, *, unless: tuple[Any, ...] = ()) -> None:
         """Raises: RequestError when the member is there with a value other than those in ``unless`` (or an empty
         one).
@@ -155,13 +165,20 @@ class Fields:
             top_k=top_k,
             min_p=self.number("min_p", 0.0, 1.0),
             seed=self.integer("seed"),
-            stop=self.strings(stop),
+            stop=self._stops(stop),
             presence_penalty=self.number("presence_penalty", -2.0, 2.0),
             frequency_penalty=self.number("frequency_penalty", -2.0, 2.0),
             repetition_penalty=self.number("repetition_penalty", 0.0),
             logit_bias={str(k): v for k, v in bias.items()} if bias else None,
             other={name: self._other(name) for name in sorted(ENGINE_PARAMETERS & self._left.keys())},
         )
+
+    def _stops(self, field: str) -> list[str]:
+        stops = self.strings(field)
+        if sum(map(len, stops)) > MAX_STOP_CHARACTERS or len(stops) > MAX_STOP_CHARACTERS:
+            why = f"{self.name(field)} may have {MAX_STOP_CHARACTERS} characters in all"
+            raise RequestError(why, param=self.name(field))
+        return stops
 
     def _other(self, name: str) -> Any:
         """An engine's own parameter. Those that are read here as well must be what they are taken for."""

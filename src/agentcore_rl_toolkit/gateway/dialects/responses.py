@@ -15,7 +15,7 @@ import msgspec
 from .canonical import CONTENT_FILTER, LENGTH, Choice, Reply, Request, Usage
 from .chat import named_choice, named_tool
 from .errors import RequestError, unsupported
-from .fields import Fields, decode_body
+from .fields import MAX_TOOLS, Fields, decode_body
 from .ids import own_id
 
 _NO_EFFECT = (
@@ -49,7 +49,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
         messages += input_messages(asked)
     if not messages:
         raise RequestError("input must not be empty", param="input")
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.take("tools", list) or [])]
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.few("tools", MAX_TOOLS))]
     text = Fields(fields.take("text", dict) or {}, "text")
     response_format = _text_format(text.take("format", dict))
     text.refuse("verbosity", "the model has no such setting", unless=("medium",))
