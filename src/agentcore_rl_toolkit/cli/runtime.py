@@ -102,6 +102,13 @@ _SERVE_OPTIONS = [
         help="What a session may call: its own session, or also sessions that it starts (agents that call agents).",
     ),
     click.option("--s3-dir", type=_FOLDER, help="Serve S3 over this folder; sessions get its address."),
+    click.option(
+        "--session-store",
+        "session_stores",
+        multiple=True,
+        metavar="BUCKET[/PREFIX]",
+        help="With --s3-dir: what every session may use besides its own record; repeatable.",
+    ),
     click.option("--s3-port", default=0, show_default=True),
     click.option("--s3-endpoint", help="Address of another S3 server for the sessions."),
     click.option("--cluster", type=click.Choice(["ray", "kubernetes"]), help="Run the sessions on a cluster."),
@@ -180,6 +187,7 @@ def serve(**options: Any) -> None:
         s3_dir=s3_dir.resolve() if s3_dir is not None else None,
         s3_port=options["s3_port"],
         s3_endpoint=options["s3_endpoint"],
+        session_stores=tuple(options["session_stores"]),
     )
     cluster = _cluster(config, options)
     agents = [parse_agent_option(text) for text in options["agents"]]

@@ -70,7 +70,7 @@ class RuntimeConfig:
     reaches the port. Sessions may do so with what ``session_calls`` says: their own session, or also those they started.
     ``parallel_starts``: more sessions than this wait before they start; their init timeout counts from then.
     ``s3_dir``: serve an S3 endpoint over this folder in the same process. ``s3_endpoint``: another one that sessions
-    are to use.
+    are to use. ``session_stores``: what every session may use of ``s3_dir`` besides its own record, as bucket or bucket/prefix.
     """
 
     region: str = "us-west-2"
@@ -97,6 +97,7 @@ class RuntimeConfig:
     s3_dir: Path | None = None
     s3_port: int = 0
     s3_endpoint: str | None = None
+    session_stores: tuple[str, ...] = ()
     kept_logs: int = 2_000
     parallel_starts: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 1)))
 
@@ -113,5 +114,9 @@ class RuntimeConfig:
         for name in ("stop_grace_s", "shutdown_grace_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be seconds from 0 up, got {getattr(self, name)!r}")
+        if self.session_stores and self.s3_dir is None:
+            raise ConfigError(
+                "session stores are places of the runtime's own S3 endpoint: give s3_dir (--s3-dir) as well"
+            )
         if self.s3_dir is not None and self.s3_endpoint is not None:
             raise ConfigError("give either s3_dir or s3_endpoint, not both")

@@ -209,7 +209,7 @@ class ContainerNode:
     # -- what a container is made from
     def _settings(self, order: SessionOrder, image: str) -> dict[str, Any]:
         agent, c = order.agent, self._config
-        env = self._environment(agent)
+        env = {**self._environment(agent), **order.env}
         if agent.image is not None:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         env["DOCKER_CONTAINER"] = "1"  # the SDK then listens on all addresses

@@ -9,9 +9,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import AgentLoadError, ConfigError, LocalRuntimeError
 from . import code_artifacts, environments, images, roots
@@ -31,6 +31,9 @@ from .sessions import SessionTable
 from .version_fields import LOCAL_ARTIFACT
 from .wire import Route, WireError
 
+if TYPE_CHECKING:
+    from .s3_sessions import SessionKeys
+
 log = logging.getLogger(__name__)
 KEPT_LOG_BYTES = 2 * 2**30  # of ended sessions together
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
@@ -45,7 +48,8 @@ class Runtime:
         config: RuntimeConfig,
         *,
         s3_url: str | None = None,
-        s3_key: tuple[str, str] | None = None,
+        s3_keys: SessionKeys | None = None,
+        s3_own_key: Mapping[str, str] | None = None,
         cluster: SessionCluster | None = None,
     ) -> None:
         self.config = config
@@ -72,8 +76,8 @@ class Runtime:
         self.metrics = Metrics()
         s3 = self._s3_url = config.s3_endpoint or s3_url
         extra_env = {"AWS_ENDPOINT_URL_S3": s3, "AWS_ALLOW_HTTP": "true"} if s3 is not None else {}
-        if s3_key is not None:
-            extra_env |= {"AWS_ACCESS_KEY_ID": s3_key[0], "AWS_SECRET_ACCESS_KEY": s3_key[1]}
+        self.s3_keys = s3_keys
+        self._s3_credentials = config.credentials or s3_own_key or {}
         self.cluster = cluster
         self.node: LocalNode | SessionCluster = cluster or LocalNode(
             config,
@@ -92,6 +96,7 @@ class Runtime:
         self.table.admit = self._admit
         self.table.on_start = self._on_start
         self.table.on_gone = self._on_gone
+        self.table.variables_of = self._variables_of
         self.control = ControlPlane(self.registry, self, idle_s=config.idle_timeout_s, lifetime_s=config.max_lifetime_s)
         self._agents: dict[tuple[str, int], Agent] = {}
         self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -185,7 +190,7 @@ class Runtime:
                 artifact["codeConfiguration"],
                 self.state_dir / "code",
                 endpoint_url=self._s3_url,
-                credentials=self.config.credentials,
+                credentials=self._s3_credentials,
             )
         uri = artifact.get("containerConfiguration", {}).get("containerUri", "")
         if not uri.startswith(LOCAL_ARTIFACT):
@@ -290,7 +295,16 @@ class Runtime:
         if session.start_s is not None:
             self.metrics.start_s.add(session.start_s)
 
+    def _variables_of(self, session: Session) -> dict[str, str]:
+        """A session's own key to the store, unless somebody has said which one to use."""
+        chosen = {**self.config.session_env, **session.agent.env}
+        if self.s3_keys is None or "AWS_ACCESS_KEY_ID" in chosen:
+            return {}
+        return self.s3_keys.give(session)
+
     def _on_gone(self, session: Session) -> None:
+        if self.s3_keys is not None:
+            self.s3_keys.forget(session)
         self.metrics.session_cpu_s += session.process.cpu_s or 0.0
         if not self._is_served(session.agent):
             self._keep(self.node.forget_if_unused(session.agent), name="retire")

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,13 +40,14 @@ INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_C
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOrder:
-    """A session to start. ``session_id`` is unique per start on its node, not the caller's id."""
+    """A session to start. ``session_id`` is unique per start on its node, not the caller's id. ``env``: its own variables."""
 
     agent: Agent
     session_id: str
     directory: Path
     log_path: Path
     socket_path: str
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class Node(Protocol):
@@ -141,7 +142,7 @@ class LocalNode:
             return await self._containers().start_session(order)
         template = await self._template(order.agent)
         return template.spawn(
-            order.session_id, order.socket_path, order.directory, order.log_path, {}, order.agent.script.parent
+            order.session_id, order.socket_path, order.directory, order.log_path, order.env, order.agent.script.parent
         )
 
     def describe(self) -> list[dict[str, Any]]:

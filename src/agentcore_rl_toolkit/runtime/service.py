@@ -27,6 +27,7 @@ from .config import RuntimeConfig
 from .connection import RuntimeProtocol, aws_error
 from .core import Runtime
 from .private_files import write_private
+from .s3_sessions import SessionAccess, SessionKeys
 from .server import RuntimeApp
 
 PARENT_CHECK_S = 1.0
@@ -77,7 +78,8 @@ async def serve(
     listeners = [bind(host, port)]
     s3: Any = None
     s3_url: str | None = None
-    session_key: tuple[str, str] | None = None
+    session_keys: SessionKeys | None = None
+    own_key: dict[str, str] = {}
     if config.s3_dir is not None:
         from .s3 import S3App, S3Config
 
@@ -86,11 +88,12 @@ async def serve(
             raise ConfigError("--s3-dir with --cluster needs a --host that the nodes can reach, not a wildcard")
         listeners.append(bind(s3_host, config.s3_port))
         s3_url = f"http://{s3_host if ':' not in s3_host else f'[{s3_host}]'}:{listeners[1].getsockname()[1]}"
-        if config.credentials:  # sessions sign with a key of their own: it opens the store, and not the runtime
-            session_key = (f"SESSIONS{secrets.token_hex(6).upper()}", secrets.token_urlsafe(30))
-        keys = {**config.credentials, **dict([session_key] if session_key is not None else ())}
+        session_keys = SessionKeys()
+        if not config.credentials:  # for the runtime's own helpers, which the kernel could not tell from sessions
+            own_key = {f"RUNTIME{secrets.token_hex(8).upper()}": secrets.token_urlsafe(30)}
+        keys = {**config.credentials, **own_key}
         s3 = S3App(S3Config(root=config.s3_dir, auto_create=True, credentials=keys, region=config.region))
-    runtime = Runtime(config, s3_url=s3_url, s3_key=session_key, cluster=cluster)
+    runtime = Runtime(config, s3_url=s3_url, s3_keys=session_keys, s3_own_key=own_key, cluster=cluster)
     loop = asyncio.get_running_loop()
     loading = asyncio.ensure_future(runtime.start(list(agents)))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -106,6 +109,10 @@ async def serve(
         raise
     s3_port = listeners[-1].getsockname()[1] if s3 is not None else None
     app = RuntimeApp(runtime, s3=s3, s3_port=s3_port)
+    if s3 is not None and session_keys is not None:
+        s3.access = SessionAccess(
+            app.callers, session_keys, stores=config.session_stores, signed_only=bool(config.credentials)
+        )
     bounds = Bounds(
         hosts=HostCheck({listener.getsockname()[0] for listener in listeners} | {host}, allowed_hosts),
         body_s=config.body_timeout_s,

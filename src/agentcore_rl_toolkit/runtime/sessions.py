@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,8 @@ CLEAN_UP_THREADS, CLEAN_UP_AT_END_S = 4, 5.0
 class SessionTable:
     """All live sessions.
 
-    ``admit`` is asked before a new one is started and may raise a WireError; ``on_start`` and ``on_gone`` (its process
-    is no more, its folder
-    removed) tell who wants to know.
+    ``admit`` is asked before a new one is started and may raise a WireError; ``variables_of`` gives its own variables;
+    ``on_start`` and ``on_gone`` (its process is no more, its folder removed) tell who wants to know.
     """
 
     def __init__(self, node: Node, config: RuntimeConfig, *, sessions: Path, logs: Path, socket_dir: Path) -> None:
@@ -56,6 +55,7 @@ class SessionTable:
         self.admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None
         self.on_start: Callable[[Session], None] = lambda session: None
         self.on_gone: Callable[[Session], None] = lambda session: None
+        self.variables_of: Callable[[Session], Mapping[str, str]] = lambda session: {}
         self.started_total = 0
         self.ended_total: dict[str, int] = {}
         self._folder, self._logs = sessions, logs
@@ -231,6 +231,7 @@ class SessionTable:
             directory=session.directory,
             log_path=session.log_path,
             socket_path=session.socket_path,
+            env=self.variables_of(session),
         )
         Path(session.socket_path).parent.mkdir(mode=0o700, exist_ok=True)  # for commands, wherever the session is
         session.process = await self.node.start_session(order)

@@ -206,6 +206,7 @@ class NodeAgent:
                 directory=self._root / "state" / "sessions" / agent.folder / identity,
                 log_path=self._root / "state" / "logs" / agent.name / f"{identity}.log",
                 socket_path=str(self._root / "s" / agent.folder / f"{identity}.s"),
+                env=message["env"],
             )
             self._orders[identity] = order
             process = self._processes[identity] = await self._ready_node().start_session(order)

@@ -158,7 +158,8 @@ class NodeLink:
         process = RemoteProcess(self, order.session_id)
         self.processes[order.session_id] = process
         self._logs[order.session_id] = order.log_path
-        self.send(op="spawn", id=order.session_id, agent=[order.agent.runtime_id, order.agent.version])
+        identity = [order.agent.runtime_id, order.agent.version]
+        self.send(op="spawn", id=order.session_id, agent=identity, env=dict(order.env))
         return process
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

@@ -34,7 +34,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import linux, serve, warm
+from . import aws_keys, linux, serve, warm
 from .child import Session
 from .confine import Confinement
 from .keeper import Keeper
@@ -141,6 +141,7 @@ def main(control_fd: int) -> None:
             template.report(ev="error", traceback=traceback.format_exc())
             os._exit(1)
     warm.defer_certificates()
+    aws_keys.follow_environment()
     if options["mode"] == "exec":
         template.report(ev="ready", mode="exec", reason=options.get("reason"))
         template.loop(options, lambda session: session.run_cold(script, argv), learn=False)

@@ -15,12 +15,13 @@ from typing import Any
 
 from ...errors import ConfigError
 from . import buckets, objects, xml
+from .access import Access, Scope
 from .disk import Bucket, Disk
 from .errors import S3Error
 from .incoming import Incoming
 from .multipart import Uploads
 from .request import MAX_DOCUMENT_BYTES, Answer, ClientGoneError, Receive, Request, Send, xml_answer
-from .signatures import verify
+from .signatures import claimed_key, verify
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +85,14 @@ class S3Config:
 class S3App:
     """ASGI 3 application. Owns its directory until `close`.
 
+    With ``access``, requests that are signed with none of the configuration's credentials are judged by it.
+
     Raises: ConfigError when another server holds the directory.
     """
 
-    def __init__(self, config: S3Config, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: S3Config, *, now: Callable[[], float] = time.time, access: Access | None = None) -> None:
         self.config = config
+        self.access = access
         self.disk = Disk(config.root, fsync=config.fsync)
         self.uploads = Uploads(self.disk)
         self._now = now
@@ -119,7 +123,7 @@ class S3App:
         request: Request | None = None
         try:
             request = Request(scope, receive, self.config.mount)
-            answer = await self._answer(request)
+            answer = await self._answer(request, scope)
         except ClientGoneError:
             return
         except S3Error as e:
@@ -132,15 +136,26 @@ class S3App:
                 answer.headers["connection"] = "close"  # the rest of the body would be read as the next request
             await _reply(answer, request_id, scope["method"], send)
 
-    async def _answer(self, request: Request) -> Answer:
-        signed = request.signed
-        request.chunk_signer = verify(signed, self.config.credentials, self._now())
+    async def _authenticate(self, request: Request, asgi_scope: Mapping[str, Any]) -> Scope | None:
+        """Who calls: None may do everything."""
+        key = claimed_key(request.signed)
+        if self.access is None or key in self.config.credentials:
+            request.chunk_signer = verify(request.signed, self.config.credentials, self._now())
+            return None
+        limits = await self.access.scope(asgi_scope, key)
+        request.chunk_signer = verify(request.signed, self.access.secrets_of(key), self._now())
+        return limits
+
+    async def _answer(self, request: Request, asgi_scope: Mapping[str, Any]) -> Answer:
+        limits = await self._authenticate(request, asgi_scope)
         request.adopt_query_headers()
         if _SSE_C in request.headers:
             raise S3Error("NotImplemented", "Encryption with customer keys is not implemented.", Header=_SSE_C)
         refused = _SUBRESOURCES & request.query.keys()
         if refused and not (refused == {"versionId"} and request.query["versionId"] == "null"):
             raise S3Error("NotImplemented", f"The {sorted(refused)[0]} subresource is not implemented.")
+        if limits is not None:
+            limits.check(request)
         if not request.bucket:
             if request.method != "GET":
                 raise S3Error("MethodNotAllowed", Method=request.method, ResourceType="SERVICE")

@@ -69,6 +69,18 @@ class Signed:
         return next((v for k, v in self.query if k == name), None)
 
 
+def claimed_key(request: Signed) -> str:
+    """The access key that a request says it is signed with; empty for an unsigned one. Nothing is checked."""
+    authorization = request.headers.get("authorization", "")
+    if authorization.startswith("AWS "):
+        return authorization[4:].partition(":")[0]
+    found = re.search(r"Credential=([^,\s]+)", authorization)
+    credential = found[1] if found is not None else request.parameter("X-Amz-Credential")
+    if credential is None:
+        return request.parameter("AWSAccessKeyId") or ""
+    return credential.rsplit("/", 4)[0]
+
+
 class ChunkSigner:
     """The chain of signatures over the chunks of one body. Source: "Transferring payload in multiple chunks"."""
 
