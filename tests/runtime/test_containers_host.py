@@ -172,8 +172,11 @@ def test_host_network_with_endpoints_websocket_and_idle_end(
     )
     session_id = new_session_id()
     env = server.invoke({"do": "where"}, session_id)["env"]
-    fetch = f"import urllib.request as u; print(u.urlopen('{env['AWS_ENDPOINT_URL_S3']}').status)"
-    assert command(server, session_id, sys.executable, "-c", fetch) == "200\n"
+    place = env["AWS_ENDPOINT_URL_S3"].removeprefix("http://")
+    fetch = f"import http.client as h; c = h.HTTPConnection('{place}'); c.request('GET', '/'); print(c.getresponse().status)"
+    assert (
+        command(server, session_id, sys.executable, "-c", fetch) == "403\n"
+    )  # reached; no list of buckets for a session
 
     async def talk() -> str:
         name = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
