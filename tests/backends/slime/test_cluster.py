@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -78,6 +79,35 @@ def test_ending_our_head_ends_nobody_elses_cluster(
     finally:
         somebody.kill()
         somebody.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_port_that_another_took_meanwhile_costs_a_head_another_start(
+    ray_jobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(ray_jobs).parent}{os.pathsep}{os.environ['PATH']}")
+    for name in ("RAY_ADDRESS", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    free_port, given = cluster._free_port, []
+    with socket.create_server(("", 0)) as another:
+
+        def taken_at_first() -> int:
+            given.append(free_port() if given else another.getsockname()[1])
+            return given[-1]
+
+        monkeypatch.setattr(cluster, "_is_free", lambda port: True)  # so that the first port given is the head's own
+        monkeypatch.setattr(cluster, "_free_port", taken_at_first)
+        monkeypatch.setattr(cluster, "DASHBOARD_PORT", free_port())
+        head = cluster.Head(0)
+        try:
+            assert cluster._serves_jobs(head.address)
+        finally:
+            head.stop()
+    assert len(given) == 10  # five for each of two heads
+    assert cluster._those_of(head.folder) == []
 
 
 KILLED = """

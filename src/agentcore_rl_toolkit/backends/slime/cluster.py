@@ -22,6 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...errors import AgentCoreRLError
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 STATUS_S = 120.0
 HEAD_START_S = 120.0
 HEAD_STOP_S = 60.0
+HEAD_TRIES = 3
+WORKERS_STOP_S = 15.0  # of a head that has ended already
 JOB_STOP_S = 60.0
 CLIENT_STOP_S = 10.0
 ACCEPT_S = 120.0
@@ -41,6 +44,10 @@ DASHBOARD_PORT = 8265  # Ray's own; another free one where it is taken
 
 class SlimeError(AgentCoreRLError):
     """slime, or the Ray cluster it runs on, ended with an error."""
+
+
+class HeadEndedError(SlimeError):
+    """A Ray head ended before it was up."""
 
 
 def answers(address: str) -> bool:
@@ -64,9 +71,28 @@ def answers(address: str) -> bool:
 
 
 class Head:
-    """A Ray head that this process started. `address` takes jobs."""
+    """A Ray head that this process started. `address` takes jobs.
+
+    Its ports are looked up before it binds them, and another cluster that starts at the same time takes ports by the hundred: a
+    head that ends before it is up is started again, on other ports. Raises: SlimeError when none of `HEAD_TRIES` comes up.
+    """
 
     def __init__(self, gpus: int) -> None:
+        for tries_left in reversed(range(HEAD_TRIES)):
+            self._start(gpus)
+            try:
+                self._wait_until_ready()
+                return
+            except HeadEndedError as e:
+                self.stop()
+                if not tries_left:
+                    raise
+                log.warning("%s; starting another one, on other ports", e)
+            except BaseException:
+                self.stop()
+                raise
+
+    def _start(self, gpus: int) -> None:
         # Ray's sockets lie in this folder and their names must be short, so never under a long TMPDIR. A folder of its own
         # also keeps other programs from finding this cluster and joining it: they would end with it.
         self.folder = tempfile.mkdtemp(prefix="slime-ray-", dir=os.environ.get("RAY_TMPDIR") or "/tmp")
@@ -81,22 +107,18 @@ class Head:
             *("--metrics-export-port", str(_free_port()), "--ray-client-server-port", str(_free_port())),
         ]
         self.process = start_tied(command)
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
 
     def stop(self) -> None:
         """End this head and the processes it started, and nothing else; a second call does nothing."""
         _end(self.process, HEAD_STOP_S)
+        _end_those_of(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _wait_until_ready(self) -> None:
         give_up_s = time.monotonic() + HEAD_START_S
         while not _serves_jobs(self.address):
             if self.process.poll() is not None:
-                raise SlimeError(f"`ray start` ended with code {self.process.returncode}; its output is above")
+                raise HeadEndedError(f"`ray start` ended with code {self.process.returncode}; its output is above")
             if time.monotonic() > give_up_s:
                 raise SlimeError(
                     f"the Ray head takes no jobs at {self.address} after {HEAD_START_S:g} s; is it ray[default]?"
@@ -185,6 +207,28 @@ def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _end_those_of(folder: str) -> None:
+    """Wait for the processes of a cluster, which name its folder on their command line, and end those that stay (Linux)."""
+    give_up_s = time.monotonic() + WORKERS_STOP_S
+    while pids := _those_of(folder):
+        if time.monotonic() > give_up_s:
+            log.warning("processes %s of the Ray cluster in %s outlived it and are killed", pids, folder)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def _those_of(folder: str) -> list[int]:
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if folder.encode() in command.read_bytes():
+                found.append(int(command.parent.name))
+    return found
 
 
 def _serves_jobs(address: str) -> bool:
