@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.client import WatchSettings
+from agentcore_rl_toolkit.client import WatchSettings, metrics
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import InvalidResultError
@@ -46,9 +47,12 @@ def litter(root: Path) -> None:
 def test_rollouts_end_well_in_a_littered_directory(make_client: MakeClient, store_url: str) -> None:
     litter(root_of(store_url))
     client = make_client(push=False)
+    registry = prometheus_client.CollectorRegistry()
+    metrics.export_prometheus(client, registry=registry)
     items = client.map([script(run_s=0.2 * (n % 3), result={"n": n}) for n in range(12)], timeout=60)
     assert [item.result["n"] for item in items if item.result is not None] == list(range(12))
     assert client.stats["skipped_names"] == 3
+    assert registry.get_sample_value("agentcore_rl_events_total", {"event": "skipped"}) == 3
     assert "watch_failures" not in client.stats
     os.system(f"rm -rf '{root_of(store_url)}/exp/d'")  # pytest's own removal is recursive
 
@@ -90,7 +94,9 @@ def test_a_sparse_record_of_a_terabyte_is_invalid_by_default(
 ) -> None:
     client = make_client(push=False)
     future = client.invoke(script(hang=True), input_id="i")
-    with open(root_of(store_url) / future.result_key, "wb") as file:
+    path = root_of(store_url) / future.result_key
+    path.parent.mkdir(parents=True, exist_ok=True)  # its agent may not have written anything yet
+    with open(path, "wb") as file:
         file.truncate(2**40)
     assert isinstance(future.exception(20), InvalidResultError)
 
@@ -164,3 +170,40 @@ def test_an_attached_session_that_was_seen_alive_and_falls_silent_is_lost(
     attached = client.attach(f"exp/x/{session_id}.json", session_id=session_id, input_id="x")
     assert attached.exception(20) is not None
     assert attached.outcome is Outcome.LOST
+
+
+def test_a_transport_that_fails_in_a_way_of_its_own_costs_a_stop_and_nothing_else(
+    runtime: ScriptedRuntime, store_url: str, boto3_session: Any
+) -> None:
+    """`transport=` may be anybody's; what it raises must not end the queue of stops."""
+    import agentcore_rl_toolkit.client.transport as real
+
+    inner = real.Boto3Transport(
+        runtime.arn,
+        region="us-west-2",
+        endpoint_url=runtime.url,
+        qualifier=None,
+        pool_connections=4,
+        read_timeout_s=20.0,
+        session=boto3_session,
+    )
+
+    class Odd:
+        stops = 0
+
+        def invoke(self, session_id: str, payload: bytes) -> bytes:
+            return inner.invoke(session_id, payload)
+
+        def stop(self, session_id: str) -> bool:
+            self.stops += 1
+            if self.stops == 1:
+                raise KeyError("odd")
+            return inner.stop(session_id)
+
+    with RolloutClient(
+        runtime.arn, store_url, "exp", endpoint_url=runtime.url, tps_limit=100, transport=Odd(), push=False
+    ) as client:
+        for n in range(2):
+            assert client.submit(script(result={"n": n})).result(20)["n"] == n
+            client.flush()
+        assert (client.stats["stop_failed"], client.stats["stopped"]) == (1, 1)

@@ -82,7 +82,7 @@ class Engine:
         self._pacer = pacer
         self._watch = watch
         self.events = events
-        self._follower = Follower(store_for, watch, events.watching_failed)
+        self._follower = Follower(store_for, watch, events.watching_failed, events.names_skipped)
         self.proofs = proofs
         self._invoker = Invoker(
             transport,

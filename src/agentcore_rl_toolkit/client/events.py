@@ -18,7 +18,7 @@ from .settings import RolloutRequest
 
 logger = logging.getLogger("agentcore_rl_toolkit.client")
 
-# (event, fields); events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure
+# (event, fields); events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure, skipped
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -94,6 +94,11 @@ class Events:
         self.counts["refused"] += 1
         if self.subscribers:
             self._tell("refused", self._ids(progress))
+
+    def names_skipped(self, number: int) -> None:
+        """Listings of the store left out so many more names because they are no objects."""
+        if self.subscribers:
+            self._tell("skipped", {"session_id": "", "exp_id": self.exp_id, "count": number})
 
     def server_error(self, progress: Progress) -> None:
         """The runtime answered 500 or 503."""

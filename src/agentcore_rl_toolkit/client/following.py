@@ -30,7 +30,8 @@ class Follower:
     its silence counts from the start. Any other session (the published toolkit's, one without heartbeat, one whose answer was
     lost) is judged by its silence only once its own heartbeat was seen. What other sessions do says nothing about it.
 
-    ``on_trouble()`` is called when watching failed in a way nobody foresaw, and goes on.
+    ``on_trouble()`` is called when watching failed in a way nobody foresaw, and goes on; ``on_skipped(n)`` when listings left out
+    n more names because they are no objects.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class Follower:
         store_for: Callable[[str], ObjectStore],
         settings: WatchSettings,
         on_trouble: Callable[[], object] = lambda: None,
+        on_skipped: Callable[[int], object] = lambda n: None,
     ) -> None:
         self._store_for = store_for
         self._settings = settings
-        self._on_trouble = on_trouble
+        self._on_trouble, self._on_skipped = on_trouble, on_skipped
+        self._skipped_before = 0
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, ResultReader] = {}
         self._stores: dict[str, ObjectStore] = {}
@@ -50,6 +53,12 @@ class Follower:
     def skipped(self) -> int:
         """Names that listings of the stores left out so far because they are no objects."""
         return sum(store.skipped.total for store in list(self._stores.values()))
+
+    def _count_skipped(self) -> None:
+        more = self.skipped - self._skipped_before
+        if more > 0:
+            self._skipped_before += more
+            self._on_skipped(more)
 
     @property
     def requests(self) -> int:
@@ -137,6 +146,7 @@ class Follower:
                 max_s=settings.max_interval_s if settings.max_interval_s is not None else high_s,
                 push_s=settings.push_interval_s,
                 on_trouble=self._on_trouble,
+                on_round=self._count_skipped,
             )
             self._stores[store.url] = store
         return watcher

@@ -50,7 +50,7 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
     rollouts, events, flying, stages, records = known
 
     def heard(event: str, fields: Mapping[str, Any]) -> None:
-        events.labels(event).inc()
+        events.labels(event).inc(fields.get("count", 1))
         if fields.get("proof") is not None:
             records.labels(str(fields["proof"])).inc()
         if event == "accepted":

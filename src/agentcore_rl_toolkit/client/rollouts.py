@@ -336,8 +336,8 @@ class RolloutClient(BatchMethods):
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call ``subscriber(event, fields)`` for each event of a rollout, on the client's thread; it must not block.
 
-        Events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure. Fields always hold
-        ``session_id`` (empty for the last one) and ``exp_id``.
+        Events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure, skipped (with ``count`` names
+        in the store that are no objects). Fields always hold ``session_id`` (empty for the last two) and ``exp_id``.
         """
         self._engine.events.subscribers.append(subscriber)
 

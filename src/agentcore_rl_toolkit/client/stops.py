@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from .pacing import Pacer, backoff_s
-from .transport import AgentTransport, DaemonPool, InvokeFailedError, InvokeRefusedError, InvokeUncertainError
+from .transport import AgentTransport, DaemonPool, InvokeRefusedError, InvokeUncertainError
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,9 @@ class StopQueue:
                     failures += 1
                     pause_s = backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random())
                     problem: Exception = e
-                except InvokeFailedError as e:
+                except (
+                    Exception
+                ) as e:  # refused for good, or a transport of somebody else's that fails in a way of its own
                     pause_s, problem = self._stop_s, e
                 if time.monotonic() + pause_s > deadline_s:
                     self.failed += 1

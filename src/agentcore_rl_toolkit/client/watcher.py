@@ -141,6 +141,7 @@ class Watcher:
         max_s: float,
         push_s: float,
         on_trouble: Callable[[], object] = lambda: None,
+        on_round: Callable[[], object] = lambda: None,
     ) -> None:
         self._store = store
         self._root = root
@@ -158,7 +159,7 @@ class Watcher:
         self._outage = False
         self._failures = 0  # rounds that failed in a row
         self._partly = 0  # rounds in a row in which some rollouts could not be looked at
-        self._on_trouble = on_trouble
+        self._on_trouble, self._on_round = on_trouble, on_round
         self._looked_at = [0, 0]  # calls and lines of the round under way
         self.requests = 0
 
@@ -291,6 +292,7 @@ class Watcher:
             # Nothing could be seen of it, and its agent may not have been able to show life either: silence counts from now.
             waiter.stamp_changed_s = now
         self._outage = False
+        self._on_round()
         await self._declare_lost()
 
     def _report_partly(self, blind: Collection[Waiter], problem: Exception | None) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ..errors import ConfigError, UnlistableError
-from .base import check_key
+from .base import MAX_KEY_BYTES, check_key
 from .names import TEMP_PREFIX, path_of, text_of
 
 MAX_DEPTH = 64  # folders below the store's directory; keys of rollouts have three to six parts
@@ -95,6 +95,7 @@ def list_objects(root: str, prefix: str, after: str | None, skip: Skip) -> list[
         nonlocal names
         below: list[tuple[str, str]] = []
         stack.append(_Folder(fd, path, below))
+        plain = base == path  # no name above is an escaped one
         with os.scandir(fd) as entries:
             for entry in entries:
                 names += 1
@@ -110,7 +111,7 @@ def list_objects(root: str, prefix: str, after: str | None, skip: Skip) -> list[
                         if _wanted(key, prefix, after):
                             below.append((entry.name, key))
                     elif key.startswith(prefix) and (after is None or key > after):
-                        why = _no_object(entry, key, path + entry.name)
+                        why = _no_object(entry, key, path + entry.name, plain)
                         if why is not None:
                             skip(why, key)
                         else:
@@ -163,10 +164,13 @@ class _Folder(NamedTuple):
     below: list[tuple[str, str]]
 
 
-def _no_object(entry: os.DirEntry[str], key: str, path: str) -> str | None:
+def _no_object(entry: os.DirEntry[str], key: str, path: str, plain: bool) -> str | None:
     """Why this entry, no folder, is no object; None when it is one."""
+    name = entry.name
     if not entry.is_file(follow_symlinks=False):
         return "a link" if entry.is_symlink() else "not a regular file"
+    if plain and name.isascii() and name.isprintable() and "%" not in name and len(key) <= MAX_KEY_BYTES // 4:
+        return None  # nearly all of them: nothing in it is escaped or may need to be
     if not _is_key(key) or path_of(key) != path:
         return "a name that no key has"
     return None

@@ -25,9 +25,10 @@ _ESCAPED = re.compile(r"(?:%[0-9A-F]{2})+")
 
 def path_of(key: str) -> str:
     """The path of a key, relative to the store's directory."""
-    if len(key) <= NAME_BYTES // 4 and TEMP_PREFIX not in key and not _UNSAFE.search(key):
+    parts = key.split("/")
+    if max(map(len, parts)) <= NAME_BYTES // 4 and TEMP_PREFIX not in key and not _UNSAFE.search(key):
         return key  # nearly all keys: no part can be too long, at 4 bytes a character
-    return "/".join(_name(part) for part in key.split("/"))
+    return "/".join(map(_name, parts))
 
 
 def text_of(name: str) -> tuple[str, bool] | None:
