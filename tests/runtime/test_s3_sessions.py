@@ -159,9 +159,11 @@ def test_a_session_writes_its_record_once(store: Store) -> None:
 
 
 def test_keys_are_each_sessions_own(store: Store) -> None:
-    one, other = (store.ask(new_session_id(), key=True)["key"] for _ in range(2))
-    assert one != other
-    assert one.startswith("SESSION")
+    one, other = (store.ask(new_session_id(), key=True) for _ in range(2))
+    assert one["key"] != other["key"]
+    for said in one, other:
+        assert said["key"].startswith("SESSION")
+        assert said["key"] in said["signed at load"]  # also by a client that was made before there was a session
 
 
 def test_the_user_may_do_everything(store: Store) -> None:

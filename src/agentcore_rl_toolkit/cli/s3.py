@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -26,6 +27,13 @@ def group() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Demand signed requests: a file of mode 0600 with KEY:SECRET. Or AGENTCORE_RL_CREDENTIALS in the environment.",
 )
+@click.option(
+    "--callers",
+    type=click.Choice(["user", "any"]),
+    default="user",
+    show_default=True,
+    help="Who may use it where no credential is given: this machine's user, or whoever reaches the port.",
+)
 @click.option("--access-key", hidden=True)
 @click.option("--secret-key", hidden=True)
 @click.option("--bucket", "buckets", multiple=True, help="Create this bucket at start; may be given several times.")
@@ -42,6 +50,7 @@ def serve(
     host: str,
     port: int,
     credential_file: Path | None,
+    callers: Literal["user", "any"],
     access_key: str | None,
     secret_key: str | None,
     buckets: tuple[str, ...],
@@ -74,4 +83,5 @@ def serve(
         parent_pid=parent_pid,
         announce=click.echo,
         allowed_hosts=allowed_hosts,
+        callers=callers,
     )

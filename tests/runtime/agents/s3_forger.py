@@ -45,6 +45,7 @@ def main(payload):
         said[name] = unsigned(method, path)
     if payload.get("key"):
         said["key"] = os.environ["AWS_ACCESS_KEY_ID"]
+        said["signed at load"] = AT_LOAD.generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
     return json.loads(json.dumps(said))
 
 

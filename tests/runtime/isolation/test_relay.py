@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
+import os
 import socket
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import uvloop
 
-from agentcore_rl_toolkit.runtime.isolation.relay import _Inner
+from agentcore_rl_toolkit.runtime.isolation.relay import Relay, _Inner
 
 
 async def carried_at_once(request: bytes) -> bytes:
@@ -36,6 +40,58 @@ async def carried_at_once(request: bytes) -> bytes:
     server.close()
     target.close()
     return received
+
+
+async def owners_of_a_carried_connection(folder: Path) -> list[object]:
+    """Hand an endpoint over, connect through it, and ask the relay whose the connection is, before and after its end."""
+    seen: list[object] = []
+    done = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        seen.append(relay.owner_of(writer.get_extra_info("peername"), writer.get_extra_info("sockname")))
+        seen.append(
+            relay.owner_of(("127.0.0.2", writer.get_extra_info("peername")[1]), writer.get_extra_info("sockname"))
+        )
+        writer.close()
+        done.set()
+
+    target = await asyncio.start_server(answer, "127.0.0.1", 0)
+    endpoint = f"127.0.0.1:{target.sockets[0].getsockname()[1]}"
+    relay = Relay(folder / "relay", (endpoint,))
+    await relay.start()
+    inner = socket.create_server(("127.0.0.1", 0))
+    life = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    life.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(life, str(relay.path))
+    port = int(endpoint.rpartition(":")[2])
+    said = json.dumps({"ports": [port], "name": "17"}).encode()
+    socket.send_fds(life, [said], [inner.fileno()])
+    assert await loop.sock_recv(life, 2) == b"ok"
+    with socket.create_connection(inner.getsockname()) as client:
+        ends = client.getsockname()
+        client.sendall(b"x")
+        client.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(10):
+            await done.wait()
+    assert relay.owner_of(ends, ("127.0.0.1", port)) is None
+    inner.close()
+    life.close()
+    await relay.aclose()
+    target.close()
+    await asyncio.sleep(0)
+    seen.append(len(relay._owners))
+    return seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel names the process")
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_relay_knows_whose_a_connection_is(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        assert runner.run(owners_of_a_carried_connection(tmp_path)) == [(os.getpid(), "17"), None, 0]
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])

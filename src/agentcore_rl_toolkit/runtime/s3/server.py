@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..._host_check import HostCheck
 from ..._installation import missing_extra
@@ -61,24 +61,30 @@ def serve(
     parent_pid: int | None = None,
     announce: Callable[[str], None] | None = None,
     allowed_hosts: Iterable[str] = (),
+    callers: Literal["user", "any"] = "user",
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until the process ``parent_pid`` is gone. ``buckets`` are created first.
 
-    ``allowed_hosts``: more names of this server, see `HostCheck`.
+    ``allowed_hosts``: more names of this server, see `HostCheck`. ``callers``: who may use it where the configuration has no
+    credentials: what runs on this machine as this user or root, sessions included, or whoever reaches the port.
 
     Raises: ConfigError when the port or the directory is taken; MissingExtraError without an HTTP server.
     """
     try:
         import uvicorn
 
-        from ..._bounded_http import BoundedProtocol, Bounds
+        from ..._bounded_http import Bounds
+        from ..callers import Callers
+        from ..connection import RuntimeProtocol
+        from .users import UsersOnly
     except ImportError as e:
         raise missing_extra("the S3 endpoint needs uvicorn", "runtime") from e
     raise_file_limit()
     sock = listen(host, port)
     bounds = Bounds(hosts=HostCheck((host, sock.getsockname()[0]), allowed_hosts), error=refusal_document)
-    protocol: Any = functools.partial(BoundedProtocol, bounds=bounds)
-    app = S3App(config)
+    protocol: Any = functools.partial(RuntimeProtocol, bounds=bounds, asgi_port=sock.getsockname()[1])
+    asked = Callers(tuple)
+    app = S3App(config, access=UsersOnly(asked) if callers == "user" and not config.credentials else None)
     app.ensure_buckets(buckets)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -116,6 +122,7 @@ def serve(
         for number, handler in previous.items():
             signal.signal(number, handler)
         app.close()
+        asked.close()
         sock.close()
 
 
