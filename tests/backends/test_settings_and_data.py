@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from dataclasses import fields
@@ -15,7 +16,7 @@ import pytest
 from agentcore_rl_toolkit.backends.data import encode_payload, payload_id, read_rows
 from agentcore_rl_toolkit.backends.gsm8k import write_rows
 from agentcore_rl_toolkit.backends.service import RolloutSettings
-from agentcore_rl_toolkit.backends.settings import Plan, read_settings
+from agentcore_rl_toolkit.backends.settings import Plan, from_mapping, read_settings
 from agentcore_rl_toolkit.backends.slime.runner import known_fields
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig
@@ -178,3 +179,29 @@ def test_slimes_runs_take_no_key_from_their_file_and_hand_everything_else_on() -
     of_rollouts = {f.name for f in fields(SlimeSettings)} - {"gateway_admin_key"}
     assert of_rollouts < set(known_fields())
     assert "gateway_admin_key" not in known_fields()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Numbers:
+    steps: int = 1
+    rate: float = 1.0
+
+
+@pytest.mark.parametrize("name", ["steps", "rate"])
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("c.json", "1e999"),
+        ("c.json", "-1e999"),
+        ("c.json", "NaN"),
+        ("c.json", "9" * 400),
+        ("c.json", "9" * 5_000),
+        ("c.toml", "inf"),
+        ("c.toml", "nan"),
+        ("c.json", "[" * 100_000),
+    ],
+)
+def test_a_number_beyond_all_bounds_is_refused(tmp_path: Path, file: str, value: str, name: str) -> None:
+    (tmp_path / file).write_text(f'{{"{name}": {value}}}' if file == "c.json" else f"{name} = {value}\n")
+    with pytest.raises(ConfigError):
+        from_mapping(_Numbers, read_settings(tmp_path / file), where="c")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -252,3 +254,39 @@ async def test_a_field_of_the_operators_engine_passes_when_it_is_allowed(
         with pytest.raises(openai.BadRequestError, match="claws"):
             await llm.chat.completions.create(model="m", messages=USER, extra_body={"claws": 2})  # type: ignore[arg-type]
     assert engine.calls[0].body["wings"] == 2
+
+
+@pytest.mark.threat(
+    who="a caller with a bad request",
+    tries="JSON of 100,000 levels, halves of surrogate pairs, infinite and huge numbers at the gateway",
+    stopped_by="they are refused with 400 before an engine sees them",
+    leaves="",
+)
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
+async def test_bodies_that_no_engine_could_take_are_400(
+    session: SessionHandle, engine: ScriptedEngine, path: str
+) -> None:
+    whole = {"model": "m", "max_tokens": 5, "messages": USER, "prompt": "x", "input": "x"}
+    names = {
+        "chat/completions": ("model", "max_tokens", "messages"),
+        "completions": ("model", "max_tokens", "prompt"),
+        "messages": ("model", "max_tokens", "messages"),
+        "responses": ("model", "input"),
+    }
+    base = json.dumps({name: whole[name] for name in names[path]})[:-1]
+    bodies = [b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b'"\\ud800"', base.encode() + b', "x": "\xed\xa0\x80"}']
+    bodies += [f'{base}, "temperature": NaN}}'.encode()]
+    if path in ("messages", "responses"):  # in the others, numbers go to the engine as they are written
+        numbers = [
+            ("temperature", "1e999"),
+            ("temperature", "-1e999"),
+            ("temperature", "9" * 400),
+            ("top_p", "9" * 400),
+        ]
+        bodies += [f'{base}, "{name}": {value}}}'.encode() for name, value in numbers]
+    headers = {"authorization": f"Bearer {session.api_key}", "content-type": "application/json"}
+    async with httpx.AsyncClient() as client:
+        for body in bodies:
+            reply = await client.post(f"{session.base_url}/{path}", content=body, headers=headers, timeout=30)
+            assert reply.status_code == 400, (body[:100], reply.text)
+    assert not engine.calls

@@ -508,3 +508,30 @@ def test_measure_prints_reward_and_speed() -> None:
     assert done.exit_code == 0
     assert re.match(r"reward [01]\.\d{3}  calculator used", done.stdout)
     assert "tokens/s" in done.stdout
+
+
+@pytest.mark.threat(
+    who="a caller with a bad request",
+    tries="JSON of 100,000 levels, halves of surrogate pairs, infinite and huge numbers at the policy's server",
+    stopped_by="they are refused with 400 before anything is made of them",
+    leaves="",
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/tokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 900 + b"1" + b"}" * 900,
+        b'{"prompt": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}], "token_ids": [1]}',
+        b'{"prompt": ["\\udfff"]}',
+        b'{"prompt": "Tom", "max_tokens": 1e999}',
+        b'{"prompt": "Tom", "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "Tom"}], "prompt": "Tom", "steps": 1e999}',
+        b'{"messages": [{"role": "user", "content": "Tom"}], "top_k": ' + b"9" * 400 + b"}",
+    ],
+)
+def test_bodies_that_no_engine_could_take_are_400(server: Any, path: str, body: bytes) -> None:
+    reply = httpx.post(server.url + path, content=body, headers={"content-type": "application/json"}, timeout=30)
+    assert reply.status_code == 400 or (path == "/tokenize" and b"top_k" in body)
+    if reply.status_code == 400:
+        assert reply.json()["error"]["type"] == "invalid_request_error"

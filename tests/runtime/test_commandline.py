@@ -15,6 +15,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.runtime import environments
 from agentcore_rl_toolkit.runtime.environments import Dependencies, build
+from agentcore_rl_toolkit.runtime.launcher.session_log import shorten
 
 from .conftest import AGENTS, Server, wait_for
 
@@ -168,3 +169,24 @@ def test_failed_build_says_why_and_is_tried_again(tmp_path: Path) -> None:
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AGENTCORE_RL_CACHE", str(tmp_path))
     assert environments.cache_dir() == tmp_path / "agent-environments"
+
+
+def test_logs_show_what_a_terminal_would_obey_and_raw_does_not(server: Server, session_id: str) -> None:
+    server.invoke({"do": "print", "text": "before \x1b]0;owned\x07 after \r gone ä"}, session_id)
+    shown = run(server, "logs", session_id).output
+    assert "before \\e]0;owned\\a after \n gone ä" in shown
+    assert "\x1b" not in shown
+    assert "before \x1b]0;owned\x07 after" in run(server, "logs", "--raw", session_id).output
+
+
+def test_a_log_that_is_cut_while_it_is_followed_goes_on_with_what_is_left(server: Server, session_id: str) -> None:
+    server.invoke({"do": "print", "text": "first\n" * 1_000}, session_id)
+    log = Path((server.session(session_id) or {})["log"])
+    pieces = server.view.log(session_id, follow=True)
+    assert "first" in next(pieces)
+    assert shorten(log, 2_000) > 0
+    server.invoke({"do": "print", "text": "second"}, session_id)
+    text = ""
+    while "second" not in text:
+        text += next(pieces)
+    assert "bytes of this log were cut out" in text

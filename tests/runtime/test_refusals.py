@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
@@ -190,3 +190,95 @@ def test_a_server_with_a_damaged_file_of_agents_does_not_start_and_leaves_nothin
     assert done.stderr.startswith(f"error: {state / 'agents.json'} is not readable")
     assert "Traceback" not in done.stderr
     assert [path for path in temporary.rglob("*") if path.is_file()] == []
+
+
+UNFIT = {
+    "deep": b"[" * 100_000,
+    "deep and whole": b'{"a":' * 3_000 + b"1" + b"}" * 3_000,
+    "deeper than what is kept": b'{"metadataConfiguration":' + b'{"a":' * 300 + b"1" + b"}" * 301,
+    "half a surrogate pair": b'{"agentRuntimeName": "\\ud800", "command": "\\udfff", "clientToken": "\\ud800"}',
+    "as a name": b'{"\\ud800": 1}',
+    "infinity": b'{"timeout": 1e999, "steps": 1e999}',
+    "no number": b'{"timeout": NaN}',
+    "no number at all": b"-Infinity",
+    "bytes": b"\xff\xfe\x00",
+    "digits": b'{"timeout": ' + b"9" * 5_000 + b"}",
+}
+
+
+@pytest.mark.threat(
+    who="a caller with a bad request",
+    tries="JSON of 100,000 levels, halves of surrogate pairs, infinite numbers, where the control plane or the runtime parse",
+    stopped_by="one reader for all of them, with a bound of depth; the answer is 400",
+    leaves="",
+)
+@pytest.mark.parametrize("body", UNFIT.values(), ids=UNFIT)
+def test_json_that_cannot_be_kept_is_400(server: Server, session_id: str, body: bytes) -> None:
+    arn, runtime_id = quote(server.arn, safe=""), server.arn.rpartition("/")[2]
+    server.invoke({}, session_id)
+    for method, path in (
+        ("PUT", "/runtimes/"),
+        ("PUT", f"/runtimes/{runtime_id}/"),
+        ("PUT", f"/runtimes/{runtime_id}/runtime-endpoints/"),
+        ("POST", f"/tags/{arn}"),
+        ("POST", f"/runtimes/{arn}/commands"),
+        ("POST", f"/runtimes/{arn}/stopruntimesession"),
+        ("PUT", "/_local/faults"),
+        ("POST", "/_local/usage"),
+    ):
+        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+        connection.request(
+            method,
+            path,
+            body,
+            {"content-type": "application/json", "x-amzn-bedrock-agentcore-runtime-session-id": session_id},
+        )
+        reply = connection.getresponse()
+        assert (reply.status, path) == (400, path), reply.read()
+        connection.close()
+    assert server.session(session_id) is not None  # no refused stop has stopped it
+
+
+@pytest.mark.threat(
+    who="a caller with a bad request",
+    tries="take a name for good by a CreateAgentRuntime that fails",
+    stopped_by="a change that cannot be saved is taken back",
+    leaves="a version that does not load is CREATE_FAILED and is deleted by name, as on AWS",
+)
+def test_a_change_that_could_not_be_saved_was_not_made(tmp_path: Path) -> None:
+    registry = Registry(region="us-west-2", account_id="1" * 12, path=tmp_path / "agents.json")
+    record = registry.create("kept", {"roleArn": "x"})
+    registry.settle(record, record.latest, None)
+    registry.create_endpoint(record.id, "side", 1, None)
+    before = registry.records[record.id]
+    described = json.dumps(before, default=vars, sort_keys=True)
+    (tmp_path / "agents.json").unlink()
+    (tmp_path / "agents.json").mkdir()  # whatever is written cannot take its place
+    for change in (
+        lambda: registry.create("taken", {}),
+        lambda: registry.update(record.id, {"roleArn": "y"}),
+        lambda: registry.create_endpoint(record.id, "more", None, None),
+        lambda: registry.delete_endpoint(record.id, "side"),
+        lambda: registry.delete(record.id),
+    ):
+        with pytest.raises(OSError, match="directory"):
+            change()
+        assert list(registry.records) == [record.id]
+        assert json.dumps(registry.get(record.id), default=vars, sort_keys=True) == described
+    (tmp_path / "agents.json").rmdir()
+    assert registry.create("taken", {}).name == "taken"
+
+
+def test_a_create_that_fails_for_any_reason_leaves_no_name(server: Server) -> None:
+    control = server.client("bedrock-agentcore-control")
+    with pytest.raises(ClientError) as caught:
+        control.create_agent_runtime(agentRuntimeName="again", **{**GOOD, "roleArn": "no role"})
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    nested = b'{"agentRuntimeName": "again", "metadataConfiguration": ' + b'{"a":' * 400 + b"1" + b"}" * 400 + b"}"
+    connection.request("PUT", "/runtimes/", nested, {"content-type": "application/json"})
+    assert connection.getresponse().status == 400
+    connection.close()
+    made = control.create_agent_runtime(agentRuntimeName="again", **GOOD)
+    assert made["agentRuntimeVersion"] == "1"
+    control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])

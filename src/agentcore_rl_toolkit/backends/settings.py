@@ -22,6 +22,7 @@ from .data import read_text
 
 T = TypeVar("T")
 
+_LARGEST = 2**63 - 1  # what a trainer's own integers hold
 ENV_AGENT_ARN = "AGENTCORE_AGENT_ARN"
 ENV_S3_BUCKET = "AGENTCORE_S3_BUCKET"
 
@@ -79,7 +80,9 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             loaded = _yaml(text)
         else:
             raise ConfigError(f"{path}: configuration files are .yaml, .toml or .json")
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as e:
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as e:  # not in this format, a number of thousands of digits, nested too deeply
         raise ConfigError(f"{path}: {e}") from e
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected keys and values, got {type(loaded).__name__}")
@@ -192,10 +195,15 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
 def _fit_plain(value: Any, kind: Any, arguments: tuple[Any, ...], where: str) -> Any:
     if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
-            return float(value)
-        except ValueError as e:
-            raise ConfigError(f"{where} must be a number, got {value!r}") from e
+            number = float(value)
+        except (ValueError, OverflowError) as e:
+            raise ConfigError(f"{where} must be a number, got {str(value)[:80]!r}") from e
+        if not math.isfinite(number):
+            raise ConfigError(f"{where} must be a finite number, got {value!r}")
+        return number
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > _LARGEST:
+            raise ConfigError(f"{where} must be at most {_LARGEST}, got a number of {len(str(abs(value)))} digits")
         return value
     if kind in (str, bool) and isinstance(value, kind):
         return value

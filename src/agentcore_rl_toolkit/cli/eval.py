@@ -17,6 +17,7 @@ import click
 
 from ..errors import ConfigError, LocalRuntimeError
 from ..store.names import path_of
+from .terminal import visible
 
 if TYPE_CHECKING:
     from ..client import BatchItem
@@ -142,9 +143,9 @@ def _evaluate(
         finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
             summary = summarise(items, time.monotonic() - began_s)
             write_results(out, items, summary)
-    click.echo(str(summary))
+    click.echo(visible(summary))
     for item in [item for item in items if not item.success][:5]:
-        click.echo(f"  failed: {item.input_id} ({item.outcome}): {str(item.exception)[:200]}", err=True)
+        click.echo(visible(f"  failed: {item.input_id} ({item.outcome}): {str(item.exception)[:200]}"), err=True)
     click.echo(f"results: {out}", err=True)
     return summary.failures
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .options import allowed_hosts as _allowed_hosts
+from .terminal import visible
 
 
 class Amount(click.FloatRange):
@@ -278,7 +279,7 @@ def doctor(models: tuple[str, ...], template: str | None, parser: str | None) ->
     ok = True
     for model in models:
         report = examine(Renderer.from_path(model, template=template, parser=parser))
-        click.echo(str(report))
+        click.echo(visible(report))
         ok = ok and report.ok
     if not ok:
         raise SystemExit(1)

@@ -9,6 +9,7 @@ import sys
 import click
 
 from ..errors import AgentCoreRLError, MissingExtraError
+from .terminal import guard, visible
 
 # name -> (module, attribute, one line for --help, extra that installs what it needs)
 _COMMANDS: dict[str, tuple[str, str, str, str]] = {
@@ -93,10 +94,11 @@ def completion(shell: str) -> None:
 
 def main() -> None:
     """Run the command line; errors of the toolkit print as one message, without a traceback."""
+    guard()
     try:
         cli(standalone_mode=True, prog_name="agentcore-rl", complete_var="_AGENTCORE_RL_COMPLETE")
     except AgentCoreRLError as e:
-        click.echo(f"error: {e}", err=True)
+        click.echo(visible(f"error: {e}"), err=True)
         sys.exit(2)
     except ModuleNotFoundError as e:
         # A heavy import inside a command body: name the extra of the command that was asked for.

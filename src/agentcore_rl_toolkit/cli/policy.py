@@ -12,6 +12,7 @@ import click
 from .._installation import missing_extra
 from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
 from .options import allowed_hosts as _allowed_hosts
+from .terminal import visible
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "starlette", "uvicorn", "httptools")
 
@@ -107,7 +108,7 @@ def serve(
             )
         )
     except AgentCoreRLError as e:
-        click.echo(f"Error: {e}", err=True)
+        click.echo(visible(f"Error: {e}"), err=True)
         sys.exit(2 if isinstance(e, (ConfigError, MissingExtraError)) else 1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from .options import allowed_hosts
+from .terminal import visible
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -325,19 +326,20 @@ def ps(everything: bool, url: str | None) -> None:
     """List sessions."""
     from ..runtime.remote import RuntimeView, table
 
-    click.echo(table(RuntimeView.find(url).sessions(ended=everything)))
+    click.echo(visible(table(RuntimeView.find(url).sessions(ended=everything))))
 
 
 @group.command()
 @click.argument("session")
 @click.option("--follow", "-f", is_flag=True, help="Go on as it grows.")
+@click.option("--raw", is_flag=True, help="As it was written: your terminal obeys what the agent printed.")
 @_url_option
-def logs(session: str, follow: bool, url: str | None) -> None:
+def logs(session: str, follow: bool, raw: bool, url: str | None) -> None:
     """Print a session's output. SESSION: its id, or how it begins."""
     from ..runtime.remote import RuntimeView
 
     for text in RuntimeView.find(url).log(session, follow=follow):
-        click.echo(text, nl=False)
+        click.echo(text if raw else visible(text), nl=False)
 
 
 @group.command()
@@ -350,7 +352,7 @@ def stop(sessions: tuple[str, ...], grace: float | None, url: str | None) -> Non
 
     view = RuntimeView.find(url)
     for session in sessions:
-        click.echo(f"stopped {view.stop(session, grace)}")
+        click.echo(visible(f"stopped {view.stop(session, grace)}"))
 
 
 @group.command()
@@ -369,7 +371,7 @@ def top(interval: float, once: bool, url: str | None) -> None:
         before, text = picture(view, before)
         if not once:
             click.clear()
-        click.echo(text)
+        click.echo(visible(text))
         if once:
             return
         time.sleep(interval)

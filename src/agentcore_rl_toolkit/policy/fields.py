@@ -60,9 +60,17 @@ def integer(body: Mapping[str, Any], name: str, *, low: int | None = None, high:
     value = body.get(name)
     if value is None:
         return None
-    if type(value) is not int or (low is not None and value < low) or (high is not None and value > high):
+    # 64 bits are what a tensor holds
+    if (
+        type(value) is not int
+        or abs(value) >= 2**63
+        or (low is not None and value < low)
+        or (high is not None and value > high)
+    ):
         bounds = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high}"
-        raise RequestError(f"{name} must be an integer{bounds}, got {value!r}", param=name, code="invalid_value")
+        raise RequestError(
+            f"{name} must be an integer{bounds}, got {str(value)[:80]}", param=name, code="invalid_value"
+        )
     return value
 
 

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from .._parsing import parse_json
 from ..errors import PolicyError
 from .batch import Generation
 from .engine import Engine, QueueFullError
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = (
     8 * 2**20
 )  # a full context of token ids is 6 KB; conversations with long tool results reach some hundred KB
+MAX_DEPTH = 200  # a schema of a tool has a few dozen levels at most
 MAX_WEIGHTS_BYTES = 256 * 2**20
 Reader = Callable[..., Call]
 
@@ -317,8 +319,8 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 def _json_object(body: bytes) -> Mapping[str, Any]:
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as e:
+        value = parse_json(body, max_depth=MAX_DEPTH)
+    except ValueError as e:
         raise RequestError(f"the body is not valid JSON: {e}", code="invalid_json") from e
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")

@@ -6,11 +6,11 @@ import asyncio
 import codecs
 import contextlib
 import itertools
-import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from .._parsing import parse_json
 from . import eventstream
 from .replies import as_wire_error
 from .session import Session, is_over
@@ -31,7 +31,7 @@ _STREAMS = {b"o": "stdout", b"e": "stderr"}
 def parse_command(body: bytes) -> tuple[str, int]:
     """Command and timeout of a request body. Raises: WireError 400."""
     try:
-        request = json.loads(body)
+        request = parse_json(body)
         command, timeout = request["command"], request.get("timeout", DEFAULT_TIMEOUT_S)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise invalid("The body must be a JSON object with 'command'", reason="CannotParse") from None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from .._parsing import parse_json
 from .agents import NAME
 from .idempotency import Tokens
 from .lifecycle import lifecycle_of
@@ -85,7 +86,7 @@ def match(method: str, path: Sequence[str]) -> tuple[str, str, str] | None:
 def parse_body(data: bytes) -> dict[str, Any]:
     """The request's JSON object; nothing is an empty one. Raises: WireError 400."""
     try:
-        body = json.loads(data) if data else {}
+        body = parse_json(data) if data else {}
     except ValueError as e:
         raise invalid(f"The body is not JSON: {e}", reason="CannotParse") from None
     if not isinstance(body, dict):
@@ -134,9 +135,7 @@ class ControlPlane:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise invalid(f"agentRuntimeName must match {NAME.pattern}", field="agentRuntimeName")
         fields, tags = check_fields(call.body), check_tags(call.body.get("tags"))
-        record = self.registry.create(name, fields)
-        record.tags = tags
-        self.registry.save()
+        record = self.registry.create(name, fields, tags=tags)
         version = record.latest
         reply = {**self._identity(record, version), "createdAt": iso(version.created_s), "status": "CREATING"}
         await self.deployer.deploy(record, version)
@@ -216,10 +215,8 @@ class ControlPlane:
             raise invalid(f"name must match {NAME.pattern}", field="name")
         number, tags = call.body.get("agentRuntimeVersion"), check_tags(call.body.get("tags"))
         endpoint = self.registry.create_endpoint(
-            call.runtime, name, None if number is None else _number(number), _description(call.body)
+            call.runtime, name, None if number is None else _number(number), _description(call.body), tags=tags
         )
-        endpoint.tags = tags
-        self.registry.save()
         return 202, {
             **self._endpoint_arns(call.runtime, name),
             "targetVersion": str(endpoint.version),

@@ -6,14 +6,14 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from .._parsing import parse_json
 from ..errors import ConfigError, LocalRuntimeError
 from . import metrics
 from .core import Runtime
 from .faults import FaultPlan
-from .launcher.session_log import read_log
+from .launcher.session_log import log_bytes, read_log
 from .session import Session
 from .usage import usage
 from .wire import invalid, not_found
@@ -49,8 +49,8 @@ async def answer(
                 raise invalid(f"a list of at most {MEASURED_AT_ONCE} session ids", reason="CannotParse")
             await _json(send, {"usage": await asyncio.gather(*(_usage(runtime, str(name)) for name in wanted))})
         case ("GET", "sessions", session_id, "log"):
-            text = await _log(runtime, session_id, _whole(query, "offset"))
-            await _send(send, text, b"text/plain; charset=utf-8")
+            text, size = await _log(runtime, session_id, _whole(query, "offset"))
+            await _send(send, text, b"text/plain; charset=utf-8", (b"x-log-bytes", b"%d" % size))
         case ("DELETE", "sessions", session_id):
             grace_s = _seconds(query, "grace_s")
             found = _find(runtime, session_id)
@@ -93,7 +93,7 @@ async def _usage(runtime: Runtime, session_id: str) -> tuple[int | None, float |
 
 def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(body or b"[]")
+        return parse_json(body or b"[]")
     except ValueError as e:
         raise invalid(f"The body is not JSON: {e}", reason="CannotParse") from None
 
@@ -136,20 +136,21 @@ def _find(runtime: Runtime, name: str) -> list[Session]:
     return [s for s in runtime.table.sessions.values() if s.id == session_id]
 
 
-async def _log(runtime: Runtime, name: str, offset: int) -> bytes:
-    """A session's log from an offset on (negative: from its end), live or ended. Raises: WireError 404."""
+async def _log(runtime: Runtime, name: str, offset: int) -> tuple[bytes, int]:
+    """A session's log from an offset on (negative: from its end), live or ended, and its size. Raises: WireError 404."""
     live, ended = runtime.table.sessions.values(), runtime.table.ended
     wanted = _complete(name, [*(s.id for s in live), *(e["session_id"] for e in ended)])
     for session in live:
         read = getattr(session.process, "read_log", None)
         if read is not None and session.id == wanted:
             try:
-                return bytes(await read(offset))
+                data = bytes(await read(offset))
+                return data, offset + len(data)
             except LocalRuntimeError as e:  # its node has just gone
                 raise not_found(f"The log of session {wanted}: {e}") from e
     paths = [str(s.log_path) for s in live if s.id == wanted]
     paths += [e["log"] for e in reversed(ended) if e["session_id"] == wanted]
-    return read_log(Path(paths[0]), offset, LOG_BYTES)
+    return read_log(paths[0], offset, LOG_BYTES), log_bytes(paths[0])
 
 
 def _metrics(runtime: Runtime) -> bytes:
@@ -170,7 +171,7 @@ async def _json(send: Send, content: Any) -> None:
     await _send(send, json.dumps(content).encode(), b"application/json")
 
 
-async def _send(send: Send, body: bytes, kind: bytes) -> None:
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+async def _send(send: Send, body: bytes, kind: bytes, *more: tuple[bytes, bytes]) -> None:
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *more]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -6,9 +6,10 @@ caller's business; here are only records and the rules about them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ class Registry:
             make_private(path)
             try:
                 records = [_from_dict(data) for data in json.loads(path.read_text())]
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
                 raise ConfigError(
                     f"{path} is not readable as this runtime's agents ({type(e).__name__}: {e}); mend it, or move it away "
                     "and deploy them again"
@@ -110,6 +111,24 @@ class Registry:
         """Write all records so that a crash leaves the old or the new file, never half of one. They hold agents' variables."""
         if self._path is not None:
             write_private(self._path, json.dumps([_to_dict(r) for r in self.records.values()]))
+
+    @contextlib.contextmanager
+    def _whole(self, record: Record | None = None) -> Iterator[None]:
+        """A change that could not be saved has not been made: a name that a failed request left would be taken for good."""
+        records = dict(self.records)
+        versions = dict(record.versions) if record is not None else {}
+        endpoints = {e.name: (e, dict(vars(e))) for e in record.endpoints.values()} if record is not None else {}
+        status = record.status if record is not None else ""
+        try:
+            yield
+        except BaseException:
+            self.records = records
+            if record is not None:
+                record.versions, record.status = versions, status
+                record.endpoints = {name: endpoint for name, (endpoint, _) in endpoints.items()}
+                for endpoint, fields in endpoints.values():
+                    vars(endpoint).update(fields)
+            raise
 
     def arn(self, identity: str) -> str:
         return runtime_arn(self.region, self.account_id, identity)
@@ -135,7 +154,9 @@ class Registry:
     def by_name(self, name: str) -> Record | None:
         return next((r for r in self.records.values() if r.name == name), None)
 
-    def create(self, name: str, fields: Mapping[str, Any], *, salt: str | None = None) -> Record:
+    def create(
+        self, name: str, fields: Mapping[str, Any], *, salt: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> Record:
         """A new runtime with version 1 and its DEFAULT endpoint. Raises: WireError 409, 402."""
         if self.by_name(name) is not None:
             raise WireError("ConflictException", f"An agent runtime named {name} already exists")
@@ -145,8 +166,10 @@ class Registry:
         identity = make_runtime_id(name, salt if salt is not None else str(time.time_ns()))
         version = Version(1, dict(fields), now, status="CREATING", updated_s=now)
         record = Record(identity, name, now, {1: version}, {DEFAULT: Endpoint(DEFAULT, 1, now, now)}, "CREATING")
-        self.records[identity] = record
-        self.save()
+        record.tags = dict(tags or {})
+        with self._whole():
+            self.records[identity] = record
+            self.save()
         return record
 
     def update(self, identity: str, fields: Mapping[str, Any]) -> Record:
@@ -156,10 +179,11 @@ class Registry:
             raise WireError("ServiceQuotaExceededException", f"{MAX_VERSIONS} versions per agent runtime are the limit")
         now = time.time()
         number = record.latest.number + 1
-        record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
-        self.aim(record, record.endpoints[DEFAULT], number)
-        record.status = "UPDATING"
-        self.save()
+        with self._whole(record):
+            record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
+            self.aim(record, record.endpoints[DEFAULT], number)
+            record.status = "UPDATING"
+            self.save()
         return record
 
     def settle(self, record: Record, version: Version, failure: str | None) -> None:
@@ -187,8 +211,9 @@ class Registry:
     def delete(self, identity: str) -> Record:
         """Raises: WireError 404."""
         record = self.get(identity)
-        del self.records[identity]
-        self.save()
+        with self._whole():
+            del self.records[identity]
+            self.save()
         return record
 
     def delete_version(self, identity: str, number: int) -> Version:
@@ -197,15 +222,24 @@ class Registry:
         version = record.version(number)
         if any(e.version == number for e in record.endpoints.values()):
             raise WireError("ConflictException", f"Version {number} is served by an endpoint")
-        del record.versions[number]
-        for endpoint in record.endpoints.values():
-            if endpoint.target == number:
-                endpoint.target = None
-        record.status = record.latest.status
-        self.save()
+        with self._whole(record):
+            del record.versions[number]
+            for endpoint in record.endpoints.values():
+                if endpoint.target == number:
+                    endpoint.target = None
+            record.status = record.latest.status
+            self.save()
         return version
 
-    def create_endpoint(self, identity: str, name: str, number: int | None, description: str | None) -> Endpoint:
+    def create_endpoint(
+        self,
+        identity: str,
+        name: str,
+        number: int | None,
+        description: str | None,
+        *,
+        tags: Mapping[str, str] | None = None,
+    ) -> Endpoint:
         """Raises: WireError 404, 409, 402."""
         record = self.get(identity)
         if name in record.endpoints:
@@ -216,8 +250,10 @@ class Registry:
             )
         now = time.time()
         version = record.latest if number is None else record.version(number)
-        endpoint = record.endpoints[name] = Endpoint(name, version.number, now, now, description)
-        self.save()
+        endpoint = Endpoint(name, version.number, now, now, description, dict(tags or {}))
+        with self._whole(record):
+            record.endpoints[name] = endpoint
+            self.save()
         return endpoint
 
     def endpoint(self, identity: str, name: str) -> Endpoint:
@@ -231,8 +267,10 @@ class Registry:
         endpoint = self.endpoint(identity, name)
         if name == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint cannot be deleted")
-        del self.get(identity).endpoints[name]
-        self.save()
+        record = self.get(identity)
+        with self._whole(record):
+            del record.endpoints[name]
+            self.save()
         return endpoint
 
 

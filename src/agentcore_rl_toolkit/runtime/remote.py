@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import time
@@ -61,6 +62,9 @@ class RuntimeView:
 
     def call(self, method: str, path: str, body: Any = None) -> bytes:
         """One request; the reply's bytes."""
+        return self._call(method, path, body)[0]
+
+    def _call(self, method: str, path: str, body: Any = None) -> tuple[bytes, Mapping[str, str]]:
         data = json.dumps(body).encode() if body is not None else None
         url, headers = self.url + path, {"content-type": "application/json"}
         if self._credential is not None:
@@ -68,13 +72,12 @@ class RuntimeView:
         request = urllib.request.Request(url, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-                answer: bytes = reply.read()
-                return answer
+                return reply.read(), reply.headers
         except urllib.error.HTTPError as e:
             text = e.read().decode(errors="replace")
             try:
                 text = json.loads(text)["message"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, LookupError, TypeError, RecursionError):
                 text = text or e.reason
             if e.code == 403:
                 text += f" ({_HOW_TO_SIGN})"
@@ -92,13 +95,16 @@ class RuntimeView:
         return found
 
     def log(self, session: str, *, follow: bool = False) -> Iterator[str]:
-        """A session's output in pieces."""
+        """A session's output in pieces. What is left of a log that is cut while it is followed comes once more."""
         offset = 0
+        decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        path = f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log?offset="
         while True:
-            data = self.call("GET", f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log?offset={offset}")
-            offset += len(data)
-            if data:
-                yield data.decode(errors="replace")
+            data, headers = self._call("GET", f"{path}{offset}")
+            cut = int(headers.get("x-log-bytes", offset)) < offset
+            offset = 0 if cut else offset + len(data)
+            if data or cut:
+                yield decode(data)
             elif not follow:
                 return
             else:

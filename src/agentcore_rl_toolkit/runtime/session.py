@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import math
 import os
 import re
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._parsing import parse_json
 from .agents import Agent
 from .clock import ActivityClock
 from .grants import Grant
@@ -23,6 +23,7 @@ from .peers import peer_pid
 from .upstream import Connection, connect, connect_over
 
 KEPT_CONNECTIONS = 4
+_LATEST_S = 2**40  # beyond any time that a clock shows
 SHOWN_CHARS = 600  # of a cause, in a message
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
@@ -157,13 +158,15 @@ def log_name(session_id: str, *, endpoint: str) -> str:
 def ping_status(body: bytes) -> tuple[str | None, float | None]:
     """Status and age of the last update out of a 200's body. Any body will do: then it is just healthy."""
     try:
-        answer = json.loads(body)
+        answer = parse_json(body)
     except ValueError:
         return "Healthy", None
     if not isinstance(answer, dict):
         return "Healthy", None
     stamp: Any = answer.get("time_of_last_update")
     known = isinstance(stamp, (int, float)) and not isinstance(stamp, bool)
+    if known and abs(stamp) > _LATEST_S:
+        known = False
     return str(answer.get("status", "Healthy")), time.time() - float(stamp) if known else None
 
 

@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from .._parsing import parse_json
 from . import shell_relay
 from .session import Session
 from .wire import SESSION_HEADER, WireError, invalid
@@ -187,7 +188,7 @@ class Shell:
                     self._tell(b"i", data[1:])
                 case b"\x04":
                     with contextlib.suppress(ValueError, KeyError, TypeError, struct.error):
-                        size = json.loads(data[1:])
+                        size = parse_json(data[1:])
                         self._tell(b"r", struct.pack("HHHH", size["height"], size["width"], 0, 0))
                 case b"\x05":
                     await send({"type": "websocket.send", "bytes": bytes([HEARTBEAT])})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from agentcore_rl_toolkit.backends.tinker.scripted import loss
@@ -193,3 +194,23 @@ def test_losses_are_the_formulas(name: str, expected: float) -> None:
 def test_an_unknown_loss_is_refused() -> None:
     with pytest.raises(ConfigError):
         loss("huber", [0.0], {"logprobs": [0.0], "advantages": [0.0]}, {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'"\\ud800"',
+        b"[1]",
+        b"NaN",
+        b'{"session_id": {"a": 1}}',
+        b'{"session_id": 1e999}',
+        b'{"sampling_session_id": "x", "num_samples": 1000000000}',
+    ],
+)
+@pytest.mark.parametrize(
+    "name", ["create_session", "create_sampling_session", "asample", "create_model", "optim_step", "retrieve_future"]
+)
+def test_bodies_that_are_no_requests_are_refused(server: TinkerServer, name: str, body: bytes) -> None:
+    reply = httpx.post(f"{server.url}/api/v1/{name}", content=body, headers={"x-api-key": "tml-test"}, timeout=30)
+    assert reply.status_code in ((200, 422) if name == "create_session" else (404, 422))

@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..._parsing import parse_json
 from ...errors import AgentCoreRLError
 from ...gateway.testing import Fault
 from .listening import Answer, Asked, Listener
@@ -39,6 +40,7 @@ from .scripted import ScriptedModel, TinkerModel
 __all__ = ["SampleCall", "ScriptedModel", "TinkerModel", "TinkerServer"]
 
 API = "/api/v1/"
+MAX_SAMPLES, MAX_DEPTH = 10_000, 200
 
 
 @dataclass
@@ -146,12 +148,12 @@ class TinkerServer:
             if name == "asample":
                 return await self._asample(asked)
             if name == "retrieve_future":
-                return await self._promises.retrieve(json.loads(asked.body)["request_id"], hold_s=self.hold_s)
+                return await self._promises.retrieve(_object(asked.body)["request_id"], hold_s=self.hold_s)
             if name == "forward_backward":
                 return self._runs.forward_backward(asked.body)
-            body = json.loads(asked.body) if asked.body else {}
+            body = _object(asked.body) if asked.body else {}
             return self._plain(asked.method, name, body)
-        except (KeyError, ValueError, AgentCoreRLError) as e:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, AgentCoreRLError) as e:
             return refuse(422, f"{type(e).__name__}: {e}")
 
     def _plain(self, method: str, name: str, body: dict[str, Any]) -> Answer:
@@ -225,7 +227,9 @@ class TinkerServer:
     # -- sampling
 
     async def _asample(self, asked: Asked) -> Answer:
-        body = json.loads(asked.body)
+        body = _object(asked.body)
+        if not 1 <= (body.get("num_samples") or 1) <= MAX_SAMPLES:
+            raise ValueError(f"num_samples must be 1 to {MAX_SAMPLES}")
         sampler = body["sampling_session_id"]
         if sampler not in self.samplers:
             return refuse(404, f"there is no sampling session {sampler!r}")
@@ -287,6 +291,14 @@ class TinkerServer:
         if body["session_id"] not in self.sessions:
             return refuse(410, "this session has ended")
         return self._runs.create(body)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Raises: ValueError when it is no JSON object."""
+    value = parse_json(body, max_depth=MAX_DEPTH)
+    if not isinstance(value, dict):
+        raise ValueError("the body must be a JSON object")
+    return value
 
 
 def _edited(sequences: Sequence[Completion], fault: Fault) -> list[Sampled]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
+from ..terminal import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +59,7 @@ def command(out: Path | None, resume: bool, agent: Path | None, **options: Any) 
     GPU, no downloads; about three minutes on two cores. Everything is stored under runs/<exp_id>/.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console()
     loop_file = example("grpo_loop/train.py")
@@ -69,15 +71,17 @@ def command(out: Path | None, resume: bool, agent: Path | None, **options: Any) 
         summary = asyncio.run(_run(loop, run_dir, config, agent_file, console))
     except KeyboardInterrupt:
         console.print(
-            f"\n[yellow]Stopped.[/] Everything up to now is in {run_dir}. Go on with:\n"
-            f"    agentcore-rl quickstart --resume --out {run_dir}"
+            f"\n[yellow]Stopped.[/] Everything up to now is in {escape(str(run_dir))}. Go on with:\n"
+            f"    agentcore-rl quickstart --resume --out {escape(str(run_dir))}"
         )
         sys.exit(130)
     except AgentCoreRLError as e:
-        console.print(f"\n[red]The run ended:[/] {e}", highlight=False, markup=True)
-        console.print(f"Everything up to now is in {run_dir}; --resume --out {run_dir} goes on from the last step.")
+        console.print(f"\n[red]The run ended:[/] {escape(visible(e))}", highlight=False)
+        console.print(
+            f"Everything up to now is in {run_dir}; --resume --out {run_dir} goes on from the last step.", markup=False
+        )
         sys.exit(1)
-    console.print(f"Finished in {summary['wall_s']:.0f} s. Curve, metrics and trajectories: {run_dir}")
+    console.print(f"Finished in {summary['wall_s']:.0f} s. Curve, metrics and trajectories: {run_dir}", markup=False)
 
 
 def example(name: str) -> Path:
@@ -133,6 +137,8 @@ def choose_run(loop: ModuleType, out: Path | None, resume: bool, options: Mappin
 
 
 async def _run(loop: ModuleType, run_dir: Path, config: Any, agent_file: Path, console: Console) -> dict[str, Any]:
+    from rich.markup import escape
+
     from ...client import Deadlines, RolloutClient
     from ...gateway import GatewayClient
     from .display import Display
@@ -143,7 +149,7 @@ async def _run(loop: ModuleType, run_dir: Path, config: Any, agent_file: Path, c
     store = f"file://{run_dir / 'store'}"
     (run_dir / "store").mkdir(exist_ok=True)
     report = Report(run_dir)
-    console.print(f"[bold]AgentCore RL quickstart[/]  run directory {run_dir}", highlight=False)
+    console.print(f"[bold]AgentCore RL quickstart[/]  run directory {escape(str(run_dir))}", highlight=False)
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     admin_key = secrets.token_urlsafe(24)
     environment = {**_quiet_environment(), "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
@@ -310,4 +316,4 @@ def _print_message(console: Console, message: dict[str, Any]) -> None:
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     calls = message.get("tool_calls") or []
     shown = " ".join([str(content).strip(), *(f"{c['function']['name']}({c['function']['arguments']})" for c in calls)])
-    console.print(f"  {role:>9}  {shown.strip()}", highlight=False, markup=False)
+    console.print(visible(f"  {role:>9}  {shown.strip()}"), highlight=False, markup=False)

@@ -98,11 +98,13 @@ class Fields:
         value: float | None = self.either(field, int, float)
         if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
             span = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}" if low is not None else ""
-            raise RequestError(f"{self.name(field)} must be {span}, got {value:g}", param=self.name(field))
+            raise RequestError(f"{self.name(field)} must be {span}, got {str(value)[:80]}", param=self.name(field))
         return value
 
     def integer(self, field: str, low: int | None = None, high: int | None = None) -> int | None:
         value = self.number(field, low, high)
+        if value is not None and abs(value) >= 2**63:  # an engine would not take it
+            raise RequestError(f"{self.name(field)} is too large", param=self.name(field))
         if value is None or isinstance(value, int):
             return value
         if not value.is_integer():

@@ -160,7 +160,7 @@ class Relay:
             said = json.loads(message)
             ports, name = said["ports"], str(said["name"])
             fit = len(ports) == len(listeners) and set(ports) <= self.allowed
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):  # a session may say anything
             fit = False
         if not fit:
             for listener in listeners:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import sys
@@ -19,6 +20,7 @@ from .disk import hold_to
 from .pids import Children
 from .session_log import log_tail
 
+log = logging.getLogger(__name__)
 BOOT = Path(__file__).with_name("boot.py")
 LOAD_TIMEOUT_S = 120.0
 CAUSE_WAIT_S = 0.5  # the end of a process is known a little later than its connections break
@@ -194,7 +196,7 @@ class TemplateProcess:
                 f"{self.spec.script} did not reach its server within {self.spec.load_timeout_s:g} s; "
                 f"output: {self.spec.log_path}"
             ) from None
-        event: dict[str, Any] = json.loads(line) if line else {"ev": "died"}
+        event = _first_event(line)
         if event["ev"] in ("error", "died"):
             await self.close()
             raise AgentLoadError(self._explain(event))
@@ -213,7 +215,7 @@ class TemplateProcess:
 
     def _explain(self, event: dict[str, Any]) -> str:
         if event["ev"] == "error":
-            return f"{self.spec.script} failed to load:\n{event['traceback']}"
+            return f"{self.spec.script} failed to load:\n{event.get('traceback')}"
         tail = log_tail(self.spec.log_path, 4_000)
         status = self.process.returncode if self.process is not None else None
         return f"{self.spec.script}: its process ended (status {status}) before the server started. Output:\n{tail}"
@@ -247,6 +249,11 @@ class TemplateProcess:
                 self._on_event(json.loads(line))
         except ConnectionError:
             pass  # same as end of file: handled below
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as e:
+            # Its process runs the agent's module code, which can write to that socket as well.
+            log.warning("the template of %s says what no template says; it is ended: %r", self.spec.script, e)
+            if self._writer is not None:
+                self._writer.close()
         if (
             not self.closed
             and self._children is not None
@@ -330,6 +337,20 @@ class TemplateProcess:
             self._reading = None
         for group in self._groups:
             cgroups.remove_below(group)
+
+
+def _first_event(line: bytes) -> dict[str, Any]:
+    """What a template says when its agent is loaded, or is not."""
+    try:
+        event = json.loads(line) if line else {"ev": "died"}
+        needed = {"ready": {"mode", "confined"}, "unforkable": {"reason"}, "error": {"traceback"}, "died": set()}[
+            event["ev"]
+        ]
+        if event.get("mode") != "exec" and not needed <= set(event):
+            raise KeyError(*needed - set(event))
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as e:
+        return {"ev": "error", "traceback": f"its process says what no template says ({e!r}): {line[:200]!r}"}
+    return dict(event)
 
 
 def _end(process: SessionProcess, status: int | None, why: str) -> None:

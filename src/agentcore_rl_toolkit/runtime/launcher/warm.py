@@ -31,7 +31,8 @@ LATE_IMPORTS = {
 }
 _PROBE_TIMEOUT_S = 30
 STUDENTS = 8
-NAMES_PER_LINE = 30  # several sessions write to one pipe: a line must stay below PIPE_BUF, 4096 bytes, to stay whole
+PIPE_BUF = 4096  # several sessions write to one pipe: a line must stay below that to stay whole
+NAMES_PER_LINE = 30
 REPORT_AFTER_S = (0.3, 0.7, 2.0, 5.0, 15.0)  # between reports
 _CERTIFICATE_USES = ("wrap_socket", "wrap_bio", "get_ca_certs", "cert_store_stats")
 
@@ -139,10 +140,20 @@ class Learning:
         except BlockingIOError:
             return
         *lines, self._pending = self._pending.split(b"\n")
-        names = [name for line in lines for name in json.loads(line) if name not in sys.modules]
+        self._pending = self._pending[-PIPE_BUF:]  # no whole line is longer
+        names = [name for line in lines for name in _names(line) if name not in sys.modules]
         if names:
             import_quietly(safe_to_import(list(dict.fromkeys(names))))
             gc.freeze()
+
+
+def _names(line: bytes) -> list[str]:
+    """Module names of a report. A session writes it, so it may be anything."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    return [name for name in said if isinstance(name, str) and name.isascii()] if isinstance(said, list) else []
 
 
 class Student:

@@ -48,11 +48,12 @@ def refusal_document(refusal: Refusal) -> tuple[list[tuple[bytes, bytes]], bytes
 
 def parse(body: bytes, root: str) -> ElementTree.Element:
     """Parse a request document whose root is ``root``, namespaces removed. Raises: S3Error MalformedXML."""
-    if b"<!" in body:  # no request of S3 has a document type; refusing it refuses entity expansion
+    # No request of S3 has a document type; refusing it refuses entity expansion. In UTF-16 it would look different.
+    if b"<!" in body or b"\0" in body:
         raise S3Error("MalformedXML")
     try:
-        tree = ElementTree.fromstring(body)
-    except ElementTree.ParseError:
+        tree = ElementTree.fromstring(body, ElementTree.XMLParser(encoding="utf-8"))
+    except (ElementTree.ParseError, ValueError, LookupError):
         raise S3Error("MalformedXML") from None
     for node in tree.iter():
         node.tag = node.tag.rpartition("}")[2]

@@ -1,0 +1,41 @@
+"""JSON from outside: of callers, sessions and files. What cannot be kept, answered or written again is refused here."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+MAX_DEPTH = 64  # reading and writing JSON recurse; AWS's deepest request has six levels
+
+
+def parse_json(data: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
+    """The value. Raises: ValueError that says why not: no JSON, too deep, a number beyond all bounds, half a surrogate pair."""
+    try:
+        value = json.loads(data, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError(_deep(max_depth)) from None
+    waiting: list[tuple[Any, int]] = [(value, 1)]
+    while waiting:
+        part, depth = waiting.pop()
+        if isinstance(part, str):
+            if not part.isascii():
+                part.encode()  # UnicodeEncodeError is a ValueError
+        elif isinstance(part, float):
+            if not math.isfinite(part):
+                raise ValueError("a number is too large")
+        elif isinstance(part, (dict, list)):
+            if depth > max_depth:
+                raise ValueError(_deep(max_depth))
+            waiting += ((inner, depth + 1) for inner in (part.values() if isinstance(part, dict) else part))
+            if isinstance(part, dict):
+                waiting += ((name, depth) for name in part)
+    return value
+
+
+def _deep(levels: int) -> str:
+    return f"it is nested more than {levels} levels deep"
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
