@@ -18,7 +18,8 @@ against each other, memory and open files of the first quarter of the run agains
 
     python benchmarks/soak.py [--quick] [--rollouts N] [--seed N] [--json FILE]
 
-`--quick` runs 500 rollouts in under 50 seconds, otherwise it is 20,000 in 25 minutes. Linux only.
+`--quick` runs 500 rollouts in under 50 seconds, otherwise it is 20,000 in 25 minutes, both on two cores with little else to do.
+Linux only.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 print(f"  {said_s - began_s:6.0f} s: {ended.count()} of {count} rollouts ended", flush=True)
             await asyncio.wait([trainer], timeout=MEASURE_S)
         work_s = time.monotonic() - began_s
-        print(cpu_s)
+        if options.calm:
+            print("CPU seconds: " + ", ".join(f"{name} {spent:.1f}" for name, spent in cpu_s.items()))
         disturbing.cancel()
         await asyncio.gather(disturbing, return_exceptions=True)
         if not trainer.done():  # too late, but what there is can only be judged at the end of a step
@@ -169,11 +171,8 @@ def judge(
     checks.append(check("sessions left at the runtime", len(sessions_left), 0))
     checks += [check(f"{what} left", len(items), 0) for what, items in left.items()]
     if not options.calm:
-        checks += [
-            check(f"times {what} {role}", done[f"{what} {role}"], 1, least=True)
-            for what in ("kill", "stop")
-            for role in ROLES
-        ]
+        for what, said in (("kill", "killed"), ("stop", "stopped")):
+            checks += [check(f"times {said}: {role}", done[f"{what} {role}"], 1, least=True) for role in ROLES]
         checks.append(check("times the disk was full", done["disk full"], 2, least=True))
         stepped = sum(n for name, n in done.items() if name.startswith("clock "))
         checks.append(check("times a clock was stepped", stepped, 1 if options.quick else 8, least=True))
