@@ -37,6 +37,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from agentcore_rl_toolkit.errors import GatewayError
+from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway.client import ADMIN_KEY_ENV
 from soak_load.chaos import ROLES, Chaos, plan
 from soak_load.checks import Check, Found, check, flat, outcomes, turns
 from soak_load.stack import PR_SET_CHILD_SUBREAPER, SERVERS, Stack
@@ -67,6 +70,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     began_s = time.monotonic()
     tasks: list[asyncio.Task[None]] = []
     sessions_left: list[Any] = []
+    kept: float | None = None
     try:
         for name in (*SERVERS, "trainer"):
             await stack.start(name)
@@ -98,6 +102,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for name in (*SERVERS,):
             stack.step_clock(name, 0)
         sessions_left = await sessions_at(stack, within_s=30)
+        kept = await held_by_gateway(stack)
     finally:
         for task in tasks:
             task.cancel()
@@ -109,11 +114,12 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if not any(left.values()):
             break
         await asyncio.sleep(0.1)
+    stack.close()
     for what, items in left.items():
         for item in items[:5]:
             print(f"  left: {what}: {item}")
     (folder / "chaos.log").write_text("\n".join(chaos.log))
-    return judge(options, stack, chaos, count, work_s, deadline_s, sessions_left, left)
+    return judge(options, stack, chaos, count, work_s, deadline_s, sessions_left, kept, left)
 
 
 class Ended:
@@ -135,6 +141,16 @@ class Ended:
                     if line["kind"] == "ended":
                         self.keys.add((line["task"], line["index"]))
         return len(self.keys)
+
+
+async def held_by_gateway(stack: Stack) -> float | None:
+    """Sessions that the gateway has not forgotten; None when it does not answer."""
+    client = GatewayClient(stack.processes["gateway"].info["url"], admin_key=stack.environment[ADMIN_KEY_ENV])
+    for _ in range(50):
+        with contextlib.suppress(GatewayError):
+            return float((await client.stats_async())["sessions"])
+        await asyncio.sleep(0.2)
+    return None
 
 
 async def sessions_at(stack: Stack, *, within_s: float) -> list[Any]:
@@ -160,6 +176,7 @@ def judge(
     work_s: float,
     deadline_s: float,
     sessions_left: list[Any],
+    kept: float | None,
     left: dict[str, list[str]],
 ) -> dict[str, Any]:
     found = Found(stack.folder, count, stack.step)
@@ -169,6 +186,7 @@ def judge(
     if not options.quick:  # a quarter of half a minute is the start of everything
         checks += flatness
     checks.append(check("sessions left at the runtime", len(sessions_left), 0))
+    checks.append(check("sessions left at the gateway", kept, 0))
     checks += [check(f"{what} left", len(items), 0) for what, items in left.items()]
     if not options.calm:
         for what, said in (("kill", "killed"), ("stop", "stopped")):
@@ -205,7 +223,11 @@ def show(result: dict[str, Any]) -> None:
         )
     print()
     for one in result["checks"]:
-        print(f"{'ok  ' if one['ok'] else 'FAIL'} {one['name']}: {one['value']:g} (target {one['target']:g})")
+        print(f"{'ok  ' if one['ok'] else 'FAIL'} {one['name']}: {number(one['value'])} (target {one['target']:g})")
+
+
+def number(value: float | None) -> str:
+    return "nothing" if value is None else f"{value:g}"
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 SERVERS = ("s3", "model", "gateway", "runtime")
 CLOCKS = ("s3", "gateway", "runtime", "trainer")  # whose wall clocks are stepped
 PR_SET_CHILD_SUBREAPER, CLONE_NEWNS, MS_REC, MS_PRIVATE = 36, 0x20000, 16384, 1 << 18
+MNT_DETACH = 2
 DISK_MB = 1024
 
 
@@ -84,6 +85,11 @@ class Stack:
             "TMPDIR": str(self.temporary),
             ADMIN_KEY_ENV: secrets.token_urlsafe(24),
         }
+
+    def close(self) -> None:
+        """Let go of the disk, so that the folder can be removed."""
+        if self.no_disk is None:
+            ctypes.CDLL(None).umount2(str(self.disk).encode(), MNT_DETACH)
 
     # -- starting
     def _environment(self, name: str) -> dict[str, str]:
@@ -249,12 +255,12 @@ class Stack:
         """Everything there should be nothing of, once all servers have ended."""
         shared = self.temporary / f"agentcore-rl-{os.getuid()}"
         sessions, marked = self.state / "sessions", str(self.folder)
-        parts = [p for p in (self.disk / "s3").rglob("*") if p.is_file() and p.suffix not in (".json", ".alive")]
+        objects = (p for p in (self.disk / "s3" / BUCKET).rglob("*") if p.is_file())
         return {
             "processes": descendants(os.getpid()),
             "session folders": [str(p) for p in sessions.iterdir()] if sessions.exists() else [],
             "temporary files": [str(p) for p in self.temporary.rglob("*") if p != shared],
-            "half-written objects": [str(p) for p in parts if "tmp" in p.name or "part" in p.name],
+            "half-written objects": [str(p) for p in objects if p.suffix not in (".json", ".alive")],
             "sockets": [line for line in Path("/proc/net/unix").read_text().splitlines() if marked in line],
             "mounts": [
                 line
