@@ -541,3 +541,87 @@ async def test_anthropics_other_credential_does_not_stand_in_the_way(
     async with anthropic.AsyncAnthropic(base_url=url, api_key="wrong", max_retries=0) as llm:
         with pytest.raises(anthropic.AuthenticationError):
             await llm.messages.create(model="m", max_tokens=8, messages=USER)  # type: ignore[arg-type]
+
+
+TOOL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+SAID = {
+    "text": "so it is",
+    "nothing": "",
+    "a call": TOOL_TEXT,
+    "text and a call": f"well then\n{TOOL_TEXT}",
+    "thinking": "<think>\nso\n</think>\n\nit is",
+    "only thinking": "<think>\nso\n</think>",
+}
+
+
+async def with_logprobs(llm: openai.AsyncOpenAI, dialect: str, stream: bool, retry: str) -> list[Any]:
+    """The logprobs of a reply, as the client has them, in order."""
+    headers = {"x-stainless-retry-count": retry}
+    call: Any
+    if dialect == "responses":
+        asked: dict[str, Any] = {"input": "hello", "include": ["message.output_text.logprobs"]}
+        asked["tools"] = [{"type": "function", **TOOL}]
+        if stream:
+            async with llm.responses.stream(model="m", extra_headers=headers, **asked) as events:
+                reply: Any = await events.get_final_response()
+        else:
+            reply = await llm.responses.create(model="m", extra_headers=headers, **asked)
+        texts = [part for item in reply.output if item.type == "message" for part in item.content]
+        return [entry.to_dict() for part in texts for entry in part.logprobs or ()]
+    if dialect == "chat":
+        asked = {"messages": USER, "logprobs": True, "tools": [{"type": "function", "function": TOOL}]}
+        call = llm.chat.completions.create
+    else:
+        asked, call = {"prompt": "hello", "logprobs": 0, "max_tokens": 99}, llm.completions.create
+    told = await call(model="m", stream=stream, extra_headers=headers, **asked)
+    found = [c.logprobs for part in ([e async for e in told] if stream else [told]) for c in part.choices if c.logprobs]
+    if dialect == "chat":
+        return [entry.to_dict() for each in found for entry in each.content or ()]
+    return [pair for each in found for pair in zip(each.tokens, each.token_logprobs, each.text_offset, strict=True)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["chat", "completions", "responses"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_whatever_a_reply_says_it_is_repeated_with_its_logprobs(
+    engine: ScriptedEngine, start_gateway: Start, kind: str, dialect: str, stream: bool
+) -> None:
+    """Rendered here: also where the reply is calls or thinking only, or nothing."""
+    gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL))
+    renderer = Renderer.from_path(MODEL)
+    for what, text in SAID.items():
+        session = await opened(gateway)
+        engine.replies.append({"token_ids": [*renderer.encode(text), min(renderer.stop_token_ids)]})
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+            first = await with_logprobs(llm, dialect, stream, "0")
+            again = await with_logprobs(llm, dialect, stream, "1")
+        if dialect == "responses":  # a stream of it has those that came while text was written, a whole reply has all
+            assert any(again[i : i + len(first)] == first for i in range(len(again) + 1)), what
+        else:
+            assert again == first != [], what
+    assert gateway.counters["turns_joined"] == len(SAID)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("dialect", "said"),
+    [
+        (d, s)
+        for d in ("chat", "completions", "responses")
+        for s in ("text", "call", "nothing")
+        if (d, s) != ("completions", "call")
+    ],
+)
+async def test_a_relayed_reply_is_repeated_with_its_logprobs(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, dialect: str, stream: bool, said: str
+) -> None:
+    if said == "call":
+        function = {"name": "add", "arguments": "{}"}
+        engine.replies.append({"tool_calls": [{"id": "c", "type": "function", "function": function}]})
+    elif said == "nothing":
+        engine.replies.append({"content": ""})
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        first = await with_logprobs(llm, dialect, stream, "0")
+        assert await with_logprobs(llm, dialect, stream, "1") == first
+    assert first or (dialect == "responses" and said != "text")
+    assert gateway.counters["turns_joined"] == 1

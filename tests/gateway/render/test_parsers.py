@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +37,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def sendable(text: str) -> bytes:
-    """Arguments have to survive the wire, and be JSON to any reader: ``parse_constant=int`` fails on NaN."""
+    """Arguments have to survive the wire."""
     return text.encode()
 
 
@@ -54,7 +55,7 @@ def read(grammar: str, pieces: list[str], *, tools: Any = TOOLS, reasoning_open:
         "status": parser.status,
         "content": said.content if said else "",
         "reasoning": said.reasoning if said else "",
-        "calls": [(c.name, json.loads(sendable(c.arguments), parse_constant=int)) for c in said.tool_calls]
+        "calls": [(c.name, json.loads(sendable(c.arguments), parse_constant=str)) for c in said.tool_calls]
         if said
         else [],
     }
@@ -451,7 +452,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "hermes",
         "a number that is none",
         '<tool_call>{"name": "look_up", "arguments": {"limit": NaN}}</tool_call>',
-        expect('<tool_call>{"name": "look_up", "arguments": {"limit": NaN}}</tool_call>', status="unparsed"),
+        expect(status="parsed", calls=[("look_up", {"limit": "NaN"})]),
     ),
     (
         "qwen_coder",
@@ -491,7 +492,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         expect('Sure: {"name": "look_up", "parameters": {}}', status="unparsed"),
     ),
     ("llama", "a call without its brackets", "now()", expect("now()", status="unparsed")),
-    ("llama", "an infinite number", "[look_up(limit=1e999)]", expect("[look_up(limit=1e999)]", status="unparsed")),
+    (
+        "llama",
+        "an infinite number",
+        "[look_up(limit=1e999)]",
+        expect(status="parsed", calls=[("look_up", {"limit": "Infinity"})]),
+    ),
 ]
 
 ARGUMENTS = {"query": "rm -rf </tool_call> x", "limit": 3, "tags": ["a", "b"], "deep": True}
@@ -583,6 +589,47 @@ def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> 
 def test_plain_text_comes_through_unchanged(text) -> None:
     # Blank lines at the very start are the template's.
     assert read("plain", list(text))["content"] == text.lstrip("\n")
+
+
+NUMBERS = '{"limit":   NaN, "deep": [-Infinity,1e999], "query": "NaN \\" Infinity"}'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ("hermes", f'<tool_call>\n{{"name": "look_up", "arguments": {NUMBERS}}}\n</tool_call>'),
+        ("hermes", f'<tool_call>{{"arguments": {NUMBERS} , "name": "look_up"}}</tool_call>'),
+        ("hermes", f'<tool_call>{{"id": {{"limit": 1}}, "name": "look_up", "parameters": {NUMBERS}}}</tool_call>'),
+        ("llama", f'{{"name": "look_up", "parameters": {NUMBERS}}}'),
+        ("deepseek", f"<｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{NUMBERS}<｜tool▁call▁end｜>"),
+        ("harmony", f"<|channel|>commentary to=functions.look_up<|message|>{NUMBERS}<|call|>"),
+        ("dsml", DSML.format(INVOKE.format("look_up", NUMBERS))),
+    ],
+)
+def test_numbers_that_json_does_not_have_stay_as_they_were_sampled(grammar, text) -> None:
+    parser = new_parser(grammar_named(grammar), tools=TOOLS)
+    [call] = [piece for delta in [*parser.feed(text), *parser.finish()] for piece in delta.tool_calls]
+    assert (parser.status, call.name, call.arguments) == ("parsed", "look_up", NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ("qwen_coder", "<tool_call><function=look_up>{}</function></tool_call>"),
+        ("glm", "<tool_call>look_up{}</tool_call>"),
+    ],
+)
+def test_where_json_is_written_here_such_numbers_are_strings(grammar, text) -> None:
+    pair = "<arg_key>{}</arg_key><arg_value>{}</arg_value>" if grammar == "glm" else "<parameter={}>{}</parameter>"
+    kinds = {"n": "number", "i": "integer", "o": "object", "s": "string", "l": "array"}
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"properties": {}}}}
+    tool["function"]["parameters"]["properties"] = {k: {"type": t} for k, t in kinds.items()}  # type: ignore[index]
+    values = {"n": "NaN", "i": "Infinity", "o": '{"a": NaN}', "s": "-Infinity", "l": "[1, 1e999]"}
+    text = text.format("".join(pair.format(k, v) for k, v in values.items()))
+    parser = new_parser(grammar_named(grammar), tools=[tool])
+    [call] = [piece for delta in [*parser.feed(text), *parser.finish()] for piece in delta.tool_calls]
+    told = msgspec.json.decode(call.arguments)  # as strict as any
+    assert told == {"n": "NaN", "i": "Infinity", "o": {"a": "NaN"}, "s": "-Infinity", "l": [1, "Infinity"]}
 
 
 JSON_VALUES = st.recursive(

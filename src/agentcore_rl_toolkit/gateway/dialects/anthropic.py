@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from .arguments import value_of
 from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, text_of
 from .chat import named_tool
 from .errors import NOT_JSON, RequestError, no_threads, unsupported
@@ -292,11 +293,11 @@ def usage_dict(usage: Usage | None) -> dict[str, Any]:
 
 
 def tool_input(arguments: str) -> Any:
-    """Tool arguments as the object this dialect wants. What is not an object cannot be shown as one: it goes under
-    "_raw".
+    """Tool arguments as the object this dialect wants, with strings for numbers that JSON does not have (`arguments`).
+    What is not an object cannot be shown as one: it goes under "_raw".
     """
     try:
-        decoded = msgspec.json.decode(arguments) if arguments else {}
+        decoded = value_of(arguments)
     except NOT_JSON:
         return {"_raw": arguments}
     return decoded if isinstance(decoded, dict) else {"_raw": decoded}

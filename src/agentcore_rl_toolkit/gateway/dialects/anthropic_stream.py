@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from .anthropic import SIGNATURE, named_stop, stop_reason, usage_dict
+from .arguments import StandardNumbers
 from .canonical import Delta, Request, ToolDelta, Usage
 from .errors import RequestError, anthropic_error
 from .ids import own_id
@@ -37,6 +38,7 @@ class Encoder:
         self._block = -1
         self._calls = OneByOne()
         self._call: int | None = None  # the one whose block is open
+        self._numbers = StandardNumbers()  # in its arguments
         self._finish: str | None = None
         self._stop_sequence: str | None = None
 
@@ -107,6 +109,8 @@ class Encoder:
         out = b""
         if self._kind == "thinking":
             out = self._delta({"type": "signature_delta", "signature": SIGNATURE})
+        if self._kind == "tool_use":
+            out = self._arguments(self._numbers.finish())
         self._kind = None
         return out + _event("content_block_stop", {"index": self._block})
 
@@ -116,7 +120,8 @@ class Encoder:
             call_id = piece.id or own_id("toolu_", self._id, piece.index)
             block = {"type": "tool_use", "id": call_id, "name": piece.name or "", "input": {}}
             out += self._close() + self._open("tool_use", block)
-            self._call = piece.index
-        if piece.arguments:
-            out += self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
-        return out
+            self._call, self._numbers = piece.index, StandardNumbers()
+        return out + self._arguments(self._numbers.feed(piece.arguments))
+
+    def _arguments(self, text: str) -> bytes:
+        return self._delta({"type": "input_json_delta", "partial_json": text}) if text else b""

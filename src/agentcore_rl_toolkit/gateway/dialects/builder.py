@@ -128,7 +128,7 @@ def deltas_of(reply: Reply) -> list[Delta]:
     for choice in reply.choices:
         if choice.reasoning:
             deltas.append(Delta(choice=choice.index, reasoning=choice.reasoning))
-        if choice.content:
+        if choice.content or choice.logprob_entries:  # tokens of calls and of thinking have logprobs too
             deltas.append(Delta(choice=choice.index, text=choice.content, logprob_entries=choice.logprob_entries))
         if choice.refusal:
             deltas.append(Delta(choice=choice.index, refusal=choice.refusal))

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from agentcore_rl_toolkit.gateway.dialects.arguments import value_of
 from agentcore_rl_toolkit.gateway.dialects.canonical import text_of
 
 from ..dialects.errors import NOT_JSON
@@ -47,7 +48,7 @@ def _arguments_key(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return msgspec.json.decode(arguments) if arguments.strip() else {}
+        return value_of(arguments)
     except NOT_JSON:
         return arguments.strip()
 

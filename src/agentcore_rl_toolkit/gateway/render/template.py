@@ -22,8 +22,9 @@ import jinja2.sandbox
 import msgspec
 
 from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway.dialects.arguments import value_of
 from agentcore_rl_toolkit.gateway.dialects.canonical import text_of
-from agentcore_rl_toolkit.gateway.dialects.errors import RequestError, unsupported
+from agentcore_rl_toolkit.gateway.dialects.errors import NOT_JSON, RequestError, unsupported
 
 from .tokens import read_json
 
@@ -218,9 +219,18 @@ class ChatTemplate:
                 arguments = _tojson({} if arguments is None else arguments)
         elif isinstance(arguments, str):
             # What is not JSON reaches the template as the model's own text.
-            with contextlib.suppress(msgspec.DecodeError):
-                arguments = msgspec.json.decode(arguments) if arguments else {}
+            with contextlib.suppress(*NOT_JSON):
+                arguments = _as_object(arguments)
         return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _as_object(arguments: str) -> Any:
+    """Raises: one of NOT_JSON."""
+    try:
+        return msgspec.json.decode(arguments) if arguments else {}
+    except NOT_JSON:
+        value_of(arguments)  # it is JSON but for numbers such as NaN, which a template writes as the model did
+        return json.loads(arguments)
 
 
 def _compile(source: str) -> jinja2.Template:

@@ -7,11 +7,15 @@ zai-org/GLM-4.5 and deepseek-ai/DeepSeek-V3 / V3.1 / R1, which show the model it
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+
+from agentcore_rl_toolkit.gateway.dialects.arguments import standard, value_of
+from agentcore_rl_toolkit.gateway.dialects.errors import NOT_JSON
 
 from .base import Call, Grammar, Schemas
 
@@ -24,26 +28,23 @@ class _Json(msgspec.Struct):
 
 
 _CALL_DECODER = msgspec.json.Decoder(_Json)
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+_NAME = re.compile(r'[\s,]*("(?:[^"\\]++|\\.)*+")\s*:\s*', re.DOTALL)
 
 
 def loads(text: str, *, strict: bool = True) -> Any:
-    """JSON as the standard has it: Python's own reader also takes NaN and Infinity. Raises: ValueError, RecursionError."""
-    value = json.loads(text, strict=strict, parse_constant=_no_number)
-    dumps(value)  # 1e999 is read as infinite
+    """JSON as Python reads it, with NaN and Infinity. Raises: ValueError, RecursionError."""
+    value = json.loads(text, strict=strict)
+    dumps(value)  # as deep as can be written
     return value
 
 
 def dumps(value: Any) -> str:
-    """JSON text that any agent can read. Raises: ValueError for a number that is none."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """JSON text that any agent can read: NaN and infinite numbers are strings. Raises: RecursionError."""
+    text = standard(json.dumps(value, ensure_ascii=False))
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair can only stand in JSON as an escape
-        return json.dumps(value, allow_nan=False)
+        return standard(json.dumps(value))
     return text
 
 
@@ -52,9 +53,32 @@ def call_from_json(text: str) -> Call | None:
     try:
         found = _CALL_DECODER.decode(text)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError):
-        return _lenient(text)
+        return _beyond_json(text) or _lenient(text)
     arguments = object_text(bytes(found.arguments or found.parameters).decode())
     return Call(found.name, arguments) if found.name and arguments is not None else None
+
+
+def _beyond_json(text: str) -> Call | None:
+    """A call that is JSON but for numbers such as NaN. Its arguments too keep their characters."""
+    try:
+        found = value_of(text)
+        if standard(text) == text or not isinstance(found, dict) or not isinstance(found.get("name"), str):
+            return None
+        parts = dict(_members(text))
+    except (*NOT_JSON, ValueError):
+        return None
+    arguments = object_text(parts.get("arguments", parts.get("parameters", "")))
+    return Call(found["name"], arguments) if found["name"] and arguments is not None else None
+
+
+def _members(text: str) -> Iterator[tuple[str, str]]:
+    """The members of an object and the texts of their values. Raises: ValueError, RecursionError."""
+    decoder = json.JSONDecoder()
+    at = text.index("{") + 1
+    while (found := _NAME.match(text, at)) is not None:
+        start = found.end()
+        _, at = decoder.raw_decode(text, start)
+        yield json.loads(found[1]), text[start:at]
 
 
 def _lenient(text: str) -> Call | None:
@@ -77,8 +101,8 @@ def object_text(text: str) -> str | None:
     if text in ("", "null"):
         return "{}"
     try:
-        found = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+        found = value_of(text)
+    except NOT_JSON:
         return None
     if isinstance(found, str):
         return object_text(found) if found.strip().startswith("{") else None
@@ -118,6 +142,8 @@ def typed_value(text: str, schema: Any) -> Any:
             return lowered == "true"
         if "null" in wanted and lowered in ("none", "null"):
             return None
+        return text
+    if isinstance(value, float) and not math.isfinite(value) and "number" not in wanted:
         return text
     if isinstance(value, float) and value.is_integer() and "integer" in wanted and "number" not in wanted:
         return int(value)  # 3.0 is an integer to JSON Schema
