@@ -196,10 +196,12 @@ async def test_hundreds_of_calls_that_wait_for_the_session_all_get_their_answer(
     assert sorted(t.completion_ids for t in turns) == sampled
 
 
+@pytest.mark.parametrize("old", [3, None])
 async def test_new_weights_are_sampled_at_once_and_running_calls_end_on_the_old_ones(
-    service: TinkerServer, model: ScriptedModel, client: GatewayClient, session: SessionHandle
+    service: TinkerServer, model: ScriptedModel, client: GatewayClient, session: SessionHandle, old: int | None
 ) -> None:
-    await client.set_weight_version_async(3)
+    if old is not None:
+        await client.set_weight_version_async(old)
     path = "tinker://run/sampler_weights/four"
     model.saved[path] = 4
     service.faults.append(Fault(delay_s=0.3))
@@ -211,7 +213,7 @@ async def test_new_weights_are_sampled_at_once_and_running_calls_end_on_the_old_
     assert [call.path for call in service.calls] == [None, path]
     turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
     versions = {tuple(t.completion_ids): (t.weight_version_first, t.weight_version_last) for t in turns}
-    assert [versions[tuple(call.completion_ids[0])] for call in service.calls] == [(3, 3), (4, 4)]
+    assert [versions[tuple(call.completion_ids[0])] for call in service.calls] == [(old, old), (4, 4)]
 
 
 async def test_weights_that_are_not_there_change_nothing(

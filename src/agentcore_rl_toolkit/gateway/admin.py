@@ -197,7 +197,7 @@ class Admin:
             await self._gateway.tinker.use(asked.sampler, asked.weight_version)
         elif asked.sampler is not None:
             raise RequestError("'sampler' names weights at Tinker; this gateway's engine is another", param="sampler")
-        self._gateway.weight_version = asked.weight_version
+        self._gateway.publish(asked.weight_version)
         await self._keep()
         self.answer(conn, request, 200, {"weight_version": self._gateway.weight_version})
 

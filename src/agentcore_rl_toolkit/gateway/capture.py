@@ -19,6 +19,7 @@ from .experts import binary
 from .long_body import Bytes
 from .records import ChoiceRecord, pack_ids, pack_logprobs
 from .structure import check_reply
+from .versions import Versions, put
 
 _NULL = b"null"
 ABSENT = msgspec.Raw(_NULL)  # a union with None would make the decoder build the value
@@ -42,6 +43,8 @@ class _Choice(msgspec.Struct, gc=False):
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     routed_experts: msgspec.Raw = ABSENT
+    weight_version_first: int | str | None = None  # the built-in policy's
+    weight_version_last: int | str | None = None
 
 
 class Sglext(msgspec.Struct, gc=False):
@@ -122,6 +125,7 @@ class Captured(msgspec.Struct):
     parent_turn: str | None = None
     branch_reason: str | None = None
     plain: bytes | None = None
+    began_told: bool = False  # whether the engine named the version of the first token, and not only the one that ended
 
 
 def parse_ids(text: Bytes) -> bytes:
@@ -159,13 +163,16 @@ def read_reply(body: bytes, lifted: scan.Lifted | None = None) -> Captured:
         prompt=prompt if prompt is not None else _brackets(reply.prompt_token_ids),
         reply_id=reply.id,
         model=reply.model,
-        weight_version_first=version,
-        weight_version_last=version,
         usage=raw(reply.usage),
         error=raw(reply.error),
         plain=None if lifted is None else rest,
     )
+    found: list[Versions] = []
     for place, choice in enumerate(reply.choices):
+        found.append(versions := Versions())
+        if version is not None:
+            versions.said(version, tokens=True)
+        versions.spans(version_number(choice.weight_version_first), version_number(choice.weight_version_last))
         if captured.prompt is None:
             captured.prompt = _brackets(choice.prompt_token_ids)
         message = raw(choice.message)
@@ -190,6 +197,7 @@ def read_reply(body: bytes, lifted: scan.Lifted | None = None) -> Captured:
                 choice.routed_experts,
             )
         )
+    put(captured, found)
     add_experts(captured, reply.sglext)
     check(captured)
     return captured

@@ -35,6 +35,7 @@ from .capture import (
 from .dialects.errors import NOT_JSON
 from .long_body import Bytes
 from .records import ChoiceRecord, pack_ids
+from .versions import Versions, put
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -65,6 +66,8 @@ class _Choice(msgspec.Struct, gc=False):
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     routed_experts: msgspec.Raw = ABSENT
+    weight_version_first: int | str | None = None
+    weight_version_last: int | str | None = None
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -146,6 +149,7 @@ def _read(items: list[bytes | scan.Run], prompt: Bytes | None) -> Captured:
             parts.setdefault(item[0], _Parts()).take_run(item)
     for index in sorted(parts):
         captured.choices.append(parts[index].whole(captured, index))
+    put(captured, [parts[index].versions for index in sorted(parts)])
     add_experts(captured, told)
     check(captured)
     return captured
@@ -157,11 +161,6 @@ def _take(captured: Captured, parts: dict[int, _Parts], events: list[_Event]) ->
             check_text(bytes(event.usage))
             captured.usage = raw(event.usage) or captured.usage
             captured.error = raw(event.error) or captured.error
-    versions = [e.weight_version for e in events if e.weight_version is not None]
-    if versions:
-        if captured.weight_version_first is None:
-            captured.weight_version_first = version_number(versions[0])
-        captured.weight_version_last = version_number(versions[-1])
     choices = [choice for event in events for choice in event.choices]
     for index in {choice.index for choice in choices}:
         if index not in parts:
@@ -172,6 +171,15 @@ def _take(captured: Captured, parts: dict[int, _Parts], events: list[_Event]) ->
     else:
         for index, part in parts.items():
             part.take(captured, [choice for choice in choices if choice.index == index])
+    for event in events:
+        version = version_number(event.weight_version)
+        if version is not None:
+            for choice in event.choices:
+                part = parts[choice.index]
+                part.versions.said(version, tokens=bool(choice.token_ids))
+                if choice.weight_version_first is not None:
+                    first, last = choice.weight_version_first, choice.weight_version_last
+                    part.versions.spans(version_number(first), version_number(last))
 
 
 def events_of(text: bytes) -> list[bytes]:
@@ -225,7 +233,7 @@ def _cut_prompt(data: list[bytes | scan.Run]) -> bytes | None:
 class _Parts:
     """What the events of one choice add up to."""
 
-    __slots__ = ("content", "experts", "finish_reason", "ids", "logprobs", "rare")
+    __slots__ = ("content", "experts", "finish_reason", "ids", "logprobs", "rare", "versions")
 
     def __init__(self) -> None:
         self.ids: list[bytes] | None = None  # packed
@@ -234,6 +242,7 @@ class _Parts:
         self.rare: list[_Delta] = []  # deltas that bring more than text
         self.finish_reason: str | None = None
         self.experts: msgspec.Raw = ABSENT
+        self.versions = Versions()
 
     def add(self, ids: bytes | None, logprobs: bytes | None) -> None:
         if ids is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from . import scan
 from .dialects import relayed
 from .dialects.errors import RequestError
 from .upstream import NoDescriptorError
+from .versions import brings_tokens
+from .wire import unread
 
 if TYPE_CHECKING:
     from .capture import Captured
@@ -42,6 +45,7 @@ class Exchange(ABC):
         "call_off",
         "captured",
         "carry",
+        "changes",
         "conn",
         "deadline",
         "dialect",
@@ -57,6 +61,7 @@ class Exchange(ABC):
         "held",
         "index",
         "keep_alive",
+        "late",
         "length",
         "lifted",
         "long",
@@ -80,6 +85,8 @@ class Exchange(ABC):
         "up",
         "upstream_id",
         "version",
+        "version_last",
+        "version_until",
         "worker",
     )
 
@@ -124,7 +131,11 @@ class Exchange(ABC):
         self.relaying = False
         self.gone = 0  # bytes of a stream that the agent has got
         self.captured: Captured | None = None
-        self.version: int | None = None
+        self.version: int | None = None  # that was published when the call was sent
+        self.version_last: int | None = None  # when its last token arrived
+        self.version_until = 0  # bytes of the reply that had arrived when another was published
+        self.late = True  # whether what was read last came after that
+        self.changes = 0  # of the gateway, when the call was sent
         self.deadline: float | None = None
         self.particular: tuple[str, ...] = ()  # fields of the request that not every server may take
         self.ended = False
@@ -155,7 +166,7 @@ class Exchange(ABC):
 
     def route(self) -> None:
         """Choose a server and send the request to it."""
-        session, gateway = self.session, self.gateway
+        session = self.session
         worker = self._pick(session.worker, self.tried)
         if worker is None:
             if self.tried:
@@ -169,7 +180,6 @@ class Exchange(ABC):
         worker.inflight += 1
         worker.calls += 1
         self.engine, self.upstream_id = worker.config.engine, worker.id
-        self.version = gateway.weight_version
         connection = worker.pool.take()
         if connection is not None:
             self._send(connection)
@@ -208,14 +218,17 @@ class Exchange(ABC):
             return
         self.up = connection
         self.status = 0
+        gateway = self.gateway
+        self.version = self.version_last = gateway.weight_version
+        self.version_until, self.changes = 0, gateway.changes
         body = self.body
         if self.textual is not None and worker.config.engine == "openai":
             body = self.textual
         elif self.pieces is not None:
-            head = self.gateway.head(worker, self.path, sum(map(len, self.pieces)), self.session.id_bytes)
+            head = gateway.head(worker, self.path, sum(map(len, self.pieces)), self.session.id_bytes)
             connection.send(self, head, *self.pieces, whole=not self.stream)
             return
-        head = self.gateway.head(worker, self.path, len(body), self.session.id_bytes)
+        head = gateway.head(worker, self.path, len(body), self.session.id_bytes)
         connection.send(self, head, body, whole=not self.stream)
 
     def _leave(self) -> Worker | None:
@@ -246,6 +259,22 @@ class Exchange(ABC):
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         self.headers = headers
+        if not self.stream:  # all of it was sampled before
+            self.late = self.received >= self.version_until
+            self._sampled()
+
+    def _sampled(self) -> None:
+        """Tokens have come, sampled with the weights that are published now, unless they waited here when these were."""
+        if self.late and self.changes != self.gateway.changes:
+            self.version_last = self.gateway.sampling
+
+    def weights_change(self) -> None:
+        """Other weights are about to be published: what has come of the reply, read or not, was sampled before."""
+        if self.up is not None:
+            slow = self.conn is not None and self.conn.paused_since is not None  # nobody knows how much waits elsewhere
+            self.version_until = sys.maxsize if slow else self.received + unread(self.up.transport)
+            if not self.stream and self.version_until:
+                self.version_until = sys.maxsize  # it is whole, and its head tells that
 
     def on_data(self, pieces: list[bytes]) -> None:
         try:
@@ -255,11 +284,14 @@ class Exchange(ABC):
 
     def _on_data(self, pieces: list[bytes]) -> None:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.late = self.received >= self.version_until
         self.received += len(data)
         self.parts.append(data)
         if self.stream and self.status == 200:
             if self.first_token_s is None:
                 self.first_token_s = time.time()
+            if self.changes != self.gateway.changes and brings_tokens(data):
+                self._sampled()
             self._relay(data)
         if self.received > self.gateway.limits.reply_bytes:
             self._stop_upstream()

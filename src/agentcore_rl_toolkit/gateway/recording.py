@@ -13,6 +13,7 @@ from .capture import Captured, parse_ids
 from .long_body import Bytes
 from .prefixes import Seen
 from .records import INVALID, NO_BASE, OK, PARTIAL, UNTRAINABLE, VERSION, Base, CallRecord
+from .versions import bounds
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -53,10 +54,7 @@ def build(call: Exchange, status: str, captured: Captured) -> CallRecord:
         request_of, rest = session.request[1], b""
     else:
         session.request = (digest, ordinal)
-    first, last = captured.weight_version_first, captured.weight_version_last
-    begun, now = call.version, call.gateway.weight_version
-    if not call.stream and begun is not None and begun != now == last and (first is None or begun < first):
-        first = begun  # one reply in one piece names the weights that ended it; those that began it were others
+    first, last = bounds(call, captured)
     good = status in (OK, UNTRAINABLE)
     return CallRecord(
         version=VERSION,
@@ -68,8 +66,8 @@ def build(call: Exchange, status: str, captured: Captured) -> CallRecord:
         started_s=call.started_s,
         first_token_s=call.first_token_s,
         finished_s=time.time(),
-        weight_version_first=first if first is not None else begun,
-        weight_version_last=last if last is not None else now,
+        weight_version_first=first,
+        weight_version_last=last,
         prompt_base=prompt_base,
         prompt_ids=prompt_ids,
         messages_base=messages_base,

@@ -63,6 +63,8 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
     routed_experts: bytes | None = None
     told_logprobs: bytes | None = None
     stop_sequence: str | None = None
+    weight_version_first: int | None = None  # as the engine said; None: it named none
+    weight_version_last: int | None = None
 
 
 class CallRecord(msgspec.Struct, array_like=True):
@@ -266,6 +268,7 @@ def expand(records: list[CallRecord]) -> Expanded:
             untrainable = None if record.status == OK else "engine_gives_no_tokens"
             if len(logprobs) != len(ids):  # absent is not zero, and one such choice must not hide all other turns
                 logprobs, untrainable = [None] * len(ids), "missing_logprobs"
+            first, last, each = _versions(record, choice, len(ids))
             turns.append(
                 Turn(
                     turn_id=turn_id(record, choice.index),
@@ -274,8 +277,9 @@ def expand(records: list[CallRecord]) -> Expanded:
                     completion_ids=ids,
                     logprobs=logprobs,
                     finish_reason=choice.finish_reason,
-                    weight_version_first=record.weight_version_first,
-                    weight_version_last=record.weight_version_last,
+                    weight_version_first=first,
+                    weight_version_last=last,
+                    token_weight_versions=each,
                     parse_status=choice.parse_status,  # type: ignore[arg-type]  # written by the capture with these three values
                     routed_experts=choice.routed_experts,
                     started_s=record.started_s,
@@ -291,6 +295,14 @@ def expand(records: list[CallRecord]) -> Expanded:
                 )
             )
     return Expanded(turns=turns, dialogue=dialogue, errors=errors, records=[records[i] for i in order])
+
+
+def _versions(record: CallRecord, choice: ChoiceRecord, count: int) -> tuple[int | None, int | None, list[int] | None]:
+    """The versions at a choice's first and last token, and of each token where only bounds are known: the older one."""
+    if choice.weight_version_last is not None:
+        return choice.weight_version_first, choice.weight_version_last, None
+    first, last = record.weight_version_first, record.weight_version_last
+    return first, last, None if first is None or last is None or first == last else [min(first, last)] * count
 
 
 def _retry_of(record: CallRecord, choice: int) -> str | None:

@@ -84,6 +84,8 @@ class Gateway:
         self.waiting: list[Exchange] = []
         self.paused: str | None = None  # None, "hold" or "reject"
         self.weight_version = config.weight_version
+        self.changing = False  # whether weights may be changed under running calls
+        self.changes = 0  # how often that began or ended, or other weights were published
         self.call_ended: set[asyncio.Event] = set()  # set whenever a call ends, for those who wait for that
         self.lag_s = 0.0
         self.lag_max_s = 0.0
@@ -360,7 +362,23 @@ class Gateway:
             return b"%b%d\r\nx-smg-routing-key: %b\r\n\r\n" % (known, size, session)
         return b"%b%d\r\n\r\n" % (known, size)
 
-    # -- pausing
+    # -- weights, pausing
+
+    @property
+    def sampling(self) -> int | None:
+        """The version of the tokens that arrive now; None: not known."""
+        return None if self.changing else self.weight_version
+
+    def publish(self, version: int) -> None:
+        """Other weights answer from now on."""
+        self._weights_change(changing=False)
+        self.weight_version = version
+
+    def _weights_change(self, *, changing: bool) -> None:
+        self.changing = changing
+        self.changes += 1
+        for call in self.running:
+            call.weights_change()
 
     def hold(self, call: Exchange) -> None:
         """A call that arrives during a pause: wait, or 429 with Retry-After."""
@@ -384,6 +402,8 @@ class Gateway:
                 call.abort(RequestError("the policy is being updated; try again", kind="overloaded"))
         if in_flight != "continue":  # of aborted ones those are left whose record the disk is about to take
             await self._until(lambda: not self._active() or self.paused is None, timeout_s)
+        if self._active() and self.paused is not None:
+            self._weights_change(changing=True)
         return {"paused": True, "in_flight": self._active()}
 
     async def _until(self, reached: Callable[[], bool], timeout_s: float) -> None:
@@ -405,6 +425,8 @@ class Gateway:
 
     def resume(self) -> dict[str, Any]:
         self.paused = None
+        if self.changing:
+            self._weights_change(changing=False)
         for changed in self.call_ended:
             changed.set()
         waiting, self.waiting = self.waiting, []

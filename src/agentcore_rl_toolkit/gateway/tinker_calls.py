@@ -118,7 +118,9 @@ class TinkerCall(TokenCall):
         else:
             if sampler is not None and sampler is not self.sampler:
                 self.sampler, self.place = sampler, next(sampler.places)
-                self.version = sampler.version  # however long it waited: no other weights had a part in its answer
+                self.version = self.version_last = (
+                    sampler.version
+                )  # however long it waited: no other weights had a part in its answer
             body = wire.addressed(self.body, self.sampler.id if self.sampler else "", self.place)
             head = service.head(
                 wire.SAMPLE, len(body), b"accept: application/json", b"x-tinker-sampling-backpressure: 1"
@@ -160,6 +162,9 @@ class TinkerCall(TokenCall):
             self._send(connection)
         elif self.worker is not None:
             self._trouble("the inference server cannot be reached", detail=f"it cannot be reached: {error}")
+
+    def _sampled(self) -> None:
+        """By the sampler, whatever was published meanwhile."""
 
     def _on_data(self, pieces: list[bytes]) -> None:
         self.parts += pieces

@@ -280,6 +280,8 @@ class TokenCall(SpokenCall):
         return self.sampled
 
     def _take(self, piece: Piece) -> list[Delta]:
+        if self.live and piece.ids:
+            self._sampled()
         return self._reading().take(piece)
 
     def _read_early(self) -> None:

@@ -17,6 +17,7 @@ from .dialects.canonical import STOP, Choice, Delta, Usage
 from .engines import Piece
 from .records import ChoiceRecord, pack_ids, pack_logprobs
 from .render import ParsedReply, RenderedPrompt, Renderer, ReplyStream
+from .versions import Versions, put
 
 _to_json = msgspec.json.Encoder().encode
 
@@ -24,7 +25,17 @@ _to_json = msgspec.json.Encoder().encode
 class _Growing:
     """One choice while it is sampled."""
 
-    __slots__ = ("finish", "ids", "logprobs", "parsed", "routed_experts", "shown", "stop_sequence", "stream")
+    __slots__ = (
+        "finish",
+        "ids",
+        "logprobs",
+        "parsed",
+        "routed_experts",
+        "shown",
+        "stop_sequence",
+        "stream",
+        "versions",
+    )
 
     def __init__(self, stream: ReplyStream) -> None:
         self.stream = stream
@@ -34,11 +45,12 @@ class _Growing:
         self.stop_sequence: str | None = None
         self.routed_experts: bytes | None = None
         self.parsed: ParsedReply | None = None
+        self.versions = Versions()
         self.shown = 0  # ids whose logprobs the agent has
 
 
 class TokenReply:
-    """See the module. ``versions`` are the weight versions that the engine named, in order.
+    """See the module.
 
     ``raw`` are the prompt's ids of a text completion, whose text is given out as it was sampled.
     """
@@ -51,7 +63,6 @@ class TokenReply:
         self._asked = asked
         self._prompt = prompt
         self._growing: dict[int, _Growing] = {}
-        self.versions: list[int] = []
 
     @property
     def finished(self) -> bool:
@@ -72,7 +83,8 @@ class TokenReply:
         if growing is None:
             growing = self._growing[piece.choice] = _Growing(self._stream(piece.choice))
         if piece.weight_version is not None:
-            self.versions.append(piece.weight_version)
+            growing.versions.said(piece.weight_version, tokens=bool(piece.ids))
+            growing.versions.spans(piece.weight_version_first, piece.weight_version)
         if piece.routed_experts is not None:
             growing.routed_experts = piece.routed_experts
         if piece.ids:
@@ -158,8 +170,6 @@ class TokenReply:
         """Put the choices into what is captured of the call. Returns them as the agent gets them, by index."""
         said = {choice.index: choice for choice in self.choices()}
         captured.complete = len(said) == self._asked.n
-        if self.versions:
-            captured.weight_version_first, captured.weight_version_last = self.versions[0], self.versions[-1]
         for index, growing in sorted(self._growing.items()):
             choice = said.get(index)
             captured.choices.append(
@@ -175,6 +185,7 @@ class TokenReply:
                     stop_sequence=growing.stop_sequence,
                 )
             )
+        put(captured, [growing.versions for _, growing in sorted(self._growing.items())])
         usage = self.usage()
         captured.usage = _to_json({"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens})
         return said

@@ -169,6 +169,15 @@ def unconfirmed(transport: Any) -> int:
     return waiting + int.from_bytes(told, sys.byteorder)
 
 
+def unread(transport: Any) -> int:
+    """How many bytes of the peer's lie with our system."""
+    try:
+        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
+    except (AttributeError, OSError, ValueError):
+        return 0
+    return int.from_bytes(told, sys.byteorder)
+
+
 def hung_up(transport: Any) -> bool:
     """Whether the peer closed its side, also when that has not been told yet."""
     if transport.is_closing():

@@ -247,7 +247,7 @@ def _report(
 
 
 def _mixed(turn: Turn) -> bool:
-    if turn.token_weight_versions is not None:
-        return len({v for v in turn.token_weight_versions if v is not None}) > 1
     first, last = turn.weight_version_first, turn.weight_version_last
-    return first is not None and last is not None and first != last
+    if first is not None and last is not None and first != last:
+        return True
+    return len({v for v in turn.token_weight_versions or () if v is not None}) > 1

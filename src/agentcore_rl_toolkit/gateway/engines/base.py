@@ -22,6 +22,7 @@ class Piece(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_sequence: str | None = None
     weight_version: int | None = None
+    weight_version_first: int | None = None  # of the choice's first token, where the engine says so at its end
     routed_experts: bytes | None = None
 
 

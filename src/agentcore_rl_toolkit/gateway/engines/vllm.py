@@ -39,6 +39,8 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     routed_experts: msgspec.Raw = msgspec.Raw(b"null")
+    weight_version_first: int | str | None = None  # the built-in policy's
+    weight_version_last: int | str | None = None
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -164,7 +166,10 @@ def _pieces(body: bytes) -> list[Piece]:
                 logprobs=values,
                 finish_reason=choice.finish_reason,
                 stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
-                weight_version=version,
+                weight_version=version
+                if choice.weight_version_last is None
+                else version_of(choice.weight_version_last),
+                weight_version_first=version_of(choice.weight_version_first),
                 routed_experts=binary(choice.routed_experts),
             )
         )
