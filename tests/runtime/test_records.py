@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -223,3 +224,33 @@ def test_nobody_but_sessions_is_served(rollouts: Rollouts) -> None:
         runtime.settimeout(20)
         runtime.connect(str(root / "records"))
         assert json.loads(runtime.makefile("rb").readline())["error"] == "not yours"
+
+
+NOBODY = """
+import os, sys, urllib.request
+os.setgid(65534)
+os.setuid(65534)
+url, session_id, body = sys.argv[1:]
+headers = {"X-Amzn-Bedrock-AgentCore-Runtime-Session-Id": session_id}
+print(urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers)).status)
+"""
+
+
+@pytest.mark.threat(
+    who="another user of this machine",
+    tries="have the runtime write a record into a directory of its user",
+    stopped_by="a directory is taken from this machine's user and from signed requests only, also with --callers any",
+    leaves="",
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_stranger_names_no_directory(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    server = start_server("--callers", "any", "--isolation", "landlock", agent=FORGER)
+    rollouts = Rollouts(server, tmp_path / "store")
+    theirs = new_session_id()
+    url = f"{server.url}/runtimes/{server.arn.replace('/', '%2F').replace(':', '%3A')}/invocations"
+    body = json.dumps({"_rollout": {"exp_id": "exp", "input_id": "a", "s3_bucket": rollouts.url}})
+    command = ["/usr/bin/python3", "-c", NOBODY, url, theirs, body]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "200\n"
+    rollouts.run()  # the user's own arrives, in the same directory
+    assert list(rollouts.folder.rglob(f"{theirs}*")) == []

@@ -76,6 +76,8 @@ class DirectInvocations:
         """Take a request, or leave it without having done anything."""
         runtime, target = self.runtime, request.target
         named = request.by_name.get(SESSION_HEADER)
+        if len(request.body) > 1:
+            request.body = [b"".join(request.body)]
         if named is None or runtime.faults.rules or any(ASKS_FOR_A_RECORD in part for part in request.body):
             return False
         if not runtime.config.credentials and not self._is_user(protocol):
@@ -103,9 +105,8 @@ class DirectInvocations:
         request_id = request_id_of(request.by_name)
         call = DirectCall(self, protocol, request, session, connection, request_id)
         sent = request_headers(session, request.headers, request_id)
-        body = request.body if len(request.body) < 2 else [b"".join(request.body)]
         connection.listener = call.progress
-        connection.start(b"POST", session.agent.invocation_path, sent, body)
+        connection.start(b"POST", session.agent.invocation_path, sent, request.body)
         self._calls[call] = None
         if self._timer is None:
             self._timer = protocol.loop.call_at(call.deadline_s, self._expire)

@@ -259,7 +259,7 @@ class RuntimeApp:
             await self._command(session, *command, headers, send)
             return
         if operation == INVOKE and caller.session is None:
-            await self._grant(session, body)
+            await self._grant(session, body, caller)
         if effects.duplicate:
             again = await self._acquire(agent, key, Effects(), caller)
             task = asyncio.create_task(self._twice(again, headers, body))
@@ -309,13 +309,19 @@ class RuntimeApp:
         status, answer = await (self._tokens.answer((key, token), "", work) if isinstance(token, str) else work())
         await reply(send, status, json.dumps(answer).encode(), [(SESSION_HEADER, key[2].encode())])
 
-    async def _grant(self, session: Session, body: list[bytes]) -> None:
-        """Let a session keep the record that its caller asks for with this payload."""
+    async def _grant(self, session: Session, body: list[bytes], caller: Caller) -> None:
+        """Let a session keep the record that its caller asks for with this payload.
+
+        A stranger (``--callers any``) names no directory of this machine: the runtime would write there as its user.
+        """
         if sum(map(len, body)) > READ_ON_LOOP:
             grant = await asyncio.to_thread(grant_of, body, session.id)
         else:
             grant = grant_of(body, session.id)
-        if grant is not None and add(session.grants, grant) and grant.store.startswith("file:"):
+        in_directory = grant is not None and grant.store.startswith("file:")
+        if grant is None or (in_directory and not caller.is_user):
+            return
+        if add(session.grants, grant) and in_directory:
             take = getattr(session.process, "grant", None)  # pods have none
             if take is not None:
                 await take(grant)
