@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_host_check": set(),
     "_open_files": set(),
     "_parsing": set(),
+    "_server_keys": {"errors"},
     "_portal": {"errors"},
     "logs": set(),
     "proof": set(),
@@ -39,9 +40,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_connection_room",
         "_host_check",
         "_installation",
+        "_server_keys",
     },
     "runtime": {"store", "logs", "_parsing", "_open_files", "_bounded_http", "_host_check", "_installation"},
-    "policy": {"logs", "_parsing", "_open_files", "_bounded_http", "_host_check"},
+    "policy": {"logs", "_parsing", "_open_files", "_bounded_http", "_host_check", "_server_keys"},
     "backends": {
         "client",
         "gateway",
@@ -54,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_connection_room",
         "_host_check",
         "_installation",
+        "_server_keys",
     },
 }
 

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -22,6 +23,10 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 import websockets
+
+from agentcore_rl_toolkit.errors import GatewayError
+from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.policy import admin_key
 
 WITHIN_S = 60.0
 FILES = 400  # open files of a server under attack: half of them are for connections
@@ -194,6 +199,84 @@ async def test_websocket_handshakes_are_refused_to_web_pages(tmp_path: Path, pat
         own = {"Origin": served.url}  # some clients send the server's own
         async with asyncio.timeout(WITHIN_S), websockets.connect(address, additional_headers=own):
             pass
+
+
+# -- keys
+
+
+@pytest.mark.threat(
+    who="another user of this machine",
+    tries="open, read or delete sessions at the gateway, add a server to it, pause it, or change the weight version",
+    stopped_by="a gateway without an admin key makes one, in a file that only its user can read",
+    leaves="--no-admin-key turns it off; a Gateway made in one's own Python has no key unless it is given one",
+)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_gateway_is_administered_with_its_key_only(tmp_path: Path, workers: str) -> None:
+    with serving("gateway", tmp_path, "--workers", workers) as served:
+        for method, path in (
+            ("POST", "/admin/sessions"),
+            ("POST", "/admin/fetch"),
+            ("POST", "/admin/delete"),
+            ("POST", "/admin/workers"),
+            ("POST", "/admin/pause"),
+            ("POST", "/admin/weight_version"),
+            ("GET", "/admin/stats"),
+            ("GET", "/metrics"),
+            ("GET", "/sessions"),
+            ("POST", "/sessions"),
+            ("POST", "/traces/query"),
+            ("DELETE", "/admin/workers/x"),
+        ):
+            assert ask(served, method=method, path=path, body=b"{}")[0] == 401, path
+            assert ask(served, "Authorization: Bearer guess", method=method, path=path, body=b"{}")[0] == 401, path
+        key_file = Path(served.ready["admin_key_file"])
+        assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / "ready.json").stat().st_mode) == 0o600
+        assert json.loads(key_file.read_text())["key"] not in (tmp_path / "output.txt").read_text()
+        with GatewayClient(served.url) as client:  # of the same user: it finds the key
+            client.set_weight_version(3)
+            assert client.create_sessions(["one"])[0].session_id == "one"
+        with GatewayClient(served.url.replace("127.0.0.1", "localhost")) as client:
+            assert client.fetch(["one"])
+        with GatewayClient(served.url, admin_key="guess") as client, pytest.raises(GatewayError):
+            client.stats()
+    assert not key_file.exists()
+
+
+def test_a_gateway_can_be_left_open(tmp_path: Path) -> None:
+    with serving("gateway", tmp_path, "--no-admin-key") as served:
+        assert "admin_key_file" not in served.ready
+        assert ask(served, path="/admin/stats")[0] == 200
+
+
+@pytest.mark.threat(
+    who="another user of this machine",
+    tries="load weights into the policy server, or pause it",
+    stopped_by="new weights, pause and resume need the key that the server makes, in a file that only its user can read",
+    leaves="whoever reaches the port may sample: vLLM's routes take no key; --no-admin-key turns it off",
+)
+def test_a_policy_is_changed_with_its_key_only(tmp_path: Path) -> None:
+    with serving("policy", tmp_path) as served:
+        for path in ("/update_weights", "/update_weights?version=3", "/pause", "/resume"):
+            for headers in ((), ("Authorization: Bearer guess",), ("Content-Type: application/octet-stream",)):
+                status, body = ask(served, *headers, method="POST", path=path, body=b"{}")
+                assert status == 401, path
+                assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in body
+        assert stat.S_IMODE(Path(served.ready["admin_key_file"]).stat().st_mode) == 0o600
+        key = admin_key(served.url)
+        assert key
+        assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/pause")[0] == 200
+        assert json.loads(ask(served)[1])["status"] == "paused"
+        assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/resume")[0] == 200
+
+
+def test_a_policy_that_others_reach_wants_a_key_they_know(tmp_path: Path) -> None:
+    words = ["policy", "serve", "--host", "192.0.2.1", "--ready-file", str(tmp_path / "ready.json")]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentcore_rl_toolkit.cli", *words], capture_output=True, text=True, timeout=WITHIN_S
+    )
+    assert done.returncode == 2
+    assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in done.stderr
 
 
 # -- heads and connections

@@ -142,7 +142,16 @@ def gateway(
                 yield Target(name, url, running.pid, rows)
         else:
             ready = folder / "ready.json"
-            command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+            command = [
+                sys.executable,
+                "-m",
+                "agentcore_rl_toolkit.cli",
+                "gateway",
+                "serve",
+                "--no-admin-key",
+                "--engine",
+                "vllm",
+            ]
             command += ["--upstream", server.url, "--store", str(folder / "store"), "--ready-file", str(ready)]
             if name == "ours+tok":
                 command += ["--model", str(WEIGHTS)]

@@ -34,7 +34,7 @@ from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect_async
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.policy import load_policy
+from agentcore_rl_toolkit.policy import admin_key, load_policy
 from agentcore_rl_toolkit.policy.arithmetic import Problem, problems
 
 Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
@@ -167,9 +167,8 @@ def publish(model: Any, version: int, services: Services) -> None:
     # The output head shares its matrix with the embedding (tied weights), so it is stored once.
     save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, path)
     body = json.dumps({"path": str(path), "version": version}).encode()
-    request = urllib.request.Request(
-        f"{services.policy_url}/update_weights", data=body, headers={"content-type": "application/json"}
-    )
+    headers = {"content-type": "application/json", "authorization": f"Bearer {admin_key(services.policy_url)}"}
+    request = urllib.request.Request(f"{services.policy_url}/update_weights", data=body, headers=headers)
     with urllib.request.urlopen(request, timeout=30) as reply:
         reply.read()
     for old in path.parent.glob("*.safetensors"):

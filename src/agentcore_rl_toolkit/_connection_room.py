@@ -2,8 +2,9 @@
 
 Theory of operation. An open connection costs a file, and files are what a server runs out of. Connections on which a request is
 under way are never closed for that. Of the others the longest idle go first, those that never sent a request before all
-others, and those of the peer that has the most. On loopback all users share one address, so it is idleness that decides there;
-elsewhere a peer gets three quarters of the room at most. Choosing means looking at all connections, so many are chosen at once.
+others, and those of the peer that has the most; none that is new or was used a moment ago, as long as there is any room: its
+next request may be on its way. On loopback all users share one address, so it is idleness that decides there; another machine
+gets three quarters of the room at most. Choosing means looking at all connections, so many are chosen at once.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 import heapq
 import resource
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Protocol, TypeVar
 
 from ._open_files import MAX_OPEN_FILES
 
 AT_ONCE = 16  # a sixteenth of the room is made free
-FULL_S = 0.1  # how long nobody is looked for again after nobody was found
+GRACE_S = 1.0
+NOBODY_S = 0.1  # how long nobody is looked for again after nobody was found
+LOOPBACK = ("127.", "::1", "::ffff:127.")
 SMALLEST = 32
 
 
@@ -42,38 +45,51 @@ def default_limit() -> int:
 
 
 class ConnectionRoom:
-    """Room for ``limit`` connections. `opened` and `closed` are called for each, `make_room` right after `opened`."""
+    """Room for ``limit`` connections, and for ``most`` where all have a request under way.
+
+    `opened` and `closed` are called for each; `make_room` right after `opened`, when that says so or there are more than ``limit``.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.share = limit - limit // 4
+        self.most = limit + limit * 3 // 4
         self._of_peer: Counter[str] = Counter()
-        self._full_until = 0.0
+        self._nobody_until = [
+            0.0,
+            0.0,
+        ]  # until when there is nobody to close: while there is room, and when there is none
 
     def opened(self, peer: str) -> bool:
         """Count a connection. Returns whether there are too many of its peer."""
         self._of_peer[peer] += 1
-        return self._of_peer[peer] > self.share
+        return self._crowds(peer, self.limit)
 
     def closed(self, peer: str) -> None:
         self._of_peer[peer] -= 1
         if self._of_peer[peer] <= 0:
             del self._of_peer[peer]
 
-    def make_room(self, newcomer: C, everyone: Iterable[C], now: float) -> list[C]:
+    def make_room(self, newcomer: C, everyone: Collection[C], now: float) -> list[C]:
         """Which connections to close for the new one; it itself when none can be."""
-        if now < self._full_until:
-            return [newcomer]
+        full = len(everyone) > self.most or self._crowds(newcomer.address, self.most)
+        if now < self._nobody_until[full]:
+            return [newcomer] if full else []
         crowd = newcomer.address
-        if self._of_peer[crowd] <= self.share:
+        if not self._crowds(crowd, self.limit):
             crowd = self._of_peer.most_common(1)[0][0]
         idle = [
             (c.used, since, id(c), c) for c in everyone if c is not newcomer and (since := c.idle_since) is not None
         ]
         of_crowd = [entry for entry in idle if entry[3].address == crowd]
-        if not of_crowd and self._of_peer[newcomer.address] <= self.share:
+        if not of_crowd and not self._crowds(newcomer.address, self.limit):
             of_crowd = idle
-        if not of_crowd:
-            self._full_until = now + FULL_S
-            return [newcomer]
-        return [c for *_, c in heapq.nsmallest(max(1, self.limit // AT_ONCE), of_crowd)]
+        settled = [entry for entry in of_crowd if now - entry[1] >= GRACE_S]
+        chosen = settled or (of_crowd if full else [])
+        if not chosen:
+            self._nobody_until[full] = now + NOBODY_S
+            return [newcomer] if full else []
+        return [c for *_, c in heapq.nsmallest(max(1, self.limit // AT_ONCE), chosen)]
+
+    def _crowds(self, peer: str, limit: int) -> bool:
+        """Whether one peer has more than three quarters; those of this machine have one address together."""
+        return self._of_peer[peer] > limit - limit // 4 and not peer.startswith(LOOPBACK)

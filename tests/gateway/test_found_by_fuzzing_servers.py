@@ -27,7 +27,18 @@ Start = Callable[..., Awaitable[Gateway]]
 async def two(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
     """A gateway of two processes whose calls open their sessions: its URL, and the process that watches the two."""
     ready = tmp_path / "ready.json"
-    line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm", "--workers", "2"]
+    line = [
+        sys.executable,
+        "-m",
+        "agentcore_rl_toolkit.cli",
+        "gateway",
+        "serve",
+        "--no-admin-key",
+        "--engine",
+        "vllm",
+        "--workers",
+        "2",
+    ]
     line += ["--upstream", engine.url, "--store", str(tmp_path / "store"), "--ready-file", str(ready)]
     line += ["--no-session-keys", "--implicit-sessions", "--parent-pid", str(os.getpid())]
     process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.PIPE)

@@ -29,7 +29,7 @@ from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 
 def command(engine: str, store: Path, ready: Path, workers: int) -> list[str]:
-    base = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+    base = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--no-admin-key", "--engine", "vllm"]
     base += ["--upstream", engine, "--store", str(store), "--ready-file", str(ready)]
     return [*base, "--workers", str(workers), "--parent-pid", str(os.getpid())]
 

@@ -47,6 +47,7 @@ class Served:
     def __init__(self, engine: ScriptedEngine, folder: Path) -> None:
         self.folder, self.ready, self.port = folder, folder / "ready.json", 0
         self.line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+        self.line += ["--no-admin-key"]  # found through TMPDIR, which is another one here
         self.line += ["--upstream", engine.url, "--ready-file", str(self.ready), "--parent-pid", str(os.getpid())]
         self.process: subprocess.Popen[bytes] | None = None
 

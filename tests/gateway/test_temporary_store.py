@@ -67,6 +67,7 @@ async def serve(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[Serve]:
     async def start(*words: str) -> Served:
         ready = tmp_path / f"ready-{len(running)}.json"
         line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+        line += ["--no-admin-key"]  # found through TMPDIR, which is another one here
         line += ["--upstream", engine.url, "--ready-file", str(ready), "--parent-pid", str(os.getpid()), *words]
         before = set(os.listdir(parent))
         environment = {**os.environ, "TMPDIR": str(parent)}

@@ -59,7 +59,7 @@ async def test_while_a_server_cannot_be_reached_they_are_for_later_and_what_is_n
 async def small(engine: ScriptedEngine, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """A gateway, of one process or two, none of whose files may grow beyond 64 or 128 kB."""
     ready = tmp_path / "ready.json"
-    line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+    line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--no-admin-key", "--engine", "vllm"]
     line += ["--upstream", engine.url, "--store", str(tmp_path / "store"), "--ready-file", str(ready)]
     line += ["--parent-pid", str(os.getpid()), *(["--workers", "2"] if request.param == 2 else [])]
     process = await asyncio.to_thread(subprocess.Popen, ["sh", "-c", 'ulimit -f 128 && exec "$@"', "sh", *line])
@@ -89,7 +89,18 @@ async def test_a_process_that_dies_while_it_is_asked_makes_the_answer_one_for_la
     engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     ready = tmp_path / "ready.json"
-    line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm", "--workers", "2"]
+    line = [
+        sys.executable,
+        "-m",
+        "agentcore_rl_toolkit.cli",
+        "gateway",
+        "serve",
+        "--no-admin-key",
+        "--engine",
+        "vllm",
+        "--workers",
+        "2",
+    ]
     line += ["--upstream", engine.url, "--store", str(tmp_path / "store"), "--ready-file", str(ready)]
     process = await asyncio.to_thread(subprocess.Popen, [*line, "--parent-pid", str(os.getpid())])
     try:

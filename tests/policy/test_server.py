@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from safetensors.torch import save, save_file
 
 from agentcore_rl_toolkit.cli.policy import group as policy_commands
+from agentcore_rl_toolkit.policy import admin_key
 from agentcore_rl_toolkit.policy.arithmetic import calculate, problems, reward
 from agentcore_rl_toolkit.policy.demonstrations import EXAMPLE_AGENT, SYSTEM_PROMPT
 from agentcore_rl_toolkit.policy.tokens import ChatTokenizer
@@ -34,7 +35,11 @@ def chat(**changes: Any) -> dict[str, Any]:
 
 
 def post(server: Any, path: str, body: Any, **options: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=30, **options)
+    return httpx.post(server.url + path, json=body, timeout=30, headers=authorized(server), **options)
+
+
+def authorized(server: Any) -> dict[str, str]:
+    return {"authorization": f"Bearer {admin_key(server.url)}"}
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
@@ -408,7 +413,7 @@ def test_weights_are_replaced_by_path_and_by_body(start_server: Any, hf: tuple[A
 
     original = {name: t for name, t in hf[0].state_dict().items() if name != "lm_head.weight"}
     body = save(original)
-    headers = {"content-type": "application/octet-stream"}
+    headers = {"content-type": "application/octet-stream", **authorized(server)}
     inline = httpx.post(server.url + "/update_weights?version=12", content=body, headers=headers, timeout=30)
     assert inline.json()["weight_version"] == 12
     again = post(server, "/v1/chat/completions", asked).json()
@@ -437,7 +442,7 @@ def test_a_reply_that_spans_two_weight_versions_names_both(start_server: Any, hf
                 httpx.post(
                     server.url + "/update_weights?version=5",
                     content=body,
-                    headers={"content-type": "application/octet-stream"},
+                    headers={"content-type": "application/octet-stream", **authorized(server)},
                 ).raise_for_status()
                 updated = True
             chunk = json.loads(line.removeprefix("data: "))

@@ -57,8 +57,12 @@ def group() -> None:
 )
 @click.option("--parent-pid", type=int, default=None, help="Stop when this process is gone.")
 @click.option(
-    "--admin-key", default=None, help="Needed to listen beyond loopback [env: AGENTCORE_RL_GATEWAY_ADMIN_KEY]."
+    "--admin-key",
+    default=None,
+    help="Needed to listen beyond loopback; better in the environment, as AGENTCORE_RL_GATEWAY_ADMIN_KEY "
+    "[default: one is made, in a file that only you can read].",
 )
+@click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer it.")
 @click.option("--session-keys/--no-session-keys", default=True, help="Whether agents must send their session's key.")
 @click.option("--implicit-sessions", is_flag=True, help="Let a call open its session (needs --no-session-keys).")
 @click.option("--allow-upstream-host", multiple=True, metavar="PATTERN", help="Hosts that may be added while running.")
@@ -147,6 +151,7 @@ def serve(
     ready_file: str | None,
     parent_pid: int | None,
     admin_key: str | None,
+    no_admin_key: bool,
     session_keys: bool,
     implicit_sessions: bool,
     allow_upstream_host: tuple[str, ...],
@@ -229,7 +234,7 @@ def serve(
     if workers > 1:
         from ..gateway.processes import serve_sharded
 
-        serve_sharded(config, workers, ready_file=ready_file, parent_pid=parent_pid)
+        serve_sharded(config, workers, ready_file=ready_file, parent_pid=parent_pid, make_key=not no_admin_key)
         return
     try:
         import uvloop
@@ -238,7 +243,7 @@ def serve(
     except ImportError:  # no wheel for this platform: slower, not different
         runner = asyncio.Runner()
     with runner:
-        runner.run(run(config, ready_file=ready_file, parent_pid=parent_pid))
+        runner.run(run(config, ready_file=ready_file, parent_pid=parent_pid, make_key=not no_admin_key))
 
 
 @group.command()

@@ -62,6 +62,7 @@ def _need_policy_extra() -> None:
 )
 @click.option("--seed", type=int, help="Seed of requests that bring none of their own.")
 @_allowed_hosts
+@click.option("--no-admin-key", is_flag=True, help="Let everybody who reaches it change its weights and pause it.")
 @click.option("--weight-version", default=0, show_default=True, type=int, help="Version number of the weights loaded.")
 def serve(
     weights: Path | None,
@@ -77,12 +78,15 @@ def serve(
     stream_interval: int,
     seed: int | None,
     allowed_hosts: tuple[str, ...],
+    no_admin_key: bool,
     weight_version: int,
 ) -> None:
     """Serve the policy over an OpenAI-compatible API that also returns exact tokens.
 
     Endpoints: /v1/chat/completions, /v1/completions, /inference/v1/generate, /tokenize, /detokenize, /update_weights, /pause,
     /resume, /health, /v1/models, /metrics. Stop it with Ctrl-C or SIGTERM.
+
+    /update_weights, /pause and /resume need an admin key: AGENTCORE_RL_POLICY_ADMIN_KEY, else one is made and its file named.
     """
     try:
         _need_policy_extra()
@@ -105,6 +109,8 @@ def serve(
                 seed=seed,
                 version=weight_version,
                 allowed_hosts=allowed_hosts,
+                admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None,
+                make_key=not no_admin_key,
             )
         )
     except AgentCoreRLError as e:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from .._portal import Portal
+from .._server_keys import key_for
 from ..errors import ConfigError, GatewayError
 from ..trajectory import Turn
 from .dialects.errors import NOT_JSON
@@ -64,7 +64,8 @@ class GatewayClient:
     """Talks to one gateway. Every method has an `_async` twin. ``timeout_s`` bounds each request, and for bulk
     fetches each read.
 
-    ``public_url`` is the gateway as agents see it, when that is another address than the trainer's.
+    ``admin_key`` is by default that of the environment (AGENTCORE_RL_GATEWAY_ADMIN_KEY), else the one that a gateway of this
+    machine made for itself. ``public_url`` is the gateway as agents see it, when that is another address than the trainer's.
     Raises: GatewayError (its ``status`` is the HTTP status, None when the gateway could not be reached).
     """
 
@@ -74,7 +75,12 @@ class GatewayClient:
         self.url = url.rstrip("/")
         self.public_url = (public_url or url).rstrip("/")
         self.timeout_s = timeout_s
-        self._key = admin_key if admin_key is not None else os.environ.get(ADMIN_KEY_ENV) or None
+        self._admin_key = admin_key
+
+    @property
+    def _key(self) -> str | None:
+        """Looked up for each request: a gateway that was started again has made another one."""
+        return self._admin_key if self._admin_key is not None else key_for("gateway", self.url, ADMIN_KEY_ENV)
 
     async def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
         status, data = await request(

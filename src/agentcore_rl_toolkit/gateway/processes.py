@@ -25,13 +25,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from .. import _server_keys
 from .._open_files import raise_file_limit
 from ..errors import ConfigError, GatewayError
 from . import temporary_store
 from .acceptor import listen
 from .config import GatewayConfig
 from .server import Gateway
-from .service import check_ready, settle_memory, write_ready
+from .service import check_ready, named, settle_memory, with_key, write_ready
 from .sessions import store_secret
 from .sharding import Shard, inbox, remove_folder
 from .store_lock import StoreLock
@@ -45,16 +46,22 @@ _DEATHS_S = 60.0
 
 
 def serve_sharded(
-    config: GatewayConfig, workers: int, *, ready_file: str | None = None, parent_pid: int | None = None
+    config: GatewayConfig,
+    workers: int,
+    *,
+    ready_file: str | None = None,
+    parent_pid: int | None = None,
+    make_key: bool = True,
 ) -> None:
     """Run `workers` gateway processes behind one port until SIGTERM or SIGINT.
 
-    A gateway that is ending on the same store, or whose parent was killed, is waited for.
+    ``make_key`` is `service.serve`'s. A gateway that is ending on the same store, or whose parent was killed, is waited for.
 
     Raises: ConfigError when the port or the store is in use or was written with another number of processes;
     GatewayError when one does not start, or they die again and again, after stopping the others.
     """
     raise_file_limit()
+    config, made = with_key(config, make_key)
     if ready_file is not None:
         check_ready(Path(ready_file))
     base = Path(config.store_dir or temporary_store.make())
@@ -65,7 +72,7 @@ def serve_sharded(
     except OSError as e:
         raise ConfigError(f"the store {base} cannot be used: {e}") from e
     try:
-        _serve_from(base, held, config, workers, ready_file=ready_file, parent_pid=parent_pid)
+        _serve_from(base, held, config, workers, ready_file=ready_file, parent_pid=parent_pid, made=made)
     finally:
         held.release()
         if config.store_dir is None:
@@ -80,6 +87,7 @@ def _serve_from(
     *,
     ready_file: str | None,
     parent_pid: int | None,
+    made: str | None,
 ) -> None:
     try:
         secret = store_secret(base)
@@ -96,24 +104,31 @@ def _serve_from(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    key_file: Path | None = None
     family = _Family(config, workers, base, held, folder, listening, secret)
     try:
         family.start_all()
         host, port = listening.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
+        key_file = _server_keys.leave("gateway", url, made) if made is not None else None
+
         def tell() -> None:
             if ready_file is not None:
-                write_ready(Path(ready_file), {"url": url, "pid": os.getpid(), "workers": family.pids()})
+                content = {"url": url, "pid": os.getpid(), "workers": family.pids(), **named(key_file)}
+                write_ready(Path(ready_file), content)
 
         tell()
         print(f"gateway listening on {url} with {workers} processes", file=sys.stderr, flush=True)
+        if key_file is not None:
+            print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
         while not stopping:
             if family.tend(0.5):
                 tell()
             if parent_pid is not None and not _alive(parent_pid):
                 break
     finally:
+        _server_keys.forget(key_file)
         listening.close()  # before the processes are gone, for whom another start waits
         held.release()
         family.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import dataclasses
 import gc
 import json
 import os
@@ -13,9 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .. import _server_keys
 from .._open_files import raise_file_limit
 from ..errors import ConfigError
-from .config import GatewayConfig
+from .config import GatewayConfig, is_loopback
 from .server import Gateway
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
@@ -43,9 +45,15 @@ async def serve(
     ready_file: str | None = None,
     parent_pid: int | None = None,
     extra: dict[str, Any] | None = None,
+    make_key: bool = True,
 ) -> None:
-    """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone). Raises: ConfigError."""
+    """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone).
+
+    ``make_key``: without an admin key in its settings it makes one and leaves it to its user's clients (`_server_keys`).
+    Raises: ConfigError.
+    """
     raise_file_limit()
+    config, made = with_key(config, make_key)
     if ready_file is not None:
         check_ready(Path(ready_file))
     gateway = Gateway(config)
@@ -55,15 +63,32 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    ready = {"url": gateway.url, "pid": os.getpid(), **(extra or {})}
+    key_file = _server_keys.leave("gateway", gateway.url, made) if made is not None else None
+    ready = {"url": gateway.url, "pid": os.getpid(), **named(key_file), **(extra or {})}
     if ready_file is not None:
         write_ready(Path(ready_file), ready)
     print(f"gateway listening on {gateway.url} ({gateway.recovered} stored frames)", file=sys.stderr, flush=True)
+    if key_file is not None:
+        print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
     watch = loop.create_task(_watch_parent(parent_pid, stop)) if parent_pid is not None else None
     await stop.wait()
     if watch is not None:
         watch.cancel()
+    _server_keys.forget(key_file)
     await gateway.stop()
+
+
+def with_key(config: GatewayConfig, make: bool) -> tuple[GatewayConfig, str | None]:
+    """Settings with an admin key, and the key where it was made here."""
+    if config.admin_key is not None or not make or not is_loopback(config.host):
+        return config, None
+    key = _server_keys.make()
+    return dataclasses.replace(config, admin_key=key), key
+
+
+def named(key_file: Path | None) -> dict[str, str]:
+    """What a ready file says about the key."""
+    return {} if key_file is None else {"admin_key_file": str(key_file)}
 
 
 async def _watch_parent(pid: int, stop: asyncio.Event) -> None:
@@ -87,5 +112,6 @@ def check_ready(path: Path) -> None:
 def write_ready(path: Path, content: dict[str, Any]) -> None:
     """Write the ready file in one step, so that whoever waits for it never reads half of it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    temporary.write_text(json.dumps(content))
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        json.dump(content, file)
     os.replace(temporary, path)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .arithmetic import problems as problems
     from .arithmetic import reward as reward
     from .engine import Engine as Engine
+    from .keys import admin_key as admin_key
     from .model import WEIGHTS_DIR as WEIGHTS_DIR
     from .model import load_policy as load_policy
     from .model import save_policy as save_policy
@@ -31,6 +32,7 @@ _HOME = {
     "save_policy": ".model",
     "Engine": ".engine",
     "create_app": ".server",
+    "admin_key": ".keys",
 }
 __all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)
 

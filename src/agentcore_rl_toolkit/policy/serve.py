@@ -12,18 +12,20 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import uvicorn
 
+from .. import _server_keys
 from .._bounded_http import BoundedProtocol, Bounds
 from .._host_check import HostCheck
 from .._open_files import raise_file_limit
 from ..errors import ConfigError
 from .engine import Engine
+from .keys import ADMIN_KEY_ENV
 from .server import create_app
 
 _PARENT_CHECK_S = 0.5
@@ -31,7 +33,10 @@ _PARENT_CHECK_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Settings of a policy server process. Units: durations in seconds. ``port`` 0 takes a free one."""
+    """Settings of a policy server process. Units: durations in seconds. ``port`` 0 takes a free one.
+
+    ``make_key``: without an ``admin_key`` one is made and left to this user's clients (`_server_keys`).
+    """
 
     weights: Path | None = None
     host: str = "127.0.0.1"
@@ -47,6 +52,8 @@ class ServeConfig:
     seed: int | None = None
     version: int = 0
     allowed_hosts: tuple[str, ...] = ()
+    admin_key: str | None = field(default=None, repr=False)
+    make_key: bool = True
 
 
 class _Server(uvicorn.Server):
@@ -59,6 +66,10 @@ class _Server(uvicorn.Server):
 
 def serve(config: ServeConfig) -> None:
     """Serve until SIGTERM, SIGINT or the parent's end. Raises: ConfigError (port in use, no policy there), PolicyError."""
+    if config.admin_key is None and config.make_key and not _server_keys.is_here(config.host):
+        raise ConfigError(
+            f"listening on {config.host} needs an admin key that its clients know: set {ADMIN_KEY_ENV}, or give --no-admin-key"
+        )
     torch.set_num_threads(config.threads)
     raise_file_limit()
     listener = _listen(config.host, config.port)
@@ -80,8 +91,10 @@ def serve(config: ServeConfig) -> None:
 
 
 async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -> None:
+    made = _server_keys.make() if config.admin_key is None and config.make_key else None
     app = create_app(
         engine,
+        admin_key=config.admin_key or made,
         served_model=config.served_model,
         request_timeout_s=config.request_timeout_s,
         stream_interval=config.stream_interval,
@@ -112,8 +125,10 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
     while not server.started and not serving.done():  # noqa: ASYNC110  (uvicorn has no event for it)
         await asyncio.sleep(0.005)
     host, port = listener.getsockname()[:2]
-    url = f"http://{host}:{port}"
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    key_file: Path | None = None
     if server.started:
+        key_file = _server_keys.leave("policy", url, made) if made is not None else None
         if config.ready_file is not None:
             ready = {
                 "url": url,
@@ -121,9 +136,14 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
                 "model": config.served_model,
                 "weight_version": engine.weight_version,
             }
+            if key_file is not None:
+                ready["admin_key_file"] = str(key_file)
             _write_atomically(config.ready_file, json.dumps(ready))
         print(f"policy server at {url}", file=sys.stderr, flush=True)
+        if key_file is not None:
+            print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
     await serving
+    _server_keys.forget(key_file)
     if watching is not None:
         watching.cancel()
 

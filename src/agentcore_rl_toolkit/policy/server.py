@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import logging
 import time
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -194,10 +196,16 @@ class PolicyService:
 
 
 def create_app(
-    engine: Engine, *, served_model: str = "policy", request_timeout_s: float | None = 120.0, stream_interval: int = 8
+    engine: Engine,
+    *,
+    served_model: str = "policy",
+    request_timeout_s: float | None = 120.0,
+    stream_interval: int = 8,
+    admin_key: str | None = None,
 ) -> Starlette:
     """The ASGI application of a started engine.
 
+    ``admin_key`` is asked for by what changes its state: new weights, pause and resume. None: by nothing.
     ``stream_interval`` is the number of tokens between chunks of a stream (after the first): every chunk costs the client more
     CPU than its tokens cost the policy.
     """
@@ -217,11 +225,26 @@ def create_app(
     async def metrics(_: Request) -> Response:
         return PlainTextResponse(_prometheus(service), media_type="text/plain; version=0.0.4")
 
-    async def pause(_: Request) -> Response:
+    def check(headers: Headers) -> None:
+        given = headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
+        if admin_key is not None and not hmac.compare_digest(given, admin_key.encode()):
+            message = (
+                "this needs the server's admin key (Authorization: Bearer KEY): what its admin_key_file holds, see its ready "
+                "file and its first lines, or AGENTCORE_RL_POLICY_ADMIN_KEY"
+            )
+            raise RequestError(message, code="invalid_api_key", status=401)
+
+    async def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return JSONResponse(error.to_openai(), status_code=error.status)
+
+    async def pause(request: Request) -> Response:
+        check(request.headers)
         await asyncio.wrap_future(engine.pause())
         return JSONResponse({"status": "paused", "weight_version": engine.weight_version})
 
-    async def resume(_: Request) -> Response:
+    async def resume(request: Request) -> Response:
+        check(request.headers)
         await asyncio.wrap_future(engine.resume())
         return JSONResponse({"status": "ok", "weight_version": engine.weight_version})
 
@@ -229,6 +252,7 @@ def create_app(
         started = time.monotonic()
         status = 200
         try:
+            check(Headers(scope=scope))
             before = engine.weight_version
             state, version = await _read_weights(Request(scope), receive)
             try:
@@ -258,7 +282,8 @@ def create_app(
             Route("/health", health),
             Route("/v1/models", models),
             Route("/metrics", metrics),
-        ]
+        ],
+        exception_handlers={RequestError: refused},
     )
 
 

@@ -1,17 +1,21 @@
-"""Clients under the names that rLLM imports. An admin key is taken from AGENTCORE_RL_GATEWAY_ADMIN_KEY."""
+"""Clients under the names that rLLM imports.
+
+An admin key is taken from AGENTCORE_RL_GATEWAY_ADMIN_KEY, else from where a gateway of this machine has left the one it made.
+"""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import httpx
 
+from agentcore_rl_toolkit._server_keys import key_for
+
 from .models import ADMIN_KEY_ENV, TraceGraph, TraceRecord, WorkerInfo
 
 
-def _headers() -> dict[str, str]:
-    key = os.environ.get(ADMIN_KEY_ENV)
+def _headers(url: str) -> dict[str, str]:
+    key = key_for("gateway", url, ADMIN_KEY_ENV)
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
@@ -35,7 +39,7 @@ class GatewayClient:
 
     def __init__(self, gateway_url: str, timeout: float = 30.0) -> None:
         self.gateway_url = gateway_url.rstrip("/")
-        self._http = httpx.Client(base_url=self.gateway_url, timeout=timeout, headers=_headers())
+        self._http = httpx.Client(base_url=self.gateway_url, timeout=timeout)
 
     def close(self) -> None:
         self._http.close()
@@ -47,7 +51,7 @@ class GatewayClient:
         self.close()
 
     def _call(self, method: str, path: str, **options: Any) -> Any:
-        answer = self._http.request(method, path, **options)
+        answer = self._http.request(method, path, headers=_headers(self.gateway_url), **options)
         answer.raise_for_status()
         return answer.json()
 
@@ -113,7 +117,7 @@ class AsyncGatewayClient:
 
     def __init__(self, gateway_url: str, timeout: float = 30.0) -> None:
         self.gateway_url = gateway_url.rstrip("/")
-        self._http = httpx.AsyncClient(base_url=self.gateway_url, timeout=timeout, headers=_headers())
+        self._http = httpx.AsyncClient(base_url=self.gateway_url, timeout=timeout)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -125,7 +129,7 @@ class AsyncGatewayClient:
         await self.close()
 
     async def _call(self, method: str, path: str, **options: Any) -> Any:
-        answer = await self._http.request(method, path, **options)
+        answer = await self._http.request(method, path, headers=_headers(self.gateway_url), **options)
         answer.raise_for_status()
         return answer.json()
 

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from ..._server_keys import key_for
 from ...errors import PolicyError
 
 
@@ -39,9 +40,11 @@ def publish_weights(policy_url: str, path: Path, version: int, *, timeout_s: flo
     Raises: PolicyError when the server cannot be reached or refuses.
     """
     body = json.dumps({"path": str(path.resolve()), "version": version}).encode()
-    request = urllib.request.Request(
-        f"{policy_url.rstrip('/')}/update_weights", data=body, headers={"content-type": "application/json"}
-    )
+    headers = {"content-type": "application/json"}
+    key = key_for("policy", policy_url, "AGENTCORE_RL_POLICY_ADMIN_KEY")
+    if key is not None:
+        headers["authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(f"{policy_url.rstrip('/')}/update_weights", data=body, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as reply:
             reply.read()

@@ -1,0 +1,103 @@
+"""Keys of the servers of this machine: made at a server's start, left where only its user can read them, found by its address.
+
+Theory of operation. Every user of a machine reaches every port of its loopback, so what changes a server's state needs a secret.
+A server that is given none makes one and writes it to a file of mode 0600 in a folder of mode 0700. The file's name is the kind
+of the server and its port, so that clients of the same user find it without being told. It goes with the server; one that was
+killed leaves it behind, and it opens nothing any more: the next server makes another key. No key is sent to another machine: it
+is looked up for addresses of the loopback only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from .errors import ConfigError
+
+_ANY = ("0.0.0.0", "::", "localhost")
+
+
+def make() -> str:
+    """A key that nobody can guess."""
+    return secrets.token_urlsafe(24)
+
+
+def is_here(host: str) -> bool:
+    """Whether a server that listens on ``host`` can leave its key: clients find it under the loopback's addresses."""
+    with contextlib.suppress(ValueError):
+        return host in _ANY or ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def leave(kind: str, url: str, key: str) -> Path:
+    """Write the key of this process's server for its user's clients. Returns the file. Raises: ConfigError."""
+    path = _path(kind, url)
+    if path is None:
+        raise ConfigError(f"a key for {url} has to be given: only servers on loopback leave theirs in a file")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump({"key": key, "pid": os.getpid()}, file)
+        partial.replace(path)
+    except OSError as e:
+        raise ConfigError(f"the key file {path} cannot be written: {e.strerror or e}") from e
+    return path
+
+
+def find(kind: str, url: str) -> str | None:
+    """The key that a live server of this user left at this address; None: there is none."""
+    try:
+        path = _path(kind, url)
+        if path is None:
+            return None
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
+            info = os.fstat(file.fileno())
+            if info.st_uid != os.getuid() or info.st_mode & 0o077:
+                return None
+            content = json.load(file)
+        os.kill(content["pid"], 0)
+        return str(content["key"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError):
+        return None
+
+
+def key_for(kind: str, url: str, variable: str) -> str | None:
+    """What clients send: the key in this variable of the environment, else the one that the server left."""
+    return os.environ.get(variable) or find(kind, url)
+
+
+def forget(path: Path | None) -> None:
+    """Remove a key file that this process left; another server's, which took the port since, stays."""
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            if json.loads(path.read_text())["pid"] == os.getpid():
+                path.unlink()
+
+
+def _path(kind: str, url: str) -> Path | None:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            host = "localhost"
+    return _folder() / f"{kind}-{port}" if host in _ANY else None
+
+
+def _folder() -> Path:
+    """Raises: ConfigError when somebody else made it."""
+    folder = Path(tempfile.gettempdir()) / f"agentcore-rl-keys-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise ConfigError(f"{folder} is not this user's alone; set TMPDIR to a folder of your own")
+    return folder
