@@ -257,7 +257,7 @@ async def test_idle_connections_make_room_and_a_used_one_stays() -> None:
                 newcomer[1].write(GET)
                 assert (await response(newcomer))[0] == 200
                 newcomer[1].close()
-        assert len(running.server.server_state.connections) <= 64
+        assert len(running.server.server_state.connections) <= 112
         kept[1].write(GET)
         assert (await response(kept))[0] == 200
 

@@ -2,8 +2,8 @@
 
 Theory of operation. An open connection costs a file, and files are what a server runs out of. Connections on which a request is
 under way are never closed for that. Of the others the longest idle go first, those that never sent a request before all
-others, and those of the peer that has the most; none that is new or was used a moment ago, as long as there is any room: its
-next request may be on its way. On loopback all users share one address, so it is idleness that decides there; another machine
+others, and those of the peer that has the most; as long as there is any room, none that is new or was used before: its next
+request may be on its way. On loopback all users share one address, so it is idleness that decides there; another machine
 gets three quarters of the room at most. Choosing means looking at all connections, so many are chosen at once.
 """
 
@@ -47,7 +47,7 @@ def default_limit() -> int:
 class ConnectionRoom:
     """Room for ``limit`` connections, and for ``most`` where all have a request under way.
 
-    `opened` and `closed` are called for each; `make_room` right after `opened`, when that says so or there are more than ``limit``.
+    `opened` and `closed` are called for each; `make_room` after `opened`, when that says so or there are more than ``limit``.
     """
 
     def __init__(self, limit: int) -> None:
@@ -83,8 +83,8 @@ class ConnectionRoom:
         of_crowd = [entry for entry in idle if entry[3].address == crowd]
         if not of_crowd and not self._crowds(newcomer.address, self.limit):
             of_crowd = idle
-        settled = [entry for entry in of_crowd if now - entry[1] >= GRACE_S]
-        chosen = settled or (of_crowd if full else [])
+        strangers = [entry for entry in of_crowd if not entry[0] and now - entry[1] >= GRACE_S]
+        chosen = strangers or (of_crowd if full else [])
         if not chosen:
             self._nobody_until[full] = now + NOBODY_S
             return [newcomer] if full else []
