@@ -22,7 +22,6 @@ from ._host_check import HostCheck, Refusal
 HEADER_BYTES = 64 * 2**10
 LINGER_S = 2.0  # a client that is still sending when it is refused would lose the response to a reset connection
 LOOK_S = 1.0
-CONNECTION = "agentcore_rl.connection"
 Headers = list[tuple[bytes, bytes]]
 TOO_LARGE = Refusal(431, f"the headers of a request may have {HEADER_BYTES} bytes together")
 TOO_LATE = Refusal(408, "the headers of the request did not come in time")
@@ -76,8 +75,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.bounds = bounds
         self.body_s = bounds.body_s
-        # In every request's scope["state"]: what the application wants to remember of the connection.
-        self.app_state = {**self.app_state, CONNECTION: {}}
         self.address = ""
         self.used = False
         self.refused = False

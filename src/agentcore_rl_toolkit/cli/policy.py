@@ -135,7 +135,10 @@ def tinker(
     parent_pid: int | None,
     threads: int,
 ) -> None:
-    """Train and sample the policy over Tinker's wire format: a rehearsal of a Tinker run on one machine."""
+    """Train and sample the policy over Tinker's wire format: a rehearsal of a Tinker run on one machine.
+
+    With TINKER_API_KEY in its environment it takes that key only, else any.
+    """
     _need_policy_extra()
     import asyncio
 
@@ -153,7 +156,9 @@ def tinker(
     )  # the computing threads give the interpreter lock away often; waiting for it costs more
     model = PolicyModel(base_model=base_model, weights=weights, checkpoint_dir=checkpoints)
     try:
-        asyncio.run(run(TinkerServer(model), port=port, ready_file=ready_file, parent_pid=parent_pid))
+        service = TinkerServer(model)
+        service.api_key = os.environ.get("TINKER_API_KEY") or None
+        asyncio.run(run(service, port=port, ready_file=ready_file, parent_pid=parent_pid))
     finally:
         model.close()
 

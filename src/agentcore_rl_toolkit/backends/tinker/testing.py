@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import itertools
 import json
 import secrets
@@ -69,6 +70,7 @@ class TinkerServer:
         self.model = model
         self.hold_s = hold_s
         self.jwt = jwt
+        self.api_key: str | None = None  # the only one that is good; None: any is
         self.cancels = True
         self.faults: deque[Fault] = deque()
         self.calls: list[SampleCall] = []
@@ -144,6 +146,12 @@ class TinkerServer:
             return refuse(401, "this token is no good", (("www-authenticate", 'Bearer error="invalid_token"'),))
         if not key:
             return refuse(401, "the X-API-Key header is missing")
+        if (
+            self.api_key is not None
+            and key != self.jwt
+            and not hmac.compare_digest(key.encode(), self.api_key.encode())
+        ):
+            return refuse(401, "this is not the TINKER_API_KEY that the service was started with")
         try:
             if name == "asample":
                 return await self._asample(asked)
