@@ -71,13 +71,16 @@ async def test_an_answer_without_a_reply_is_an_error_whatever_its_status(
     assert len(found.errors) == 1
 
 
-async def test_what_a_plain_endpoint_answers_is_handed_on(engine: ScriptedEngine, start_gateway: Start) -> None:
+async def test_an_error_of_a_plain_endpoint_has_its_own_status_although_it_came_with_200(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
     gateway = await start_gateway(engine, engine="openai")
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     body = b'{"error":{"message":"no provider has room","code":429}}'
     engine.faults.append(Fault(body=body))
     asked = {"model": "m", "messages": [USER]}
-    assert await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key) == (200, body)
+    status, told = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
+    assert (status, json.loads(told)["error"]["message"]) == (429, "no provider has room")
 
 
 async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_another(
