@@ -255,12 +255,12 @@ class Stack:
         """Everything there should be nothing of, once all servers have ended."""
         shared = self.temporary / f"agentcore-rl-{os.getuid()}"
         sessions, marked = self.state / "sessions", str(self.folder)
-        objects = (p for p in (self.disk / "s3" / BUCKET).rglob("*") if p.is_file())
+        unfinished = [p for name in (".new", ".uploads") for p in (self.disk / "s3" / name).rglob("*")]
         return {
             "processes": descendants(os.getpid()),
             "session folders": [str(p) for p in sessions.iterdir()] if sessions.exists() else [],
             "temporary files": [str(p) for p in self.temporary.rglob("*") if p != shared],
-            "half-written objects": [str(p) for p in objects if p.suffix not in (".json", ".alive")],
+            "half-written objects": [str(p) for p in unfinished],
             "sockets": [line for line in Path("/proc/net/unix").read_text().splitlines() if marked in line],
             "mounts": [
                 line

@@ -394,25 +394,28 @@ async def test_an_agent_that_says_more_than_it_was_asked_loses_its_connection(tm
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer if late else 2 * answer)
-        if late:
-            await asyncio.sleep(0.1)
-            writer.write(answer)
-        with contextlib.suppress(OSError):
-            await reader.read()
-        writer.close()
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer if late else 2 * answer)
+            if late:
+                await first_read.wait()
+                writer.write(answer)
+            with contextlib.suppress(OSError):
+                await reader.read()
+        finally:  # also where the test failed: what is left to the collector would be another test's failure
+            writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
         gone.set()
 
-    gone = asyncio.Event()
+    gone, first_read = asyncio.Event(), asyncio.Event()
     server = await asyncio.start_unix_server(serve, tmp_path / "s")
     async with server:
         connection = await connect(str(tmp_path / "s"))
         await connection.send(b"GET", b"/", [])
         assert (await connection.head(), await connection.read(100)) == (200, b"ok")
         assert connection.usable is late
+        first_read.set()
         await until(lambda: not connection.usable)
         with pytest.raises(UpstreamLostError):
             await connection.send(b"GET", b"/", [])
