@@ -66,18 +66,26 @@ def test_killed_runtime_leaves_no_process_and_a_restart_cleans_its_files(
     assert not root.exists()
 
 
-def test_runtime_and_template_killed_together_are_cleaned_up_by_the_next(
-    start_server: Callable[..., Server], tmp_path: Path
+@pytest.mark.threat(
+    who="a session",
+    tries="go on, in a process that left its group, when the runtime and its template are killed at once",
+    stopped_by="its pid namespace ends, or the process above the template adopts and kills it",
+    leaves="that process killed as well: what is left then ends at the next start",
+)
+@pytest.mark.parametrize("start", ["fork", "exec"])
+@pytest.mark.parametrize("tier", ["namespaces", "landlock", "process"])
+def test_runtime_and_template_killed_together_leave_no_process_and_the_next_removes_the_files(
+    start_server: Callable[..., Server], tmp_path: Path, tier: str, start: str
 ) -> None:
-    options = ("--state-dir", str(tmp_path / "state"), "--isolation", "process")
+    options = ("--state-dir", str(tmp_path / "state"), "--isolation", tier, "--start", start)
     server = start_server(*options)
     pids, root = fill(server)
     template = server.template_pid()
     os.kill(server.process.pid, signal.SIGSTOP)
     os.kill(template, signal.SIGKILL)
     server.stop(signal.SIGKILL)
-    start_server(*options)
     wait_for(lambda: not any(alive(pid) for pid in pids))
+    start_server(*options)
     assert len(list((tmp_path / "state" / "sessions").glob("*/*"))) == 0
     look_old(root)
     roots.sweep(roots.base_dir())
@@ -160,3 +168,30 @@ def test_deep_folders_are_removed_at_the_end_of_a_session_and_at_the_next_start(
     started = start_server(*options)
     assert started.invoke({"do": "echo"}, new_session_id())
     assert not (tmp_path / "state" / "kept").exists()
+
+
+@pytest.mark.parametrize("tier", ["landlock", "process"])
+def test_a_killed_template_takes_all_its_sessions_started_and_the_next_call_loads_another(
+    start_server: Callable[..., Server], tier: str
+) -> None:
+    server = start_server("--isolation", tier)
+    pids, _ = fill(server)
+    os.kill(server.template_pid(), signal.SIGKILL)
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+    assert server.invoke({"do": "echo"}, new_session_id())["calls"] == 1
+
+
+def test_a_runtime_killed_while_an_agent_loads_leaves_nothing(tmp_path: Path) -> None:
+    agent, started = tmp_path / "slow.py", tmp_path / "started"
+    agent.write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'part')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        f"os.rename({str(tmp_path / 'part')!r}, {str(started)!r})\n"
+        "time.sleep(600)\n"
+    )
+    server = Server(tmp_path, "--isolation", "process", agent=agent, wait=False)
+    wait_for(started.exists)
+    pids = [int(word) for word in started.read_text().split()]
+    server.stop(signal.SIGKILL)
+    wait_for(lambda: not any(alive(pid) for pid in pids))

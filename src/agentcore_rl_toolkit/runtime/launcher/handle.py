@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -23,6 +25,7 @@ from .session_log import log_tail
 log = logging.getLogger(__name__)
 BOOT = Path(__file__).with_name("boot.py")
 LOAD_TIMEOUT_S = 120.0
+END_S = 8.0
 CAUSE_WAIT_S = 0.5  # the end of a process is known a little later than its connections break
 
 
@@ -147,8 +150,7 @@ class TemplateProcess:
                     f"--strict-snapshot needs forked sessions, and those of {self.spec.script} are not: {why}"
                 )
         except BaseException:  # cancelled, for instance: the script may never look up from what it does
-            if self.process is not None and self.process.returncode is None:
-                self.process.kill()
+            self._kill()
             await self.close()
             raise
         self.mode, self.reason = event["mode"], event.get("reason")
@@ -207,7 +209,9 @@ class TemplateProcess:
     def _know_pids(self, event: dict[str, Any]) -> None:
         self.pid = self.process.pid if self.process is not None else None
         self._groups = [Path(p) for p in event.get("groups", ())]
-        if (
+        if event.get("guarded"):
+            self.pid = event["pid"]
+        elif (
             self.pid is not None and event.get("pid", self.pid) != self.pid
         ):  # it is in a pid namespace, below what we started
             self.pid = next(iter(linux.children(self.pid)), None)
@@ -321,17 +325,31 @@ class TemplateProcess:
     def _top(self) -> int | None:
         return self.process.pid if self.process is not None else None
 
+    def _kill(self) -> None:
+        """Kill the template; its guardian then ends what is left, and itself."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        guarded = self.spec.isolation.get("tier") != "namespaces"
+        below = linux.children(self.process.pid) if guarded else []
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not below:
+            self.process.kill()
+
     async def _end(self) -> None:
         self.closed = True
         if self._writer is not None:
             self._writer.close()
         if self.process is not None and self.process.returncode is None:
-            try:
-                async with asyncio.timeout(8.0):
-                    await self.process.wait()
-            except TimeoutError:
-                self.process.kill()
-                await self.process.wait()
+            for last in (self._kill, self.process.kill):
+                try:
+                    async with asyncio.timeout(END_S):
+                        await self.process.wait()
+                    break
+                except TimeoutError:
+                    last()
+            await self.process.wait()
         if self._reading is not None:
             await self._reading
             self._reading = None

@@ -20,6 +20,7 @@ from typing import Any
 from . import linux, trees
 from .child import Command, Session, become_command, become_session
 from .confine import Confinement
+from .guardian import end_children
 from .warm import Learning
 
 Report = Callable[..., None]
@@ -203,15 +204,7 @@ class Keeper:
         for pid in (*self._sessions, *self._commands):
             _signal_group(pid, signal.SIGKILL)
         deadline = time.monotonic() + END_TIMEOUT_S
-        while time.monotonic() < deadline:
-            for stray in linux.children():
-                _signal(stray, signal.SIGKILL)
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    continue
-            except ChildProcessError:
-                break
-            time.sleep(0.01)
+        end_children(END_TIMEOUT_S)
         for session in self._sessions.values():
             self._confinement.release(session.directory)
             trees.remove(session.directory, within_s=max(1.0, deadline - time.monotonic()))

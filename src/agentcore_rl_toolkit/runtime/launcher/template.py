@@ -17,7 +17,7 @@ error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_started`` {id, pid}, ``
 
 Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is
 killed and the session folders are removed. When the template itself is killed, the kernel kills the sessions (Linux), or
-their lifeline pipe closes (elsewhere).
+their lifeline pipe closes (elsewhere); what they had started ends with their pid namespace, or by the `guardian`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import aws_keys, linux, serve, warm
+from . import aws_keys, guardian, linux, serve, warm
 from .child import Session
 from .confine import Confinement
 from .keeper import Keeper
@@ -79,6 +79,7 @@ class Template:
         if os.getpid() != 1:  # what stays behind of a process that entered namespaces sees to that itself
             linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to clean up
         previous = signal.signal(signal.SIGCHLD, _ignore)
+        hangup = signal.signal(signal.SIGHUP, _ignore)  # the guardian's word for a closed control socket
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
             os.set_blocking(fd, False)
@@ -94,6 +95,7 @@ class Template:
             """In a forked child: give up what belongs to the template."""
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, previous if previous is not None else signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, hangup if hangup is not None else signal.SIG_DFL)
             selector.close()
             os.close(wake_read)
             os.close(wake_write)
@@ -133,6 +135,10 @@ def main(control_fd: int) -> None:
     os.closerange(control_fd + 1, os.sysconf("SC_OPEN_MAX"))
     template = Template(socket.socket(fileno=control_fd))
     options = template.read_options()
+    # In pid namespaces sessions end with all they started, and so does a template that is in one.
+    guarded = sys.platform == "linux" and options.get("isolation", {}).get("tier") != "namespaces"
+    if guarded:
+        guardian.stay_behind()
     script, argv = options["script"], options.get("argv", [])
     if options["mode"] != "exec":  # there, sessions run all of the agent's code, and they are confined
         try:
@@ -143,7 +149,7 @@ def main(control_fd: int) -> None:
     warm.defer_certificates()
     aws_keys.follow_environment()
     if options["mode"] == "exec":
-        template.report(ev="ready", mode="exec", reason=options.get("reason"))
+        template.report(ev="ready", mode="exec", reason=options.get("reason"), pid=os.getpid(), guarded=guarded)
         template.loop(options, lambda session: session.run_cold(script, argv), learn=False)
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
@@ -162,6 +168,7 @@ def main(control_fd: int) -> None:
             reason=reason and f"forced, although {reason}",
             confined=options["confined"],
             pid=os.getpid(),
+            guarded=guarded,
             groups=options.get("groups", ()),
         )
         template.loop(options, lambda session: session.serve(config), learn=reason is None)
