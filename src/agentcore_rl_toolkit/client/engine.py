@@ -38,6 +38,7 @@ from ..errors import (
 from ..proof import PROOF_KEY_FIELD
 from ..store import ObjectStore
 from .delivery import AgentWord, Resend
+from .endings import Endings, asks_for_endings
 from .events import Events
 from .flight import Adoption, AttemptEnded, Flight, NoSignError, attempt_limit, timed_out
 from .following import Follower, place_of_record
@@ -82,7 +83,8 @@ class Engine:
         self._pacer = pacer
         self._watch = watch
         self.events = events
-        self._follower = Follower(store_for, watch, events.watching_failed, events.names_skipped)
+        endings = Endings(asks_for_endings(transport))
+        self._follower = Follower(store_for, watch, endings, events.watching_failed, events.names_skipped)
         self.proofs = proofs
         self._invoker = Invoker(
             transport,

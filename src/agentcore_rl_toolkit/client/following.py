@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 from ..contract import Outcome, Stage, alive_key
 from ..errors import AgentCoreRLError, ConfigError, InvalidResultError, RolloutLostError
 from ..store import ObjectStore
+from .endings import Endings
 from .flight import AttemptEnded, Flight, NoSignError
 from .future import Progress, Verdict
 from .results import ResultReader
 from .settings import WatchSettings
+from .transport import Ending
 from .watcher import Waiter, Watcher
 
 logger = logging.getLogger(__name__)
@@ -38,11 +41,13 @@ class Follower:
         self,
         store_for: Callable[[str], ObjectStore],
         settings: WatchSettings,
+        endings: Endings,
         on_trouble: Callable[[], object] = lambda: None,
         on_skipped: Callable[[int], object] = lambda n: None,
     ) -> None:
         self._store_for = store_for
         self._settings = settings
+        self._endings = endings
         self._on_trouble, self._on_skipped = on_trouble, on_skipped
         self._skipped_before = 0
         self._watchers: dict[tuple[str, str], Watcher] = {}
@@ -67,6 +72,7 @@ class Follower:
 
     def close(self) -> None:
         """Stop watching."""
+        self._endings.close()
         for watcher in self._watchers.values():
             watcher.close()
 
@@ -98,6 +104,11 @@ class Follower:
             progress.key, expects_life=heartbeat_s is not None, silence_s=self._settings.silence_s(heartbeat_s)
         )
         reader = self.reader(progress.bucket)
+
+        async def ended(ending: Ending) -> None:
+            await watcher.died(waiter, str(ending))
+
+        self._endings.watch(progress.session_id, ended)
         try:
             if reply is None and not (flight.adopted is not None and flight.adopted.accepted):
                 await _confirm(flight, waiter)
@@ -113,13 +124,24 @@ class Follower:
                 if verdict is not None:
                     if told:
                         watcher.push_was_true()
-                    return verdict
+                    return await self._with_cause(verdict, progress)
                 progress.stage = Stage.RUN  # announced, but not there: the store is the truth
                 waiter = watcher.missing(waiter)
         except RolloutLostError as e:
             raise AttemptEnded(Outcome.LOST, e) from e
         finally:
+            self._endings.forget(progress.session_id)
             watcher.remove(waiter)
+
+    async def _with_cause(self, verdict: Verdict, progress: Progress) -> Verdict:
+        """Add to the record of an interrupted agent what interrupted it, where the runtime says so."""
+        if verdict.outcome is not Outcome.LOST:
+            return verdict
+        ending = await self._endings.of(progress.session_id)
+        if ending is None:
+            return verdict
+        error = RolloutLostError(f"{ending}; {verdict.error}", key=progress.key)
+        return dataclasses.replace(verdict, error=error)
 
     async def remove_heartbeat(self, bucket: str, key: str) -> None:
         """Delete the heartbeat object of a session that is gone and left no record. At worst it stays: then nothing is harmed."""

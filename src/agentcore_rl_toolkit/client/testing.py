@@ -83,7 +83,7 @@ class ScriptedRuntime:
 
     Attributes:
         sessions: by session id, all that were ever started.
-        requests: counts by operation: invoke, stop.
+        requests: counts by operation: invoke, stop, and "unknown" for everything else.
         faults: what to do with the next invokes, in order: "429", "402", "409", "500", "503", "424" (answer so and start
             nothing), "500_after" (start the agent, then answer 500), "drop" (close the connection without an answer and
             without starting anything), "drop_after" (start the agent, then close), "hang" (never answer), None (nothing
@@ -218,6 +218,7 @@ class ScriptedRuntime:
         pieces = path.strip("/").split("/")
         session_id = headers.get(SESSION_HEADER, "")
         if len(pieces) != 3 or pieces[0] != "runtimes" or unquote(pieces[1]) != self.arn:
+            self.requests["unknown"] += 1
             return error_answer(404, "ResourceNotFoundException", f"no agent at {path}", session_id)
         if pieces[2] == "invocations":
             return await self._invoke(session_id, body)

@@ -11,13 +11,17 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from ..contract import REFUSED
 from ..errors import AgentCoreRLError, ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
+ENDINGS_TIMEOUT_S = 10.0
+AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 IDLE_THREAD_S = 20.0
 USER_AGENT = "agentcore-rl-toolkit"
 SERVER_ERRORS = ("InternalServerException", "ServiceUnavailableException", "ServiceException")
@@ -49,6 +53,18 @@ class InvokeFailedError(AgentCoreRLError):
     def __init__(self, message: str = "", *, code: str = "", **ids: Any) -> None:
         super().__init__(message, **ids)
         self.code = code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """Why a session is over. ``gone``: its process is no more, so it will store nothing. ``log``: where its log is."""
+
+    cause: str
+    gone: bool
+    log: str | None = None
+
+    def __str__(self) -> str:
+        return self.cause if self.log is None else f"{self.cause} (its log: {self.log})"
 
 
 class AgentTransport(Protocol):
@@ -167,6 +183,7 @@ class Boto3Transport:
         self._session = session
         self._lock = threading.Lock()
         self._client: Any = None
+        self._http: Any = None  # for what is not an operation of AWS; one thread uses it
 
     @property
     def client(self) -> Any:
@@ -182,7 +199,6 @@ class Boto3Transport:
         return self._make("s3", None)
 
     def _make(self, service: str, endpoint_url: str | None) -> Any:
-        import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
@@ -195,9 +211,10 @@ class Boto3Transport:
             user_agent_extra=USER_AGENT,
             parameter_validation=False,  # ids are checked by us; this saves a fifth of the CPU of a call
         )
-        session = self._session or boto3.Session()
         try:
-            return session.client(service, region_name=self._region, endpoint_url=endpoint_url, config=config)
+            return self._boto3_session().client(
+                service, region_name=self._region, endpoint_url=endpoint_url, config=config
+            )
         except (BotoCoreError, ValueError) as e:
             raise ConfigError(f"boto3 could not make a {service} client: {e}") from e
 
@@ -230,10 +247,77 @@ class Boto3Transport:
             raise error from e
         return True
 
+    def endings(self, session_ids: Sequence[str]) -> Mapping[str, Ending] | None:
+        """Which of these sessions are over, of a local runtime; None anywhere else, and at AWS without a request.
+
+        Raises: InvokeUncertainError when it cannot be asked at the moment.
+        """
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import HTTPClientError
+
+        client = self.client
+        url = str(client.meta.endpoint_url)
+        if is_aws(url):
+            return None
+        question = {"agentRuntimeArn": self._arn, **self._qualifier, "sessions": list(session_ids)}
+        headers = {"Content-Type": "application/json"}
+        request = AWSRequest("POST", f"{url.rstrip('/')}/_local/endings", headers, json.dumps(question).encode())
+        try:
+            self._sign(request)
+            answer = self._plain_http().send(request.prepare())
+        except (HTTPClientError, OSError) as e:
+            raise InvokeUncertainError(str(e)) from e
+        if answer.status_code >= 500 or answer.status_code == 429:
+            raise InvokeUncertainError(f"the runtime answered with status {answer.status_code}")
+        if answer.status_code != 200:
+            return None
+        return _read_endings(answer.content)
+
+    def _sign(self, request: Any) -> None:
+        from botocore.auth import SigV4Auth
+
+        credentials = self._boto3_session().get_credentials()
+        if credentials is not None:
+            SigV4Auth(credentials.get_frozen_credentials(), "bedrock-agentcore", self._region).add_auth(request)
+
+    def _boto3_session(self) -> Any:
+        if self._session is None:
+            import boto3
+
+            self._session = boto3.Session()
+        return self._session
+
+    def _plain_http(self) -> Any:
+        from botocore.httpsession import URLLib3Session
+
+        if self._http is None:
+            self._http = URLLib3Session(timeout=(CONNECT_TIMEOUT_S, ENDINGS_TIMEOUT_S), max_pool_connections=1)
+        return self._http
+
     def close(self) -> None:
         """Close pooled connections."""
         if self._client is not None:
             self._client.close()
+        if self._http is not None:
+            self._http.close()
+
+
+def is_aws(url: str) -> bool:
+    """Whether an address is AWS's own."""
+    host = urlsplit(url).hostname or ""
+    return host.endswith(AWS_DOMAINS)
+
+
+def _read_endings(body: bytes) -> dict[str, Ending] | None:
+    """A local runtime's answer; None when something else answered."""
+    try:
+        found = json.loads(body)["ended"]
+        return {
+            str(name): Ending(cause=str(entry["cause"]), gone=bool(entry["gone"]), log=entry.get("log"))
+            for name, entry in found.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def classify(error: Exception, session_id: str) -> AgentCoreRLError:

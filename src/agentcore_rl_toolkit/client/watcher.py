@@ -11,7 +11,8 @@ round it looks at the store in the cheapest of three ways, by an estimate from w
 A record seen resolves its waiter. A heartbeat that changes is a sign of life; only *changes* count, timed by our own
 clock, so the clocks of store and client need not agree. Whether a session's silence means anything is a property of that
 session alone: its agent promised a heartbeat in its answer to the invoke, or its own heartbeat was seen. Such a session is
-declared lost when it shows none for its `silence_s`, after one last direct look for its record.
+declared lost when it shows none for its `silence_s`, after one last direct look for its record. A local runtime says at once
+that a session is over (`endings`); then the look for its record comes at once too.
 
 The watcher never dies. What cannot be listed is looked at key by key, a rollout that could not be looked at is not judged,
 and faults of the store delay rounds and fail nobody. Whatever else goes wrong is logged with its traceback, counted, and
@@ -76,6 +77,7 @@ class Waiter:
     seen_life: asyncio.Event = field(default_factory=asyncio.Event)
     stamp: object = None  # of the heartbeat when last seen
     stamp_changed_s: float = 0.0
+    ended: bool = False  # its session is known to be gone; its record was looked for once since
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +216,33 @@ class Watcher:
     def missing(self, waiter: Waiter) -> Waiter:
         """A read found no record after all: look on."""
         return self.add(waiter.key, expects_life=waiter.expects_life, silence_s=waiter.silence_s)
+
+    async def died(self, waiter: Waiter, why: str) -> None:
+        """Its session is over and stores nothing more. The first time its record is looked for; the second time it is lost.
+
+        In between whoever takes records from sessions finishes what is under way.
+        """
+        if waiter.found.done() or self._waiters.get(waiter.key) is not waiter:
+            return
+        try:
+            if await self._exists(waiter.key):
+                self._settle(waiter)
+                return
+        except StorePermissionError:
+            pass  # what S3 says of a missing key to callers that may not list
+        except Exception as e:
+            logger.debug("the look at %s after its session ended failed: %s", waiter.key, e)
+            return
+        if not waiter.ended:
+            waiter.ended = True
+        elif not waiter.found.done():
+            self._lose(waiter, RolloutLostError(f"{why}, and left no record", key=waiter.key))
+
+    def _lose(self, waiter: Waiter, error: RolloutLostError) -> None:
+        self.remove(waiter)
+        if not waiter.found.done():
+            waiter.found.set_exception(error)
+            waiter.found.exception()  # looked at, or asyncio complains where the follower was given up meanwhile
 
     def _settle(self, waiter: Waiter) -> None:
         self.remove(waiter)
@@ -436,10 +465,7 @@ class Watcher:
             except Exception as e:
                 logger.debug("the last look at %s failed: %s", waiter.key, e)
                 continue
-            self.remove(waiter)
-            if not waiter.found.done():
-                waiter.found.set_exception(_lost(waiter, now - waiter.stamp_changed_s))
-                waiter.found.exception()  # looked at, or asyncio complains where the follower was given up during that last look
+            self._lose(waiter, _lost(waiter, now - waiter.stamp_changed_s))
 
     def close(self) -> None:
         """Stop watching."""

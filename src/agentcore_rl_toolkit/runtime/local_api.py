@@ -11,16 +11,19 @@ from typing import Any
 from .._parsing import parse_json
 from ..errors import ConfigError, LocalRuntimeError
 from . import metrics
+from .callers import HOW, Caller
 from .core import Runtime
+from .endings import MAX_ASKED, endings_of
 from .faults import FaultPlan
 from .launcher.session_log import log_bytes, read_log
 from .session import Session
 from .usage import usage
-from .wire import invalid, not_found
+from .wire import Route, WireError, invalid, not_found
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 LOG_BYTES = 1_000_000
-OPEN = {("GET", "metrics"), ("GET", "status")}  # to whoever reaches the port; only numbers, but for this machine's user
+# To whoever reaches the port: only numbers, but for this machine's user; and `_endings` asks itself who wants to know.
+OPEN = {("GET", "metrics"), ("GET", "status"), ("POST", "endings")}
 MEASURED_AT_ONCE = 200  # reading a process's memory map costs a millisecond or so
 
 
@@ -32,17 +35,19 @@ async def answer(
     body: bytes,
     send: Send,
     *,
-    user: bool,
+    caller: Caller,
 ) -> None:
-    """Reply to a local request; ``user``: of this machine's user. Raises: WireError 404, 400."""
+    """Reply to a local request. Raises: WireError 404, 403, 400."""
     match (method, *path):
         case ("GET", "sessions"):
             content = {"sessions": runtime.table.describe(), "ended": list(runtime.table.ended)}
             await _json(send, content)
         case ("GET", "status"):
-            await _json(send, runtime.status() if user else runtime.counts())
+            await _json(send, runtime.status() if caller.is_user else runtime.counts())
         case ("GET", "metrics"):
             await _send(send, _metrics(runtime), b"text/plain; version=0.0.4")
+        case ("POST", "endings"):
+            await _json(send, {"ended": _endings(runtime, _parsed(body), caller)})
         case ("POST", "usage"):
             wanted = _parsed(body)
             if not isinstance(wanted, list) or len(wanted) > MEASURED_AT_ONCE:
@@ -74,6 +79,28 @@ async def answer(
             await _json(send, {"rules": len(runtime.faults.rules)})
         case _:
             raise not_found(f"{method} /_local/{'/'.join(path)}")
+
+
+def _endings(runtime: Runtime, asked: Any, caller: Caller) -> dict[str, dict[str, Any]]:
+    """What became of sessions that the caller may call. Raises: WireError 403, 400."""
+    if not isinstance(asked, dict) or not isinstance(asked.get("sessions"), list):
+        raise invalid('an object with "agentRuntimeArn" and "sessions"', reason="CannotParse")
+    if len(asked["sessions"]) > MAX_ASKED:
+        raise invalid(f"at most {MAX_ASKED} sessions", field="sessions")
+    anybody = runtime.config.callers == "any" and not caller.confined
+    if not (caller.is_user or anybody or caller.session is not None):
+        raise WireError("AccessDeniedException", f"Calling this runtime is not open to {caller.reason}; {HOW}.")
+    qualifier = asked.get("qualifier")
+    route = Route("", str(asked.get("agentRuntimeArn")), {"qualifier": str(qualifier)} if qualifier else {})
+    return endings_of(
+        runtime.table.sessions,
+        runtime.table.ended,
+        route.named.runtime_id,
+        route.qualifier,
+        [str(name) for name in asked["sessions"]],
+        started_by=caller.session.id if caller.session is not None else None,
+        logs=caller.is_user,
+    )
 
 
 async def _usage(runtime: Runtime, session_id: str) -> tuple[int | None, float | None]:

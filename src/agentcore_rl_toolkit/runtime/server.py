@@ -107,7 +107,7 @@ class RuntimeApp:
                     refuse_management(caller)
                 body = await self._body(scope, receive)
                 await local_api.answer(
-                    self.runtime, scope["method"], pieces[1:], query, b"".join(body), send, user=caller.is_user
+                    self.runtime, scope["method"], pieces[1:], query, b"".join(body), send, caller=caller
                 )
                 return
             route = Route("/".join(pieces[2:]), pieces[1] if len(pieces) > 1 else "", query)

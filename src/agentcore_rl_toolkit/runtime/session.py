@@ -123,6 +123,7 @@ class Session:
             "start_s": self.start_s,
             "exit_status": self.exit_status,
             "error": self.error,
+            "started_by": None if self.started_by is None else self.started_by.id,
             "log": str(self.log_path),
         }
 

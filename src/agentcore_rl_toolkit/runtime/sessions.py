@@ -25,6 +25,7 @@ from ..errors import LocalRuntimeError
 from .agents import Agent
 from .clock import ActivityClock
 from .config import RuntimeConfig
+from .endings import cause_of
 from .launcher.session_log import log_tail
 from .node import Node, SessionOrder
 from .session import Key, Session, is_over, log_name, ping_status, remove_files, shortened
@@ -260,6 +261,9 @@ class SessionTable:
         self._stopping.discard(session)
         if session.ending is not None:  # what is known only now that its process is gone
             session.ending |= {
+                "gone": True,
+                "gone_unix_s": round(time.time(), 3),
+                "cause": cause_of(session),
                 "exit_status": session.exit_status,
                 "cpu_s": session.process.cpu_s,
                 "max_rss_bytes": session.process.max_rss_bytes,
@@ -363,7 +367,8 @@ class SessionTable:
             self._stopping.add(session)
             session.process.stop(grace_s)
         self.ended_total[reason] = self.ended_total.get(reason, 0) + 1
-        session.ending = session.describe(time.monotonic())
+        gone = session.process is None or bool(session.process.ended.done())
+        session.ending = {**session.describe(time.monotonic()), "cause": cause_of(session), "gone": gone}
         self.ended.append(session.ending)
 
     def _spawn_task(self, work: Any) -> None:
