@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -213,6 +214,24 @@ def test_open_pages_name_nothing_to_a_session(confined: Server) -> None:
         assert answer["status"] == 200
         for secret in (victim, "probe", "arn:", confined.arn, str(Path.home()), "/tmp"):
             assert secret not in answer["text"]
+
+
+@pytest.mark.threat(
+    who="a session",
+    tries="learn what became of another session",
+    stopped_by="the runtime tells a session of those that it started itself, and of no other",
+    leaves="",
+)
+def test_a_session_learns_nothing_of_how_another_ended(confined: Server) -> None:
+    victim = new_session_id()
+    confined.invoke({"do": "look"}, victim)
+    confined.view.stop(victim)
+    wait_for(lambda: confined.ended(victim))
+    question = {"agentRuntimeArn": confined.arn, "sessions": [victim]}
+    told = json.loads(confined.view.call("POST", "/_local/endings", question))["ended"]
+    assert told[victim]["cause"] == "the session was stopped by a request to its runtime"
+    answer = ask(confined, do="request", method="POST", url=f"{confined.url}/_local/endings", body=question)
+    assert (answer["status"], json.loads(answer["text"])) == (200, {"ended": {}})
 
 
 def test_agents_may_call_agents_where_that_is_allowed(start_server: Callable[..., Server]) -> None:
