@@ -91,7 +91,7 @@ async def asked(
     body = json.dumps(
         {"model": "m", **({"messages": USER} if "chat" in path else {"prompt": "w3 w4"}), **fields}
     ).encode()
-    told = {"host": "x", "authorization": f"Bearer {session.api_key}", **(headers or {}), "content-length": len(body)}
+    told = {"host": place, "authorization": f"Bearer {session.api_key}", **(headers or {}), "content-length": len(body)}
     head = f"POST /{route}{path} HTTP/{version}\r\n" + "".join(f"{name}: {value}\r\n" for name, value in told.items())
     writer.write(head.encode() + b"\r\n" + body)
     await writer.drain()
