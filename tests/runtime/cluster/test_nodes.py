@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from agentcore_rl_toolkit.runtime.cluster.ray_nodes import AgentKeeper
 from agentcore_rl_toolkit.runtime.commands import run_command
 from agentcore_rl_toolkit.runtime.config import IsolationConfig, RuntimeConfig
 from agentcore_rl_toolkit.runtime.core import Runtime
+from agentcore_rl_toolkit.runtime.grants import grant_of
 from agentcore_rl_toolkit.runtime.invoke import relay
 from agentcore_rl_toolkit.runtime.sessions import Session
 from agentcore_rl_toolkit.runtime.wire import WireError
@@ -149,6 +151,33 @@ async def test_sessions_spread_and_keep_their_node_and_leave_nothing() -> None:
         assert s.node("a")["sessions"] == 2
         pids = [r["pid"] for r in first] + [a.pid for a in s.machines.addresses.values()]
     assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has to say which session connects")
+async def test_a_remote_session_keeps_its_own_record_and_no_other(tmp_path: Path) -> None:
+    """Its node takes it, after the runtime has said which one it is."""
+    me, other = new_session_id(), new_session_id()
+    url, record = f"file://{tmp_path}/store", tmp_path / "store" / "exp" / "a" / f"{me}.json"
+    put = {"op": "put", "store": url}
+    handed = {"own": {**put, "key": f"exp/a/{me}.alive"}, "other": {**put, "key": f"exp/a/{other}.json"}}
+    payload = {"_rollout": {"exp_id": "exp", "input_id": "a", "s3_bucket": url}, "handed": handed}
+    async with served("a", agent=AGENTS / "forger.py") as s:
+        session = await s.session(me)
+        grant = grant_of([json.dumps(payload).encode()], me)
+        assert grant is not None
+        await session.process.grant(grant)
+        assert (await s.invoke(payload, me))["status"] == "processing"
+        await until(record.exists)
+    assert json.loads(record.read_text())["tried"] == {"own": ["done", "taken"], "other": ["done", "not yours"]}
+
+
+async def test_a_remote_session_has_the_variables_that_are_its_own() -> None:
+    async with served("a") as s:
+        s.runtime.table.variables_of = lambda session: {"AWS_ACCESS_KEY_ID": f"KEY{session.number}"}
+        keys = [(await s.invoke({"do": "where"}, new_session_id()))["env"]["AWS_ACCESS_KEY_ID"] for _ in range(2)]
+        numbers = [session.number for session in s.runtime.table.sessions.values()]
+        assert keys == [f"KEY{number}" for number in numbers]
+        assert len(set(keys)) == 2
 
 
 async def test_output_of_a_remote_session_can_be_read_during_and_after_it(tmp_path: Path) -> None:
