@@ -132,20 +132,20 @@ def test_bad_values_of_local_requests_are_400(server: Server, method: str, path:
 
 @pytest.mark.parametrize("operation", ["invocations", "commands"])
 def test_a_body_that_does_not_come_is_not_waited_for(start_server: Callable[..., Server], operation: str) -> None:
-    server = start_server("--body-timeout", "0.7")
+    server = start_server("--body-timeout", "3")
     path = f"/runtimes/{quote(server.arn, safe='')}/{operation}"
     with socket.create_connection(("127.0.0.1", urlsplit(server.url).port), timeout=10) as connection:
         connection.sendall(post(path, b'{"do', length=40))
-        time.sleep(0.5)
+        time.sleep(1.6)
         connection.sendall(b'": ')  # slow is not stuck
-        time.sleep(0.5)
+        time.sleep(1.6)
         connection.sendall(b'"echo"')
         began = time.monotonic()
         reply = b"".join(iter(lambda: connection.recv(65536), b""))  # until the runtime hangs up
     assert reply.startswith(b"HTTP/1.1 400 "), reply
     assert b"x-amzn-errortype: ValidationException" in reply
-    assert b"did not come within 0.7 s" in reply
-    assert 0.5 < time.monotonic() - began < 5.0
+    assert b"did not come within 3 s" in reply
+    assert time.monotonic() - began > 2.0
 
 
 def test_calls_under_way_at_a_shutdown_end_as_any_others(start_server: Callable[..., Server]) -> None:
