@@ -30,7 +30,9 @@ from .conftest import Server, wait_for
 class Buggy(RuntimeApp):
     """Divides by zero: before its reply, or within it."""
 
-    async def _data_plane(self, operation: str, route: Any, scope: Any, body: list[bytes], send: Any) -> None:
+    async def _data_plane(
+        self, operation: str, route: Any, scope: Any, body: list[bytes], send: Any, caller: Any
+    ) -> None:
         if b"late" in b"".join(body):
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
