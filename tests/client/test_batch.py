@@ -82,15 +82,29 @@ def test_crashed_agent_is_an_item_without_success(client: RolloutClient) -> None
     assert bad.result is not None
     assert bad.result["status_code"] == 500
     assert isinstance(bad.exception, AgentError)
-    assert "RuntimeError: boom" in (bad.error or "")
+    assert "boom" in (bad.error or "")
+    assert "RuntimeError: boom" in (bad.traceback or "")
     assert good.success
+
+
+def test_an_error_is_one_line_with_its_traceback_beside_it(client: RolloutClient) -> None:
+    (bad,) = client.map([{"script": {"fail": "boom\nand more"}}], 1)
+    assert bad.error == "the agent failed: boom | and more"
+    assert bad.traceback is not None
+    assert "RuntimeError: boom" in bad.traceback
+    (slow, good) = client.map([{"script": {"hang": True}}, {"script": {}}], 2, timeout=0.5)
+    assert (slow.error or "").count("\n") == 0
+    assert (good.error, good.traceback) == (None, None)
+    (long,) = client.map([{"script": {"fail": "x" * 5_000}}], 1)
+    assert len(long.error or "") == 1_000
 
 
 def test_failed_invoke_is_an_item_with_a_traceback(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     runtime.faults.append("403")
     items = client.map(rows(3), 1)
     assert [item.success for item in items] == [False, True, True]
-    assert "Traceback" in (items[0].error or "")
+    assert "Traceback" in (items[0].traceback or "")
+    assert "\n" not in (items[0].error or "")
     assert items[0].outcome is Outcome.INVALID
 
 

@@ -71,7 +71,7 @@ def test_result_is_the_stored_record_and_the_session_is_stopped(
 def test_payload_and_rollout_block_arrive_as_the_published_client_sends_them(
     make_client: MakeClient, runtime: ScriptedRuntime, store_url: str
 ) -> None:
-    client = make_client(base_url="http://gw", model_id="m", temperature=0.5, s3_extra=None)
+    client = make_client(base_url="http://gw", model_id="m", temperature=0.5)
     session_id = new_session_id()
     client.invoke(
         {"prompt": "p", "_rollout": {"mine": 1}}, session_id, "i1", api_key="k", sampling_params={"top_p": 1}

@@ -49,7 +49,12 @@ class Client(Protocol):
     """The part of `RolloutClient` that is used here."""
 
     def submit(
-        self, payload: Mapping[str, Any], session_id: str | None = None, input_id: str | None = None, **overrides: Any
+        self,
+        payload: Mapping[str, Any],
+        session_id: str | None = None,
+        input_id: str | None = None,
+        *,
+        rollout_config: Mapping[str, Any] | None = None,
     ) -> Any: ...
 
 
@@ -203,7 +208,7 @@ class Engine:
                 dict(request.payload),
                 session_id=rollout.session_id,
                 input_id=request.input_id,
-                **self._overrides(rollout),
+                rollout_config=self._overrides(rollout),
             )
             future = rollout.future
             asking = asyncio.ensure_future(future.result_async())

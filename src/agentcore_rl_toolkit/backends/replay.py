@@ -90,14 +90,19 @@ class ReplayClient:
         self.replay = replay
 
     def submit(
-        self, payload: Mapping[str, Any], session_id: str | None = None, input_id: str | None = None, **overrides: Any
+        self,
+        payload: Mapping[str, Any],
+        session_id: str | None = None,
+        input_id: str | None = None,
+        *,
+        rollout_config: Mapping[str, Any] | None = None,
     ) -> ReplayFuture:
         if session_id is None or input_id is None:
             raise ValueError("a replayed rollout needs session_id and input_id")
         replay = self.replay
         episode = replay.waiting[input_id if replay.by_input else ""].popleft()
         replay.by_session[session_id] = episode
-        replay.invoked.append({**payload, "_rollout": {"input_id": input_id, **overrides}})
+        replay.invoked.append({**payload, "_rollout": {"input_id": input_id, **(rollout_config or {})}})
         replay.running += 1
         replay.peak_running = max(replay.peak_running, replay.running)
         return ReplayFuture(replay, episode, session_id)

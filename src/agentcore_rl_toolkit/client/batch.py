@@ -16,7 +16,7 @@ from typing import Any
 
 from .._portal import Portal
 from ..contract import IdValue, Outcome
-from ..errors import AgentError, RolloutTimeoutError
+from ..errors import AgentCoreRLError, AgentError
 from ..proof import Proof
 from .engine import Engine
 from .flight import Adoption
@@ -25,6 +25,8 @@ from .ledger import Attempt, Ledger
 from .settings import RolloutRequest
 
 logger = logging.getLogger(__name__)
+
+LINE_CHARS = 1_000  # of an error: some agents put a whole page into their exception's text
 
 
 @dataclass
@@ -35,7 +37,8 @@ class BatchItem:
 
     Attributes:
         result: the stored record, if there is one.
-        error: what went wrong, as text (with the agent's traceback where there is one).
+        error: what went wrong, in one line.
+        traceback: the agent's own traceback where it stored one, else ours where something was raised; None elsewhere.
         index: position of the payload in the batch.
         elapsed: seconds from the moment the rollout left the batch's queue.
         stages: seconds spent in each stage.
@@ -54,6 +57,7 @@ class BatchItem:
     attempt: int = 1
     stages: Mapping[str, float] = field(default_factory=dict)
     proof: Proof | None = None
+    traceback: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,7 @@ def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
     return BatchItem(
         success=verdict.outcome is Outcome.OK,
         result=verdict.record,
-        error=None if verdict.error is None else error_text(verdict.error),
+        error=None if verdict.error is None else error_line(verdict.error),
         index=index,
         elapsed=future.elapsed(),
         exception=verdict.error,
@@ -93,15 +97,23 @@ def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
         attempt=future.attempt,
         stages=future.stages,
         proof=verdict.proof,
+        traceback=None if verdict.error is None else traceback_of(verdict.error),
     )
 
 
-def error_text(error: BaseException) -> str:
-    """An error as text: the agent's own traceback where there is one, else ours; a timeout as one line."""
-    if isinstance(error, RolloutTimeoutError):
-        return str(error)
+def error_line(error: BaseException) -> str:
+    """An error in one line, cut at `LINE_CHARS`: the lines of a longer one are joined."""
+    text = str(error) if isinstance(error, AgentCoreRLError) else f"{type(error).__name__}: {error}"
+    line = " | ".join(part.strip() for part in text.splitlines() if part.strip()) or type(error).__name__
+    return line if len(line) <= LINE_CHARS else f"{line[: LINE_CHARS - 3]}..."
+
+
+def traceback_of(error: BaseException) -> str | None:
+    """The agent's own traceback where it stored one, else ours; None where nothing was raised: there its line says it all."""
     if isinstance(error, AgentError) and error.agent_traceback:
-        return f"{error}\n{error.agent_traceback}"
+        return error.agent_traceback
+    if error.__traceback__ is None and error.__cause__ is None:
+        return None
     return "".join(traceback.format_exception(error))
 
 

@@ -13,11 +13,12 @@ from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import ObjectStore
 from ..store.names import path_of
+from .arguments import check_choice, check_instance, check_number, check_whole
 from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
 from .engine import Engine
 from .ledger import FileLedger, Ledger, StoreLedger
 from .resume import plan_resume
-from .settings import Deadlines, OnFailure, Prepare, RolloutRequest
+from .settings import ON_FAILURE, Deadlines, OnFailure, Prepare, RolloutRequest
 
 
 class BatchMethods:
@@ -163,8 +164,14 @@ class BatchMethods:
         for name, values in (("input_ids", input_ids), ("session_ids", session_ids), ("overrides", overrides)):
             if values is not None and len(values) != len(rows):
                 raise ConfigError(f"{name} has {len(values)} entries for {len(rows)} payloads")
-        if max_concurrent is not None and max_concurrent < 1:
-            raise ConfigError(f"max_concurrent_sessions must be >= 1, got {max_concurrent}")
+        check_whole("max_concurrent_sessions", max_concurrent, at_least=1, optional=True)
+        check_number("log_interval", log_interval, at_least=0)
+        self._check_policy(timeout, on_failure, retries)
+        check_choice("resume", resume, (True, False, "retry_failed"))
+        if progress not in (True, False) and not callable(progress):
+            raise ConfigError(f"progress must be True, False or a function, got {progress!r}")
+        for i, entries in enumerate(overrides or ()):
+            check_instance(f"overrides[{i}]", entries, Mapping)
         if resume and ledger is None:
             ledger = Path("runs") / path_of(self.exp_id) / "ledger.jsonl"
         hook: ProgressHook | None = print_progress if progress is True else (progress or None)
@@ -226,6 +233,13 @@ class BatchMethods:
         config.update(overrides)
         return config
 
+    @staticmethod
+    def _check_policy(timeout: float | None, on_failure: OnFailure | None, retries: int | None) -> None:
+        check_number("timeout", timeout, at_least=0, optional=True)
+        if on_failure is not None:
+            check_choice("on_failure", on_failure, ON_FAILURE)
+        check_whole("retries", retries, at_least=0, optional=True)
+
     def _request(
         self,
         payload: Mapping[str, Any],
@@ -239,6 +253,9 @@ class BatchMethods:
         prepare: Prepare | None,
         index: int | None = None,
     ) -> RolloutRequest:
+        self._check_policy(timeout, on_failure, retries)
+        if not isinstance(payload, Mapping):
+            raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
         policy = on_failure or self.on_failure
         if retries is None:
             retries = self.retries if on_failure is None else int(policy == "retry")

@@ -24,6 +24,7 @@ from .flight import AttemptEnded, Flight, timed_out
 from .pacing import Pacer, backoff_s
 from .stops import take_turn
 from .transport import (
+    NO_CREDENTIALS,
     STORE_REFUSED,
     AgentTransport,
     DaemonPool,
@@ -128,6 +129,9 @@ class Invoker:
                 return None
             except InvokeFailedError as e:
                 raise self._failed(flight, e) from e
+            except ConfigError as e:  # there is no client to send with: a profile that does not exist, no region
+                flight.invoke = None
+                raise AttemptEnded(Outcome.INVALID, e) from e
             except TimeoutError as e:
                 if request.timeout_s is not None and request.timeout_s <= deadlines.start_s:
                     raise timed_out(flight, Stage.START) from e
@@ -187,6 +191,8 @@ class Invoker:
             return AttemptEnded(Outcome.INVALID, InvalidResultError(str(e)))
         if not flight.server_errors:
             flight.invoke = None  # refused before any session existed
+        if e.code == NO_CREDENTIALS:
+            return AttemptEnded(Outcome.INVALID, ConfigError(str(e)))
         return AttemptEnded(Outcome.INVALID, ConfigError(f"the runtime does not accept this request: {e}"))
 
 

@@ -20,7 +20,7 @@ from ..errors import (
     RolloutThrottledError,
     RolloutTimeoutError,
 )
-from .batch import BatchItem, BatchPlan, error_text
+from .batch import BatchItem, BatchPlan, error_line, traceback_of
 from .engine import Engine
 from .flight import Adoption
 from .ledger import Attempt, Ledger, attempts_of, fingerprint, last_attempts
@@ -145,7 +145,7 @@ async def _item(engine: Engine, request: RolloutRequest, known: Attempt) -> Batc
     return BatchItem(
         success=outcome is Outcome.OK,
         result=record,
-        error=None if error is None else error_text(error),
+        error=None if error is None else error_line(error),
         index=request.index,
         elapsed=None,
         exception=error,
@@ -154,4 +154,5 @@ async def _item(engine: Engine, request: RolloutRequest, known: Attempt) -> Batc
         session_id=known.session_id,
         attempt=known.attempt,
         proof=None if verdict is None else verdict.proof,
+        traceback=None if error is None else traceback_of(error),
     )

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from .._portal import Portal
 from ..contract import IdValue, check_id
 from ..errors import ConfigError
-from ..store import ObjectStore, open_store
+from ..store import ObjectStore, open_store, parse_url
+from .arguments import check_choice, check_instance, check_number, check_url, check_whole, for_the_agent
 from .batches import BatchMethods
 from .delivery import shared_word
 from .engine import Engine
@@ -26,6 +27,7 @@ from .pacing import PaceLimits, shared_pacer
 from .proofs import Proofs
 from .replay import Replayed, Reward, expected_of_records, replay_async
 from .settings import (
+    ON_FAILURE,
     PUBLISHED_POOL_CONNECTIONS,
     Deadlines,
     OnFailure,
@@ -51,7 +53,10 @@ class RolloutClient(BatchMethods):
             out instead.
         tps_limit: requests per second (invokes; stops have the same limit of their own).
         max_pool_connections: connections and threads for invokes. Left at 10, it follows `tps_limit`.
-        base_url, model_id: passed to the agent, like every other keyword in `extra_config`.
+        base_url, model_id: passed to the agent.
+        rollout_config: more entries of the `_rollout` block, which the agent gets.
+        extra_config: the same by name, for what is usual there: api_key, sampling_params, temperature, top_p, max_tokens and
+            the like. Any other keyword is an error.
         sessions_per_minute: new sessions per minute. AgentCore allows container agents 400.
         endpoint_url: another AgentCore data plane, such as a local runtime. Default: the environment, then AWS.
         store: the opened store to read results from, if not the one `s3_bucket` names.
@@ -105,28 +110,32 @@ class RolloutClient(BatchMethods):
         boto3_session: Any = None,
         proof_key: bytes | None = None,
         require_proof: bool = False,
+        rollout_config: Mapping[str, Any] | None = None,
         **extra_config: Any,
     ) -> None:
-        if on_failure not in ("return", "raise", "retry"):
-            raise ConfigError(f"on_failure must be 'return', 'raise' or 'retry', got {on_failure!r}")
-        if resend not in (True, False, "auto"):
-            raise ConfigError(f"resend must be True, False or 'auto', got {resend!r}")
-        for name, value in (
-            ("tps_limit", tps_limit),
-            ("sessions_per_minute", sessions_per_minute),
-            ("stop_tps_limit", stop_tps_limit),
-        ):
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be > 0, got {value!r}")
-        if max_retry_attempts < 1:
-            raise ConfigError(f"max_retry_attempts must be >= 1, got {max_retry_attempts!r}")
+        given = for_the_agent(rollout_config, extra_config, RolloutClient.__init__)
+        check_choice("on_failure", on_failure, ON_FAILURE)
+        check_choice("resend", resend, (True, False, "auto"))
+        check_choice("push", push, (True, False, "auto"))
+        check_choice("require_proof", require_proof, (True, False))
+        check_number("tps_limit", tps_limit, above=0)
+        check_number("sessions_per_minute", sessions_per_minute, above=0, optional=True)
+        check_number("stop_tps_limit", stop_tps_limit, above=0, optional=True)
+        check_whole("max_retry_attempts", max_retry_attempts, at_least=1)
+        check_whole("max_pool_connections", max_pool_connections, at_least=1)
+        check_whole("retries", retries, at_least=0, optional=True)
+        check_instance("deadlines", deadlines, Deadlines)
+        check_instance("watch", watch, WatchSettings)
+        check_url("endpoint_url", endpoint_url)
+        check_url("notify_url", notify_url)
+        parse_url(s3_bucket)
         self.agent_runtime_arn = agent_runtime_arn
         self.region = self._parse_region_from_arn(agent_runtime_arn)
         self.s3_bucket = s3_bucket
         self.exp_id = check_id(exp_id, "exp_id")
         self.base_url = base_url
         self.model_id = model_id
-        self.extra_config = extra_config
+        self.extra_config = given
         self.tps_limit = tps_limit
         self.deadlines = deadlines or Deadlines()
         self.watch = watch or WatchSettings()
@@ -188,6 +197,7 @@ class RolloutClient(BatchMethods):
         on_failure: OnFailure | None = None,
         retries: int | None = None,
         prepare: Prepare | None = None,
+        rollout_config: Mapping[str, Any] | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Start a rollout without waiting for the runtime to accept it. Failures, also those of the start, are in the future.
@@ -196,13 +206,15 @@ class RolloutClient(BatchMethods):
             timeout: seconds from the moment the invoke is sent to the record.
             prepare: ``prepare(session_id, attempt)`` gives the `_rollout` overrides of each attempt (a dict, or an
                 awaitable of one, run on the client's loop): where every session needs an address and a key of its own.
+            rollout_config, rollout_overrides: `_rollout` entries of this rollout, as in the client's constructor.
+        Raises: ConfigError on unusable arguments.
         """
         return self._engine.submit(
             self._request(
                 payload,
                 session_id=session_id,
                 input_id=input_id,
-                overrides=rollout_overrides,
+                overrides=for_the_agent(rollout_config, rollout_overrides, RolloutClient.submit),
                 timeout=timeout,
                 on_failure=on_failure,
                 retries=retries,
@@ -215,13 +227,16 @@ class RolloutClient(BatchMethods):
         payload: Mapping[str, Any],
         session_id: str | None = None,
         input_id: IdValue | None = None,
+        *,
+        rollout_config: Mapping[str, Any] | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Start a rollout and wait until the runtime accepted it.
 
         Raises: what prevented the start (RolloutThrottledError, AgentError, ConfigError, ...).
         """
-        future = self._start(payload, session_id, input_id, rollout_overrides)
+        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke)
+        future = self._start(payload, session_id, input_id, overrides)
         self._engine.refuse_own_thread()
         try:
             future._accepted.result()
@@ -236,10 +251,13 @@ class RolloutClient(BatchMethods):
         payload: Mapping[str, Any],
         session_id: str | None = None,
         input_id: IdValue | None = None,
+        *,
+        rollout_config: Mapping[str, Any] | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Async `invoke`. Cancelling it ends the rollout."""
-        future = self._start(payload, session_id, input_id, rollout_overrides)
+        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke_async)
+        future = self._start(payload, session_id, input_id, overrides)
         try:
             await asyncio.wrap_future(future._accepted)
         except BaseException:

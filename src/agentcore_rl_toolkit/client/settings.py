@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..contract import IdValue, Outcome
-from ..errors import ConfigError
+from .arguments import check_number, check_whole
 from .ledger import Ledger
 
 OnFailure = Literal["return", "raise", "retry"]
+ON_FAILURE: tuple[OnFailure, ...] = ("return", "raise", "retry")
 Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rollout` overrides, or an awaitable of one
 
 # Failures of the infrastructure, which another session may not meet. An agent that raised would most likely raise again.
@@ -51,9 +52,7 @@ class Deadlines:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ConfigError(f"{name} must be a number of seconds >= 0, got {value!r}")
+            check_number(name, getattr(self, name), at_least=0, optional=name in ("queue_s", "throttle_s", "run_s"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +79,12 @@ class WatchSettings:
     max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
-        if self.heartbeat_s <= 0 or self.read_concurrency < 1 or self.max_record_bytes < 1:
-            raise ConfigError("heartbeat_s must be > 0, read_concurrency and max_record_bytes >= 1")
+        check_number("heartbeat_s", self.heartbeat_s, above=0)
+        for name in ("min_interval_s", "max_interval_s", "lost_after_s"):
+            check_number(name, getattr(self, name), at_least=0, optional=True)
+        check_number("push_interval_s", self.push_interval_s, at_least=0)
+        check_whole("read_concurrency", self.read_concurrency, at_least=1)
+        check_whole("max_record_bytes", self.max_record_bytes, at_least=1)
 
     def silence_s(self, promised_s: float | None = None) -> float:
         """Seconds without a new sign of life after which a session counts as lost; `promised_s`: the agent's own period."""

@@ -25,6 +25,37 @@ AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 IDLE_THREAD_S = 20.0
 USER_AGENT = "agentcore-rl-toolkit"
 SERVER_ERRORS = ("InternalServerException", "ServiceUnavailableException", "ServiceException")
+NO_CREDENTIALS = "NoCredentials"  # code of the failure when there are none, or none that are accepted
+HOW_TO_HAVE_THEM = (
+    "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); a local runtime without "
+    "credentials of its own takes any, such as AWS_ACCESS_KEY_ID=local AWS_SECRET_ACCESS_KEY=local"
+)
+# botocore's; by name, because older ones lack some
+_LOGIN_ERRORS = frozenset(
+    {
+        "CredentialRetrievalError",
+        "LoginRefreshRequired",
+        "LoginTokenLoadError",
+        "NoAuthTokenError",
+        "SSOError",
+        "SSOTokenLoadError",
+        "TokenRetrievalError",
+        "UnauthorizedSSOTokenError",
+    }
+)
+# Source: AWS, "Common Errors"
+_REFUSED_CREDENTIALS = frozenset(
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "IncompleteSignature",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
+        "UnrecognizedClientException",
+    }
+)
 STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored
 
 
@@ -200,7 +231,7 @@ class Boto3Transport:
 
     def _make(self, service: str, endpoint_url: str | None) -> Any:
         from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, PartialCredentialsError
 
         config = Config(
             retries={"total_max_attempts": 1, "mode": "standard"},
@@ -215,6 +246,8 @@ class Boto3Transport:
             return self._boto3_session().client(
                 service, region_name=self._region, endpoint_url=endpoint_url, config=config
             )
+        except PartialCredentialsError as e:
+            raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM} ({e})") from e
         except (BotoCoreError, ValueError) as e:
             raise ConfigError(f"boto3 could not make a {service} client: {e}") from e
 
@@ -340,6 +373,9 @@ def classify(error: Exception, session_id: str) -> AgentCoreRLError:
             return InvokeRefusedError(text, kind="busy", session_id=session_id)
         if (isinstance(status, int) and status >= 500) or code in SERVER_ERRORS:
             return InvokeServerError(text, session_id=session_id)
+        if code in _REFUSED_CREDENTIALS:
+            text = f"the credentials are refused ({text}): {HOW_TO_HAVE_THEM}"
+            return InvokeFailedError(text, code=NO_CREDENTIALS, session_id=session_id)
         return InvokeFailedError(text, code=code, session_id=session_id)
     if isinstance(error, (boto.ConnectTimeoutError, boto.EndpointConnectionError, boto.ProxyConnectionError)):
         return InvokeRefusedError(str(error), kind="unreachable", session_id=session_id)
@@ -347,7 +383,12 @@ def classify(error: Exception, session_id: str) -> AgentCoreRLError:
         return InvokeRefusedError(str(error), kind="unreachable", session_id=session_id)
     if isinstance(error, (boto.HTTPClientError, ConnectionError, TimeoutError)):
         return InvokeUncertainError(str(error), session_id=session_id)
-    # Credentials, parameters, region: nothing was sent, and sending again would not help.
+    if isinstance(error, boto.NoCredentialsError):
+        return InvokeFailedError(f"no credentials: {HOW_TO_HAVE_THEM}", code=NO_CREDENTIALS, session_id=session_id)
+    if type(error).__name__ in _LOGIN_ERRORS:
+        text = f"no credentials: {error} ({HOW_TO_HAVE_THEM})"
+        return InvokeFailedError(text, code=NO_CREDENTIALS, session_id=session_id)
+    # Parameters, region: nothing was sent, and sending again would not help.
     return InvokeFailedError(f"{type(error).__name__}: {error}", code=type(error).__name__, session_id=session_id)
 
 
