@@ -804,10 +804,12 @@ def test_attach_waits_for_a_session_that_something_else_started(
     assert runtime.runs == 1
 
 
-def test_override_that_is_named_like_an_option_reaches_the_agent(
+def test_what_is_named_like_an_option_reaches_the_agent_in_its_own_parameter_only(
     client: RolloutClient, runtime: ScriptedRuntime
 ) -> None:
-    future = client.invoke(script(), timeout=5, retries=7)
+    with pytest.raises(ConfigError, match=r"no parameter 'timeout': .*submit has it"):
+        client.invoke(script(), timeout=5)
+    future = client.invoke(script(), rollout_config={"timeout": 5, "retries": 7})
     future.result(10)
     block = runtime.sessions[future.session_id].payload["_rollout"]
     assert (block["timeout"], block["retries"]) == (5, 7)

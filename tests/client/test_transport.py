@@ -85,7 +85,7 @@ def test_missing_credentials_are_a_failure_before_anything_is_sent(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    with pytest.raises(InvokeFailedError, match="^no credentials: export AWS_ACCESS_KEY_ID and"):
+    with pytest.raises(InvokeFailedError, match=r"^no credentials: export AWS_ACCESS_KEY_ID and"):
         transport(runtime.url).invoke(new_session_id(), b"{}")
     assert runtime.requests["invoke"] == 0
 

@@ -40,26 +40,35 @@ PASSED_BY_NAME = frozenset(
 
 
 def for_the_agent(
-    rollout_config: Mapping[str, Any] | None, by_name: Mapping[str, Any], function: Callable[..., Any]
+    rollout_config: Mapping[str, Any] | None,
+    by_name: Mapping[str, Any],
+    function: Callable[..., Any],
+    fuller: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
     """The `_rollout` entries that a call of `function` gives: of `rollout_config`, and published names as keywords, which win.
 
+    ``fuller`` is another function for the same, with more parameters, to name in the error.
     Raises: ConfigError on any other keyword; it says which one was probably meant.
     """
     if rollout_config is not None and not isinstance(rollout_config, Mapping):
         raise ConfigError(f"rollout_config must be a mapping, got {type(rollout_config).__name__}")
     for name in by_name:
         if name not in PASSED_BY_NAME:
-            raise unknown(name, function)
+            raise _unknown(name, function, fuller)
     return {**(rollout_config or {}), **by_name}
 
 
-def unknown(name: str, function: Callable[..., Any]) -> ConfigError:
+def _parameters(function: Callable[..., Any] | None) -> set[str]:
+    parameters = () if function is None else inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD}
+
+
+def _unknown(name: str, function: Callable[..., Any], fuller: Callable[..., Any] | None) -> ConfigError:
     """The error for a keyword that `function` does not have."""
-    parameters = inspect.signature(function).parameters.values()
-    own = [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD]
-    close = difflib.get_close_matches(name, {*own, *PASSED_BY_NAME}, 1)
+    close = difflib.get_close_matches(name, {*_parameters(function), *PASSED_BY_NAME}, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
+    if fuller is not None and name in _parameters(fuller):
+        hint = f"{fuller.__qualname__} has it. "
     called = function.__qualname__.removesuffix(".__init__")
     return ConfigError(
         f"{called} has no parameter {name!r}: {hint}What is meant for the agent goes into rollout_config={{{name!r}: ...}}"

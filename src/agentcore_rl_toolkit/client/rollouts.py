@@ -235,7 +235,7 @@ class RolloutClient(BatchMethods):
 
         Raises: what prevented the start (RolloutThrottledError, AgentError, ConfigError, ...).
         """
-        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke)
+        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke, RolloutClient.submit)
         future = self._start(payload, session_id, input_id, overrides)
         self._engine.refuse_own_thread()
         try:
@@ -256,7 +256,7 @@ class RolloutClient(BatchMethods):
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Async `invoke`. Cancelling it ends the rollout."""
-        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke_async)
+        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke_async, RolloutClient.submit)
         future = self._start(payload, session_id, input_id, overrides)
         try:
             await asyncio.wrap_future(future._accepted)
