@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,20 +28,27 @@ if __name__ == "__main__":
     app.run()
 """
 
+HELD_AGENT = """
+import os, time
+from agentcore_rl_toolkit import AgentCoreRLApp
+
+app = AgentCoreRLApp()
+
+@app.rollout_entrypoint
+def run(payload):
+    while payload["held"] and os.path.exists(payload["held"]):
+        time.sleep(0.02)
+    return {"rewards": 1.0}
+
+if __name__ == "__main__":
+    app.run()
+"""
+COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli", "eval", "--data", "data.jsonl"]
+
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "agentcore_rl_toolkit.cli",
-        "eval",
-        "--data",
-        "data.jsonl",
-        *arguments,
-    ]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
+    given = ["--data", "data.jsonl"] if "--data" not in arguments else []
+    return subprocess.run([*COMMAND[:6], *given, *arguments], cwd=folder, capture_output=True, text=True, timeout=110)
 
 
 @pytest.fixture
@@ -92,6 +102,70 @@ def test_wrong_options_end_with_code_two(folder: Path, arguments: tuple[str, ...
     done = run(folder, *arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--agent", "agent.py", "--concurency", "4"), "--concurrency"),
+        (("--agent", "agent.py", "--retries", "-1"), "--retries"),
+        (("--agent", "agent.py", "--timeout", "0"), "--timeout"),
+        (("--agent", "agent.py", "--tps-limit", "-3"), "--tps-limit"),
+        (("--agent", "agent.py", "--allow-failures", "-1"), "--allow-failures"),
+        (("--agent", "agent.py", "--bucket", "My Bucket"), "neither a bucket name nor a store URL"),
+        (("--agent", "agent.py", "--sampling-params", "{"), "--sampling-params is not JSON"),
+        (("--agent", "agent.py", "--endpoint-url", "http://127.0.0.1:1"), "is for a deployed agent"),
+    ],
+)
+def test_wrong_values_start_nothing(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run(folder, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["group", "process"])
+def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: str) -> None:
+    held = folder / "held"
+    held.touch()
+    (folder / "agent.py").write_text(HELD_AGENT)
+    rows = [{"id": f"p{n}", "held": str(held) if n >= 2 else ""} for n in range(4)]
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    options = ("--agent", "agent.py", "--concurrency", "4", "--out", "kept here", "--api-key", "s3cret-key")
+    with subprocess.Popen(
+        [*COMMAND, *options],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while "2/4 done" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        if whom == "group":  # as a terminal does
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT)
+        said += process.stderr.read()
+        assert process.wait(60) == 130
+    assert "Traceback" not in said
+    assert "s3cret-key" not in said
+    goes_on = said.strip().splitlines()[-1].strip()
+    assert goes_on.startswith("AGENTCORE_RL_MODEL_API_KEY=... agentcore-rl eval ")
+    assert goes_on.endswith("--out 'kept here' --resume")
+    held.unlink()
+    words = shlex.split(goes_on)[3:]
+    done = run(folder, *words)
+    assert done.returncode == 0, done.stderr
+    assert "4 ok" in done.stdout
+    results = (folder / "kept here" / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["outcome"] for line in results] == ["ok"] * 4
 
 
 def test_agent_that_does_not_import_shows_its_traceback(folder: Path) -> None:

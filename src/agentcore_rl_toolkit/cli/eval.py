@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, LocalRuntimeError
+from ..store import parse_url
 from ..store.names import path_of
 from .terminal import visible
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ..client.evaluation import EvalRow
 
 READY_WITHIN_S = 120.0  # an agent that loads a large framework takes its time
+POSITIVE = click.FloatRange(min=0, min_open=True)
 LOCAL_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
 
 
@@ -57,20 +60,31 @@ class Target:
 @click.option("--model-id", help="Model name handed to the agent.")
 @click.option("--api-key", envvar="AGENTCORE_RL_MODEL_API_KEY", help="Key for the model endpoint, handed to the agent.")
 @click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
-@click.option("--timeout", default=900.0, show_default=True, help="Seconds per rollout.")
+@click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
 @click.option(
-    "--retries", default=1, show_default=True, help="Further attempts of lost, timed out or throttled rollouts."
+    "--retries",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Further attempts of lost, timed out or throttled rollouts.",
 )
-@click.option("--tps-limit", type=float, help="Requests per second [default: 25, for a local agent 500].")
-@click.option("--sessions-per-minute", type=float, help="New sessions per minute (AgentCore: 400 for containers).")
-@click.option("--endpoint-url", help="Another AgentCore data plane.")
+@click.option("--tps-limit", type=POSITIVE, help="Requests per second [default: 25, for a local agent 500].")
+@click.option("--sessions-per-minute", type=POSITIVE, help="New sessions per minute (AgentCore: 400 for containers).")
+@click.option("--endpoint-url", help="Another AgentCore data plane, of a deployed agent.")
 @click.option("--session-env", multiple=True, metavar="K=V", help="A variable for a local agent; may be repeated.")
-@click.option("--allow-failures", default=0, show_default=True, help="Exit code 0 with up to so many failed rollouts.")
-def command(**options: Any) -> None:
+@click.option(
+    "--allow-failures",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Exit code 0 with up to so many failed rollouts.",
+)
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
     """Run an agent over a data set; print the mean reward with its confidence interval.
 
     Results go to OUT/results.jsonl, results.csv and summary.json. Exit code: 0, 1 when more rollouts failed than allowed, 2 on a
-    wrong option.
+    wrong option, 130 after Ctrl-C, which keeps what is finished and prints the command that goes on.
 
     \b
     Example:
@@ -79,6 +93,7 @@ def command(**options: Any) -> None:
     """
     from ..client.evaluation import read_rows
 
+    _check(options)
     rows = read_rows(options["data"], limit=options["limit"])
     exp_id = options["exp_id"] or f"eval-{options['data'].stem}"
     out: Path = (options["out"] or Path("runs") / path_of(exp_id)).resolve()
@@ -86,10 +101,44 @@ def command(**options: Any) -> None:
     if ledger.exists() and not options["resume"]:
         raise ConfigError(f"{out} holds a run; go on with --resume, or choose another --out or --exp-id")
     out.mkdir(parents=True, exist_ok=True)
-    with _target(options, out) as target:
-        failures = _evaluate(target, rows, exp_id, out, ledger, options)
+    try:
+        with _target(options, out) as target:
+            failures = _evaluate(target, rows, exp_id, out, ledger, options)
+    except KeyboardInterrupt:
+        click.echo(f"\nstopped; what is finished is in {out}. To go on:\n    {_goes_on(context)}", err=True)
+        sys.exit(130)
     if failures > options["allow_failures"]:
         sys.exit(1)
+
+
+def _check(options: dict[str, Any]) -> None:
+    """What can be known to be wrong before anything is made or started. Raises: ConfigError."""
+    if options["bucket"]:
+        parse_url(options["bucket"])
+    if options["sampling_params"]:
+        _json_object(options["sampling_params"])
+    if options["agent"].startswith("arn:"):
+        if options["session_env"]:
+            raise ConfigError(
+                "--session-env is for an agent that is served here; a deployed one has variables of its own"
+            )
+    elif options["endpoint_url"]:
+        raise ConfigError("--endpoint-url is for a deployed agent, given as --agent ARN; a file is served here")
+
+
+def _goes_on(context: click.Context) -> str:
+    """The command line that goes on with this run: what was given, and --resume. A key stays out of it."""
+    words = shlex.split(context.command_path)
+    given = click.core.ParameterSource.COMMANDLINE
+    for option in context.command.params:
+        if context.get_parameter_source(option.name or "") is not given or option.name in ("api_key", "resume"):
+            continue
+        value = context.params[option.name or ""]
+        for single in value if option.multiple else [value]:
+            words += [option.opts[0], str(single)]
+    line = shlex.join([*words, "--resume"])
+    key = context.get_parameter_source("api_key") is given
+    return f"AGENTCORE_RL_MODEL_API_KEY=... {line}" if key else line
 
 
 def _evaluate(
@@ -145,7 +194,7 @@ def _evaluate(
             write_results(out, items, summary)
     click.echo(visible(summary))
     for item in [item for item in items if not item.success][:5]:
-        click.echo(visible(f"  failed: {item.input_id} ({item.outcome}): {str(item.exception)[:200]}"), err=True)
+        click.echo(visible(f"  failed: {item.input_id} ({item.outcome}): {(item.error or '')[:200]}"), err=True)
     click.echo(f"results: {out}", err=True)
     return summary.failures
 
@@ -181,7 +230,8 @@ def _serve(path: Path, out: Path, session_env: tuple[str, ...]) -> Iterator[dict
     for pair in session_env:
         command += ["--session-env", pair]
     with (out / "runtime.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        # A group of its own: Ctrl-C reaches this process first, which ends the sessions before their runtime.
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             deadline_s = time.monotonic() + READY_WITHIN_S
             while not ready.exists():

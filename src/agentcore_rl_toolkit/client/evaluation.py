@@ -153,7 +153,7 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def write_results(folder: Path, items: Iterable[BatchItem], summary: EvalSummary) -> None:
-    """Write ``results.jsonl`` (with the records), ``results.csv`` (one line per rollout) and ``summary.json``."""
+    """Write ``results.jsonl`` (with the records and tracebacks), ``results.csv`` (one line per rollout) and ``summary.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(items, key=lambda item: item.index or 0)
     columns = ("index", "input_id", "session_id", "outcome", "reward", "attempt", "elapsed_s", "error")
@@ -169,8 +169,8 @@ def write_results(folder: Path, items: Iterable[BatchItem], summary: EvalSummary
                 "reward": reward_of(item),
                 "attempt": item.attempt,
                 "elapsed_s": item.elapsed,
-                "error": None if item.exception is None else str(item.exception),
+                "error": item.error,
             }
-            lines.write(json.dumps({**entry, "record": item.result}) + "\n")
+            lines.write(json.dumps({**entry, "traceback": item.traceback, "record": item.result}) + "\n")
             writer.writerow(entry)
     (folder / "summary.json").write_text(json.dumps({**asdict(summary), "failures": summary.failures}, indent=2) + "\n")
