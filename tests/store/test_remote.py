@@ -264,7 +264,7 @@ async def test_no_credentials_at_all_is_a_clear_error(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(StorePermissionError, match="no AWS credentials found; set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(StorePermissionError, match="no credentials for the store: export AWS_ACCESS_KEY_ID"):
         await remote.put_async("k", b"", timeout_s=5)
     assert scripted.requests == []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -324,7 +325,12 @@ class Boto3Transport:
         from botocore.httpsession import URLLib3Session
 
         if self._http is None:
-            self._http = URLLib3Session(timeout=(CONNECT_TIMEOUT_S, ENDINGS_TIMEOUT_S), max_pool_connections=1)
+            self._http = URLLib3Session(
+                timeout=(CONNECT_TIMEOUT_S, ENDINGS_TIMEOUT_S),
+                max_pool_connections=1,
+                # As botocore's own clients: head and body go out apart, and must not wait for each other.
+                socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+            )
         return self._http
 
     def close(self) -> None:

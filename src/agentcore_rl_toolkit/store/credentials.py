@@ -45,7 +45,8 @@ def _boto3_provider() -> Callable[[], Any]:
         return Boto3CredentialProvider(ttl=TTL)
     except ValueError as e:
         raise StorePermissionError(
-            "no AWS credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or an instance role"
+            "no credentials for the store: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+            "or use an instance role"
         ) from e
 
 
