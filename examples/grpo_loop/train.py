@@ -3,6 +3,7 @@
 Every step: run groups of rollouts of the same problem, turn their rewards into advantages, and make the sampled tokens
 of the better ones more likely. The agent runs elsewhere (AgentCore Runtime, or the local one) and knows nothing of
 this; its reward comes back through the object store, its tokens through the model gateway, exactly as sampled.
+The data set is a list of payloads: what the agent is sent, one input each.
 
     reward r_i of rollout i in a group of G          advantage A_i = (r_i - mean(r)) / (std(r) + eps)
     ratio  rho_t = pi(token_t) / pi_sampled(token_t)
@@ -16,13 +17,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import os
 import random
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,25 +35,26 @@ from safetensors.torch import save_file
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect_async
-from agentcore_rl_toolkit.errors import CaptureError
+from agentcore_rl_toolkit.backends.data import read_rows
+from agentcore_rl_toolkit.errors import CaptureError, RolloutError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.policy import admin_key, load_policy
-from agentcore_rl_toolkit.policy.arithmetic import Problem, problems
+from agentcore_rl_toolkit.policy import admin_key, load_policy, problems
 
 Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
+Row = Mapping[str, Any]  # one input: the payload that the agent is sent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     steps: int = 14
-    groups: int = 8  # problems a step
-    rollouts: int = 8  # rollouts of each problem
-    held_out: int = 200  # problems never trained on, run before and after
+    groups: int = 8  # inputs a step
+    rollouts: int = 8  # rollouts of each input
     learning_rate: float = 6e-4  # two steps of warm-up, then linearly to a twentieth: a constant one ends in forgetting
     clip_low: float = 0.2
     clip_high: float = 0.28
     minibatches: int = 4  # optimizer steps per batch of rollouts
     max_grad_norm: float = 1.0
+    lora_rank: int = 0  # 0 trains all weights; else adapters of this rank on every linear layer (needs peft)
     max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights
     max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
@@ -59,12 +63,15 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """Where the parts are. `policy_url` serves the model being trained; agents reach it through the gateway."""
+    """Where the parts are. `policy_url` serves the model being trained, `model_dir` (None: the built-in one); agents reach
+    it through the gateway.
+    """
 
     client: RolloutClient
     gateway: GatewayClient
     policy_url: str
     run_dir: Path
+    model_dir: Path | None = None
 
 
 def group_advantages(rewards_G: Sequence[float | None], eps: float = 1e-4) -> list[float | None]:
@@ -87,7 +94,7 @@ class Batch:
     advantages_B: torch.Tensor
 
 
-def build_batch(rows: Sequence[tuple[Any, float]], pad_id: int) -> Batch:
+def build_batch(rows: Sequence[tuple[Any, float]], pad_id: int, device: Any = "cpu") -> Batch:
     """(TrainingSequence, advantage) pairs to tensors. The ids are the gateway's own: nothing is tokenised here."""
     T = max(len(sequence.token_ids) for sequence, _ in rows)
     token_ids_BT = torch.full((len(rows), T), pad_id)
@@ -98,7 +105,12 @@ def build_batch(rows: Sequence[tuple[Any, float]], pad_id: int) -> Batch:
         mask_BT[b, :t] = torch.tensor(sequence.loss_mask, dtype=torch.float32)
         logprobs_BT[b, :t] = torch.tensor([0.0 if lp is None else lp for lp in sequence.logprobs])
     advantages_B = torch.tensor([advantage for _, advantage in rows])
-    return Batch(token_ids_BT=token_ids_BT, mask_BT=mask_BT, sampled_logprobs_BT=logprobs_BT, advantages_B=advantages_B)
+    return Batch(
+        token_ids_BT=token_ids_BT.to(device),
+        mask_BT=mask_BT.to(device),
+        sampled_logprobs_BT=logprobs_BT.to(device),
+        advantages_B=advantages_B.to(device),
+    )
 
 
 def token_logprobs(model: Any, token_ids_BT: torch.Tensor) -> torch.Tensor:
@@ -143,7 +155,7 @@ def train_on(
         part = rows[minibatch :: config.minibatches]
         if not part:
             continue
-        batch = build_batch(part, pad_id)
+        batch = build_batch(part, pad_id, model.device)
         # Every token of the step weighs the same, whichever minibatch it falls into.
         logprobs_BT = token_logprobs(model, batch.token_ids_BT)
         loss, facts = grpo_loss(logprobs_BT, batch, trained / config.minibatches, config)
@@ -164,8 +176,8 @@ def publish(model: Any, version: int, services: Services) -> None:
     """Put the weights in place at the policy server; from its next token on it samples from them and says `version`."""
     path = services.run_dir / "weights" / f"{version:04d}.safetensors"
     path.parent.mkdir(exist_ok=True)
-    # The output head shares its matrix with the embedding (tied weights), so it is stored once.
-    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, path)
+    with merged(model) as weights:
+        save_file(weights, path)
     body = json.dumps({"path": str(path), "version": version}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {admin_key(services.policy_url)}"}
     request = urllib.request.Request(f"{services.policy_url}/update_weights", data=body, headers=headers)
@@ -176,14 +188,64 @@ def publish(model: Any, version: int, services: Services) -> None:
             old.unlink()
 
 
+def load_model(services: Services, config: Config) -> tuple[Any, Any]:
+    """The model to train, on a GPU where there is one, and its tokenizer."""
+    model, tokenizer = load_policy(services.model_dir)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if config.lora_rank:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=config.lora_rank, target_modules="all-linear"))
+    return model, tokenizer
+
+
+@contextlib.contextmanager
+def merged(model: Any) -> Iterator[dict[str, torch.Tensor]]:
+    """The weights that an engine loads, by name. Adapters are added to them as long as the block runs.
+
+    An output head that shares its matrix with the embedding (tied weights) is there once.
+    """
+    adapters = hasattr(model, "merge_adapter")
+    if adapters:
+        model.merge_adapter()
+    try:
+        found = model.get_base_model() if adapters else model
+        named = {n.replace(".base_layer", ""): p for n, p in found.named_parameters() if "lora_" not in n}
+        yield {name: parameter.detach().contiguous().cpu() for name, parameter in named.items()}
+    finally:
+        if adapters:
+            model.unmerge_adapter()
+
+
+def rows_of(step: int, rows: Sequence[Row], config: Config) -> list[Row]:
+    """The inputs of a step: the data set as it is given, then again and again in another order each time."""
+    chosen = []
+    for place in range(step * config.groups, (step + 1) * config.groups):
+        epoch, at = divmod(place, len(rows))
+        order = list(range(len(rows)))
+        if epoch:
+            random.Random(f"{config.seed}/{epoch}").shuffle(order)
+        chosen.append(rows[order[at]])
+    return chosen
+
+
+def check_usable(groups: Sequence[Group]) -> None:
+    """Raises: RolloutError when no rollout of the first batch can be used: the most frequent reason, and its first case."""
+    every = [rollout for group in groups for rollout in group.rollouts]
+    if any(rollout.usable for rollout in every):
+        return
+    reasons = [f"{rollout.outcome}: {rollout.reason}" for rollout in every]
+    reason, times = Counter(reasons).most_common(1)[0]
+    first = every[reasons.index(reason)]
+    told = f"none of the first {len(every)} rollouts can be used; {times} of them: {reason}"
+    raise RolloutError(f"{told}\n{first.traceback or ''}".strip(), session_id=first.session_id) from first.error
+
+
 async def run_groups(
-    chosen: Sequence[Problem], n: int, name: str, services: Services, config: Config, observe: Observer
+    chosen: Sequence[Row], n: int, name: str, services: Services, config: Config, observe: Observer
 ) -> list[Group]:
-    """n rollouts of each problem. The row of the data set is the payload, as in every backend."""
-    requests = [
-        GroupRequest(input_id=f"{name}/{i:04d}", payload={"prompt": p.prompt, "answer": p.answer}, n=n)
-        for i, p in enumerate(chosen)
-    ]
+    """n rollouts of each input. The row of the data set is the payload, as in every backend."""
+    requests = [GroupRequest(input_id=f"{name}/{i:04d}", payload=row, n=n) for i, row in enumerate(chosen)]
     observe("rollouts_started", {"phase": name, "total": n * len(requests)})
     groups = await collect_async(
         requests,
@@ -197,7 +259,10 @@ async def run_groups(
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Rewards and tool use of the usable rollouts, and how the others ended. No usable rollout: None, not zero."""
+    """Rewards and tool use of the usable rollouts, and how the others ended. No usable rollout: None, not zero.
+
+    An agent that returns no `metrics.tool_calls` has no tool use, neither none nor some.
+    """
     every = [rollout for group in groups for rollout in group.rollouts]
     good = [rollout for rollout in every if rollout.usable]
     outcomes: dict[str, int] = {}
@@ -206,7 +271,8 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     means = [sum(g) / len(g) for group in groups if (g := [r.reward for r in group.rollouts if r.usable])]
     mean = sum(r.reward for r in good) / len(good) if good else None
     spread = math.sqrt(sum((m - sum(means) / len(means)) ** 2 for m in means) / len(means)) if means else None
-    tools = [r.record.get("metrics", {}).get("tool_calls", 0) > 0 for r in good]
+    counted = [r.record["metrics"]["tool_calls"] for r in good if "tool_calls" in (r.record.get("metrics") or {})]
+    tools = [calls > 0 for calls in counted]
     return {
         "reward": mean,
         "reward_spread": spread,  # standard deviation over the groups' mean rewards
@@ -218,33 +284,41 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-async def train(services: Services, config: Config, observe: Observer) -> None:
-    """The loop. State is saved after every step; call again with the same `run_dir` to go on where it stopped."""
+async def train(
+    services: Services, config: Config, rows: Sequence[Row], held_out: Sequence[Row], observe: Observer
+) -> None:
+    """The loop. State is saved after every step; call again with the same `run_dir` to go on where it stopped.
+
+    ``rows`` are trained on; ``held_out``, which may be empty, is run before and after.
+    Raises: RolloutError when no rollout of the first batch is usable.
+    """
     torch.manual_seed(config.seed)
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
-    model, tokenizer = load_policy()
-    pad_id = tokenizer.pad_token_id
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
-    training = problems("train", config.steps * config.groups, seed=config.seed)
-    held_out = problems("held_out", config.held_out, seed=config.seed)
+    model, tokenizer = load_model(services, config)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     checkpoint = services.run_dir / "checkpoint.pt"
     done = 0
     if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
+        saved = torch.load(checkpoint, weights_only=True, map_location=model.device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["steps"]
-        rollouts_done = config.held_out + done * config.groups * config.rollouts
+        rollouts_done = len(held_out) + done * config.groups * config.rollouts
         observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done})
     await asyncio.to_thread(publish, model, done, services)
-    if done == 0:
+    if done == 0 and held_out:
         groups = await run_groups(held_out, 1, "before", services, config, observe)
+        check_usable(groups)
         observe("evaluated", {"when": "before", **summarise(groups)})
 
     for step in range(done, config.steps):
         started = time.monotonic()
-        chosen = training[step * config.groups : (step + 1) * config.groups]
+        chosen = rows_of(step, rows, config)
         groups = await run_groups(chosen, config.rollouts, f"step-{step:04d}", services, config, observe)
+        if step == 0:
+            check_usable(groups)
         collected = time.monotonic()
         learning_rate = config.learning_rate * min(1, (step + 1) / 3) * max(0.05, 1 - step / config.steps)
         for parameters in optimizer.param_groups:
@@ -258,11 +332,19 @@ async def train(services: Services, config: Config, observe: Observer) -> None:
         times = {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
         observe("step", {"step": step, "learning_rate": learning_rate, **summarise(groups), **metrics, **times})
 
-    groups = await run_groups(held_out, 1, "after", services, config, observe)
-    observe("evaluated", {"when": "after", **summarise(groups)})
+    if held_out:
+        groups = await run_groups(held_out, 1, "after", services, config, observe)
+        observe("evaluated", {"when": "after", **summarise(groups)})
     save_dir = services.run_dir / "policy"
+    if config.lora_rank:
+        model = model.merge_and_unload()
     model.save_pretrained(save_dir)
     tokenizer.save_pretrained(save_dir)
+
+
+def arithmetic(split: Any, n: int, seed: int) -> list[Row]:
+    """The built-in problems as a data set: what the math agent of the examples is sent."""
+    return [{"prompt": problem.prompt, "answer": problem.answer} for problem in problems(split, n, seed=seed)]
 
 
 def main() -> None:
@@ -270,12 +352,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     for name in ("agent-runtime-arn", "store", "exp-id", "gateway-url", "policy-url", "run-dir"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--data", help="JSON lines, one payload each; without it: arithmetic problems")
+    parser.add_argument("--eval-data", help="the same, never trained on: run before and after")
     parser.add_argument("--gateway-admin-key")
     parser.add_argument("--steps", type=int, default=Config.steps)
     parser.add_argument("--seed", type=int, default=Config.seed)
     a = parser.parse_args()
     run_dir = Path(a.run_dir).resolve()
     run_dir.mkdir(parents=True, exist_ok=True)
+
+    config = Config(steps=a.steps, seed=a.seed)
+    if a.data:
+        rows = read_rows(a.data)
+        held_out = read_rows(a.eval_data) if a.eval_data else []
+    else:
+        rows = arithmetic("train", config.steps * config.groups, config.seed)
+        held_out = arithmetic("held_out", 200, config.seed)
 
     def show(event: str, facts: dict[str, Any]) -> None:
         if event in ("step", "evaluated", "resumed"):
@@ -286,7 +378,7 @@ def main() -> None:
         GatewayClient(a.gateway_url, admin_key=a.gateway_admin_key) as gateway,
     ):
         services = Services(client=client, gateway=gateway, policy_url=a.policy_url, run_dir=run_dir)
-        asyncio.run(train(services, Config(steps=a.steps, seed=a.seed), show))
+        asyncio.run(train(services, config, rows, held_out, show))
 
 
 if __name__ == "__main__":

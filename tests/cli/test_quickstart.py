@@ -110,7 +110,7 @@ def test_a_small_run_leaves_everything_it_promises_and_no_process(tmp_path: Path
             sampled = [lp is not None for lp in sequence["logprobs"]]
             assert sampled == [m == 1 for m in sequence["loss_mask"]]
             assert len(sequence["token_ids"]) == len(sampled)
-    assert "Held-out problems" in output
+    assert "Held-out inputs" in output
     assert_nothing_left(run_dir)
 
 

@@ -60,14 +60,14 @@ def test_errors_logs_and_tracebacks_command_no_terminal(error: str, status: int)
 def test_markup_in_an_error_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What an agent's error says reaches the end of a run, which is printed with colours."""
     pytest.importorskip("rich")
-    command = importlib.import_module("agentcore_rl_toolkit.cli.quickstart.command")
+    command = importlib.import_module("agentcore_rl_toolkit.cli.training.quickstart")
     words = "[/red] [link=http://evil.example]here[/link] \x1b]0;owned\x07"
 
     async def fail(*args: object) -> None:
         raise RolloutError(words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "_run", fail)
+        patch.setattr(command, "run", fail)
         with pytest.raises(SystemExit):
             command.command.callback(  # type: ignore[misc]
                 **{**dict.fromkeys(p.name for p in command.command.params), "out": tmp_path / "[bold]", "resume": False}

@@ -133,6 +133,14 @@ class CollectedRollout:
         return self.mask_reason is None
 
     @property
+    def reason(self) -> str | None:
+        """What went wrong, on one line; None where nothing did."""
+        if self.error is None:
+            return None
+        kind, line = getattr(self.error, "error_type", None), (str(self.error).splitlines() or [""])[0]
+        return f"{kind}: {line}" if kind and kind not in line else line
+
+    @property
     def traceback(self) -> str | None:
         """The agent's traceback, from its record or from the error."""
         found = (self.record or {}).get("traceback") or getattr(self.error, "agent_traceback", None)

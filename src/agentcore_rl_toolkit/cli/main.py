@@ -13,13 +13,20 @@ from .terminal import guard, visible
 
 # name -> (module, attribute, one line for --help, extra that installs what it needs)
 _COMMANDS: dict[str, tuple[str, str, str, str]] = {
-    "quickstart": (".quickstart", "command", "Train a tool-using agent on this machine; its reward rises.", "local"),
+    "quickstart": (
+        ".training.quickstart",
+        "command",
+        "Train a tool-using agent on this machine; its reward rises.",
+        "local",
+    ),
     "init": (".init", "command", "Make a new agent that runs and trains as it is.", ""),
+    "up": (".training.up", "command", "Run an agent, a gateway and the policy here until Ctrl-C.", "local"),
+    "invoke": (".invoke", "command", "Run one rollout and print everything about it.", "local"),
     "runtime": (".runtime", "group", "Local AgentCore Runtime: serve agents to unmodified AWS clients.", "runtime"),
     "gateway": (".gateway", "group", "Model gateway: record the exact tokens of every session.", "gateway"),
     "policy": (".policy", "group", "The small built-in policy behind an OpenAI-compatible server.", "policy"),
     "eval": (".eval", "command", "Run an agent over a data set and summarise its rewards.", "local"),
-    "train": (".train", "command", "Check a training configuration and launch its trainer.", "local"),
+    "train": (".train", "command", "Train an agent: here, or with another trainer.", "local"),
     "doctor": (".doctor", "command", "Check this machine, or with --aws the account: what is missing, what to do.", ""),
     "s3": (".s3", "group", "Local S3 endpoint over a directory.", "runtime"),
 }

@@ -1,39 +1,79 @@
-"""`agentcore-rl train`: check a training configuration and launch its trainer."""
+"""`agentcore-rl train`: train an agent's file on this machine, or launch a trainer with its configuration."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-BACKENDS = ("trl", "slime", "verl", "rllm", "tinker")
+BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 
 
 @click.command("train")
-@click.option("--backend", type=click.Choice(BACKENDS), required=True, help="Which trainer.")
+@click.option("--agent", type=click.Path(path_type=Path), metavar="FILE", help="The agent's file.")
+@click.option("--data", type=click.Path(path_type=Path), help="What to train on: JSON lines, one payload each.")
+@click.option("--eval-data", type=click.Path(path_type=Path), help="The same, never trained on: run before and after.")
+@click.option("--held-out", type=float, metavar="SHARE", help="Instead of --eval-data: keep this share of the data.")
+@click.option(
+    "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
+)
+@click.option(
+    "--backend", type=click.Choice(BACKENDS), default="loop", show_default=True, help="What trains: docs/backends."
+)
 @click.option(
     "--config",
     "config_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    required=True,
-    help="YAML, TOML or JSON file; docs/backends lists the keys.",
+    help="YAML, TOML or JSON file with settings; options win over it.",
 )
-@click.option("--dry-run", is_flag=True, help="Check the file and print what would run; needs no GPU and no trainer.")
+@click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 30]")
+@click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
+@click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
+@click.option("--learning-rate", type=float, help="Peak learning rate. [default: 6e-4]")
+@click.option("--lora-rank", type=click.IntRange(min=0), help="Train adapters of this rank; 0 trains all weights.")
+@click.option("--seed", type=int, help="Seed of the training.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
+@click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
+@click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")
 @click.option("--num-rollout", type=click.IntRange(min=1), default=1, show_default=True, help="slime: number of steps.")
-def command(backend: str, config_path: Path, dry_run: bool, num_rollout: int) -> None:
-    """Train an agent with one of the supported trainers.
+def command(
+    backend: str,
+    config_path: Path | None,
+    dry_run: bool,
+    num_rollout: int,
+    out: Path | None,
+    resume: bool,
+    **flags: Any,
+) -> None:
+    """Train an agent.
 
-    AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file
-    .env in this folder, then one beside the configuration, sets variables that the environment lacks.
+    With --agent and --data: on this machine, in the loop that the quickstart uses or with TRL. Services that
+    `agentcore-rl up` runs in this folder are used; else they are started for the run.
+
+    With --config of slime, verl, rLLM, Tinker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
+    AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
+    beside the configuration, sets variables that the environment lacks.
     """
+    from ..errors import ConfigError
+
+    own = any(value is not None for value in flags.values()) or resume
+    if backend == "loop" or (backend == "trl" and (own or config_path is None)):
+        from .training import local
+
+        local.train(backend, flags, config_path, out=out, resume=resume)
+        return
+    if own or out is not None:
+        raise ConfigError(f"backend {backend} takes its settings from --config FILE: docs/backends/{backend}.md")
+    if config_path is None:
+        raise ConfigError(f"backend {backend} needs --config FILE: docs/backends/{backend}.md lists its keys")
     _take_dotenv(config_path)
     from ..backends.rllm.settings import RllmConfig
     from ..backends.slime.runner import SlimeRunner
     from ..backends.trl.config import TrlConfig
     from ..backends.verl.settings import VerlConfig
-    from ..errors import ConfigError
 
     if backend == "slime":
         runner = SlimeRunner.from_yaml(config_path)

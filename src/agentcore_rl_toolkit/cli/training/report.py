@@ -45,23 +45,23 @@ class Report:
             return []
         return [json.loads(line) for line in self._metrics.read_text().splitlines() if line]
 
-    def summarise(self, *, exp_id: str, config: dict[str, Any], wall_s: float) -> dict[str, Any]:
+    def summarise(self, *, exp_id: str, config: dict[str, Any], held_out: int, wall_s: float) -> dict[str, Any]:
         """Write and return `summary.json`. A share of nothing is None, not 0 or 1."""
         events = self.events()
         steps = [e for e in events if e["event"] == "step"]
-        held_out = {e["when"]: e for e in events if e["event"] == "evaluated"}
+        evaluated = {e["when"]: e for e in events if e["event"] == "evaluated"}
         outcomes: dict[str, int] = {}
-        for e in [*steps, *held_out.values()]:
+        for e in [*steps, *evaluated.values()]:
             for name, n in e["outcomes"].items():
                 outcomes[name] = outcomes.get(name, 0) + n
         sampled = sum(e["sampled_tokens"] for e in steps)
         gaps = [e["logprob_gap"] for e in steps if e["logprob_gap"] is not None]
-        before, after = held_out.get("before", {}), held_out.get("after", {})
+        before, after = evaluated.get("before", {}), evaluated.get("after", {})
         summary = {
             "exp_id": exp_id,
             "held_out_reward_before": before.get("reward"),
             "held_out_reward_after": after.get("reward"),
-            "held_out_problems": config["held_out"],
+            "held_out_problems": held_out,
             "tool_use_before": before.get("tool_use"),
             "tool_use_after": after.get("tool_use"),
             "steps": len(steps),
@@ -102,7 +102,7 @@ class Report:
         better = [i for i, r in rewards.items() if r.get("before") == 0.0 and r.get("after") == 1.0]
         return min(better, default=None)
 
-    def plot(self) -> Path:
+    def plot(self, title: str) -> Path:
         """Draw the learning curve: reward with its spread over the groups, tool use, held-out reward before and after."""
         import matplotlib as mpl
 
@@ -121,14 +121,15 @@ class Report:
         axis.plot(
             x, reward, color="#2a6fdb", linewidth=2, marker="o", markersize=4, label="reward of the step's rollouts"
         )
-        axis.plot(
-            x,
-            [e["tool_use"] for e in steps],
-            color="#e08a1e",
-            linewidth=1.5,
-            linestyle="--",
-            label="rollouts that use the tool",
-        )
+        if any(e["tool_use"] is not None for e in steps):
+            axis.plot(
+                x,
+                [float("nan") if e["tool_use"] is None else e["tool_use"] for e in steps],
+                color="#e08a1e",
+                linewidth=1.5,
+                linestyle="--",
+                label="rollouts that use a tool",
+            )
         places = {"before": 0, "after": (x[-1] if x else 0) + 1}
         for when, e in held_out.items():
             axis.plot(
@@ -138,7 +139,7 @@ class Report:
                 markersize=9,
                 color="#1b8a4b",
                 linestyle="none",
-                label="held-out problems, before and after" if when == "before" else None,
+                label="held-out inputs, before and after" if when == "before" else None,
             )
             axis.annotate(
                 f"{e['reward']:.2f}",
@@ -149,7 +150,7 @@ class Report:
                 color="#1b8a4b",
                 fontweight="bold",
             )
-        axis.set(xlabel="GRPO step", ylabel="share", ylim=(0, 1.05), title="Reward of the math agent")
+        axis.set(xlabel="GRPO step", ylabel="share", ylim=(0, 1.05), title=title)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(loc="lower right", frameon=False)
@@ -167,6 +168,7 @@ def _as_json(rollout: CollectedRollout) -> dict[str, Any]:
         "outcome": str(rollout.outcome),
         "reward": rollout.reward,
         "error": None if rollout.error is None else str(rollout.error),
+        "traceback": rollout.traceback,
         "elapsed_s": rollout.elapsed_s,
         "dialogue": [] if rollout.capture is None else rollout.capture.dialogue,
         "sequences": []

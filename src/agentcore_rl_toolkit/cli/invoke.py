@@ -1,0 +1,150 @@
+"""`agentcore-rl invoke`: one rollout, and everything that it said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import AgentCoreRLError, ConfigError
+from .terminal import visible
+
+if TYPE_CHECKING:
+    from ..backends.collect import CollectedRollout
+    from .training.stack import Stack
+
+
+@click.command()
+@click.argument("payload", metavar="PAYLOAD")
+@click.option("--agent", metavar="FILE", help="The agent's file. [default: that of `agentcore-rl up` in this folder]")
+@click.option(
+    "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
+)
+@click.option("--timeout", default=120.0, show_default=True, help="Seconds for the rollout.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rollout as JSON.")
+def command(payload: str, agent: str | None, model: Path | None, timeout: float, as_json: bool) -> None:
+    """Run one rollout of PAYLOAD, a JSON object, and print what became of it.
+
+    That is its outcome, reward, the dialogue as the agent saw it, tokens, and where it failed the traceback and the end of the
+    session's log. Exit code: 0, 1 when the rollout did not end ok, 2 on a wrong option.
+
+    \b
+    Example:
+        agentcore-rl invoke --agent shop/agent.py '{"prompt": "The shop has 41 lamps and sells 5.", "answer": "36"}'
+    """
+    try:
+        value = json.loads(payload)
+    except ValueError as e:
+        raise ConfigError(f"the payload is not JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise ConfigError('the payload must be a JSON object, such as \'{"prompt": "..."}\'')
+    with _stack(agent, model) as stack:
+        try:
+            rollout = asyncio.run(_roll(stack, value, timeout))
+        except AgentCoreRLError as e:
+            click.echo(visible(f"error: {e}"), err=True)
+            sys.exit(1)
+        log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
+    if as_json:
+        click.echo(json.dumps(_facts(rollout, log), indent=2))
+    else:
+        _print(rollout, log)
+    if str(rollout.outcome) != "ok":
+        sys.exit(1)
+
+
+@contextlib.contextmanager
+def _stack(agent: str | None, model: Path | None) -> Iterator[Stack]:
+    """The running stack with this agent and model, else one for this call."""
+    from .training.services import Services
+    from .training.stack import QUIET, Stack, agent_file, start
+
+    running = Stack.running()
+    file = agent_file(agent) if agent is not None else None
+    folder = model.resolve() if model is not None else None
+    if running is not None and (
+        file is None or (Path(running.agent) == file and running.model == (folder and str(folder)))
+    ):
+        yield running
+        return
+    if file is None:
+        raise ConfigError("--agent FILE is missing, and no `agentcore-rl up` runs in this folder")
+    key = secrets.token_urlsafe(24)
+    with tempfile.TemporaryDirectory(prefix="agentcore-rl-invoke-", ignore_cleanup_errors=True) as scratch:
+        environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}
+        with Services(Path(scratch) / "logs", env=environment) as services:
+            yield start(services, file, folder=Path(scratch), model=folder, admin_key=key)
+
+
+async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float) -> CollectedRollout:
+    from ..backends.collect import CollectConfig, GroupRequest, collect_async
+    from ..client import RolloutClient
+    from ..gateway import GatewayClient
+    from .training.stack import MODEL_ID, use_local_credentials
+
+    use_local_credentials()
+    config = CollectConfig(rollout_timeout_s=timeout_s, require_reward=False, model_id=MODEL_ID)
+    with (
+        RolloutClient(
+            stack.agent_arn, stack.store, "invoke", model_id=MODEL_ID, endpoint_url=stack.runtime_url, tps_limit=100
+        ) as client,
+        GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key) as gateway,
+    ):
+        request = GroupRequest(input_id=secrets.token_hex(4), payload=payload)
+        [group] = await collect_async([request], client=client, gateway=gateway, config=config)
+    return group.rollouts[0]
+
+
+def _log_of(stack: Stack, session_id: str) -> str:
+    """The end of what the session printed; empty where the runtime keeps none."""
+    from ..runtime.remote import RuntimeView
+
+    try:
+        return "".join(RuntimeView(stack.runtime_url).log(session_id))[-4000:]
+    except AgentCoreRLError:
+        return ""
+
+
+def _facts(rollout: CollectedRollout, log: str) -> dict[str, Any]:
+    report = rollout.trajectory.report if rollout.trajectory is not None else None
+    return {
+        "session_id": rollout.session_id,
+        "outcome": str(rollout.outcome),
+        "reward": rollout.reward,
+        "error": rollout.reason,
+        "traceback": rollout.traceback,
+        "elapsed_s": rollout.elapsed_s,
+        "record": rollout.record,
+        "dialogue": rollout.capture.dialogue if rollout.capture is not None else [],
+        "turns": len(rollout.capture.turns) if rollout.capture is not None else 0,
+        "sampled_tokens": report.sampled_tokens if report is not None else 0,
+        "log": log,
+    }
+
+
+def _print(rollout: CollectedRollout, log: str) -> None:
+    facts = _facts(rollout, log)
+    reward = "-" if facts["reward"] is None else f"{facts['reward']:g}"
+    click.echo(
+        f"outcome {facts['outcome']}   reward {reward}   {facts['turns']} turns, {facts['sampled_tokens']} tokens"
+    )
+    if facts["error"]:
+        click.echo(f"error: {visible(facts['error'])}")
+    for message in facts["dialogue"]:
+        content = message.get("content") or ""
+        if isinstance(content, list):
+            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or []]
+        click.echo(f"{message.get('role', '?')!s:>10}  {visible(' '.join([str(content).strip(), *calls]).strip())}")
+    if facts["traceback"]:
+        click.echo(f"\n{visible(facts['traceback'].strip())}")
+    if log.strip() and not facts["traceback"]:
+        click.echo(f"\nthe session's log ends with:\n{visible(log.strip())}")

@@ -1,0 +1,119 @@
+"""`agentcore-rl quickstart`: `agentcore-rl train` with the math agent of the examples and the built-in problems."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from ...errors import AgentCoreRLError, ConfigError
+from ..terminal import visible
+from .run import Job, example, load_loop, print_end, quiet_libraries, run
+
+HELD_OUT = 200
+SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; most of its time would go into evaluation
+
+
+@click.command()
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run directory. [default: runs/<exp_id>]")
+@click.option("--steps", type=click.IntRange(1), help="GRPO steps.")
+@click.option("--groups", type=click.IntRange(1), help="Problems in each step.")
+@click.option("--rollouts", type=click.IntRange(2), help="Rollouts of each problem; their rewards are compared.")
+@click.option(
+    "--held-out",
+    type=click.IntRange(1),
+    help="Problems never trained on, run before and after. [default: 200; 64 for runs of fewer than 8 steps]",
+)
+@click.option("--learning-rate", type=float, help="Peak learning rate.")
+@click.option("--seed", type=int, help="Seed of problems and training.")
+@click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
+@click.option(
+    "--agent",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Agent file to train. [default: the math agent of the examples]",
+)
+def command(out: Path | None, resume: bool, agent: Path | None, **options: Any) -> None:
+    """Train a small tool-using agent on this machine and watch its reward rise.
+
+    Starts a local AgentCore Runtime, a model gateway and a small policy, runs the Strands math agent of the examples in
+    hundreds of isolated sessions, and trains the policy with GRPO on exactly the tokens it sampled. No AWS account, no
+    GPU, no downloads; about three minutes on two cores. Everything is stored under runs/<exp_id>/.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from .report import Report
+
+    console = Console()
+    loop = load_loop()
+    quiet_libraries()
+    run_dir, config, held_out = choose_run(loop, out, resume, {k: v for k, v in options.items() if v is not None})
+    job = Job(
+        title="the math agent" if agent is None else agent.stem,
+        agent=(agent or example("strands_math_agent/rl_app.py")).resolve(),
+        model=None,
+        run_dir=run_dir,
+        config=config,
+        rows=loop.arithmetic("train", config.steps * config.groups, config.seed),
+        held_out=loop.arithmetic("held_out", held_out, config.seed),
+    )
+    console.print(f"[bold]AgentCore RL quickstart[/]  run directory {escape(str(run_dir))}", highlight=False)
+    try:
+        summary = asyncio.run(run(loop, job, console))
+    except KeyboardInterrupt:
+        console.print(
+            f"\n[yellow]Stopped.[/] Everything up to now is in {escape(str(run_dir))}. Go on with:\n"
+            f"    agentcore-rl quickstart --resume --out {escape(str(run_dir))}"
+        )
+        sys.exit(130)
+    except AgentCoreRLError as e:
+        console.print(f"\n[red]The run ended:[/] {escape(visible(e))}", highlight=False)
+        console.print(
+            f"Everything up to now is in {run_dir}; --resume --out {run_dir} goes on from the last step.", markup=False
+        )
+        sys.exit(1)
+    print_end(console, job, Report(run_dir), summary)
+    console.print(f"Finished in {summary['wall_s']:.0f} s. Curve, metrics and trajectories: {run_dir}", markup=False)
+
+
+def choose_run(loop: ModuleType, out: Path | None, resume: bool, options: Mapping[str, Any]) -> tuple[Path, Any, int]:
+    """The run directory, configuration and number of held-out problems: new ones, or those of the run to go on with.
+
+    Raises: ConfigError when there is nothing to resume, a run would be overwritten, or options contradict the stored ones.
+    """
+    if not resume:
+        run_dir = (out or Path("runs") / time.strftime("quickstart-%Y%m%d-%H%M%S")).resolve()
+        if (run_dir / "config.json").exists():
+            raise ConfigError(f"{run_dir} already holds a run; go on with --resume, or choose another --out")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        short = options.get("steps", SMOKE_STEPS) < SMOKE_STEPS
+        held_out = options.get("held_out", SMOKE_HELD_OUT if short else HELD_OUT)
+        config = loop.Config(**{k: v for k, v in options.items() if k != "held_out"})
+        stored = {**dataclasses.asdict(config), "held_out": held_out}
+        (run_dir / "config.json").write_text(json.dumps(stored, indent=2) + "\n")
+        return run_dir, config, held_out
+    if out is None:
+        unfinished = [p.parent for p in Path("runs").glob("*/config.json") if not (p.parent / "summary.json").exists()]
+        if not unfinished:
+            raise ConfigError(
+                "there is no unfinished run under runs/; start one without --resume, or name it with --out"
+            )
+        out = max(unfinished, key=lambda p: p.stat().st_mtime)
+    run_dir = out.resolve()
+    if not (run_dir / "config.json").exists():
+        raise ConfigError(f"{run_dir} holds no run to go on with (no config.json)")
+    stored = json.loads((run_dir / "config.json").read_text())
+    changed = {k: v for k, v in options.items() if stored.get(k) != v}
+    if changed:
+        raise ConfigError(
+            f"a resumed run keeps its configuration; drop {', '.join('--' + k.replace('_', '-') for k in changed)}"
+        )
+    return run_dir, loop.Config(**{k: v for k, v in stored.items() if k != "held_out"}), stored["held_out"]

@@ -1,0 +1,245 @@
+"""One training run on a stack: the loop of `examples/grpo_loop/train.py`, shown, stored, ended by what breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigError
+from ..terminal import visible
+from .stack import MODEL_ID, QUIET, Stack, start, use_local_credentials
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .display import Display
+    from .report import Report
+
+CLOSE_DEADLINE_S = 5.0
+LOOP = "grpo_loop/train.py"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be trained, on what. ``title`` names the agent in the picture and in what is printed."""
+
+    title: str
+    agent: Path
+    model: Path | None
+    run_dir: Path
+    config: Any  # the loop's own
+    rows: Sequence[Mapping[str, Any]]
+    held_out: Sequence[Mapping[str, Any]]
+
+    @property
+    def total(self) -> int:
+        """All that the run will start."""
+        step = int(self.config.groups * self.config.rollouts)
+        return 2 * len(self.held_out) + int(self.config.steps) * step
+
+
+def example(name: str) -> Path:
+    """A file of the examples: beside the sources in a clone, inside the package when installed from a wheel."""
+    package = Path(__file__).resolve().parents[2]
+    for root in (package.parents[1] / "examples", package / "_examples"):
+        if (root / name).exists():
+            return root / name
+    raise ConfigError(f"examples/{name} is not part of this installation; clone the repository and run it from there")
+
+
+def load_loop() -> ModuleType:
+    """The loop as a module."""
+    path = example(LOOP)
+    spec = importlib.util.spec_from_file_location(f"agentcore_rl_example_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+async def run(loop: ModuleType, job: Job, console: Console, *, stack: Stack | None = None) -> dict[str, Any]:
+    """Train on this stack, else on one that is started for it and gone afterwards. Returns the summary."""
+    import secrets
+
+    from .services import Services
+
+    if stack is not None:
+        use_local_credentials()
+        return await _train(loop, job, console, stack, asyncio.create_task(asyncio.Event().wait()))
+    admin_key = secrets.token_urlsafe(24)
+    environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
+    with Services(job.run_dir / "logs", env=environment) as services:
+        starting = asyncio.to_thread(
+            start, services, job.agent, folder=job.run_dir, model=job.model, admin_key=admin_key
+        )
+        made = await starting
+        return await _train(loop, job, console, made, asyncio.create_task(services.watch()))
+
+
+async def _train(
+    loop: ModuleType, job: Job, console: Console, stack: Stack, watch: asyncio.Task[Any]
+) -> dict[str, Any]:
+    from ...client import Deadlines, RolloutClient
+    from ...gateway import GatewayClient
+    from .display import Display
+    from .report import Report
+
+    report = Report(job.run_dir)
+    started = time.monotonic()
+    client = RolloutClient(
+        stack.agent_arn,
+        stack.store,
+        job.run_dir.name,
+        model_id=MODEL_ID,
+        endpoint_url=stack.runtime_url,
+        tps_limit=1000,
+        # Sessions on this machine stop in milliseconds or, with their runtime, have already ended.
+        deadlines=Deadlines(stop_s=CLOSE_DEADLINE_S - 1),
+    )
+    gateway = GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key)
+    try:
+        with Display(console, job.total) as display:
+            parts = loop.Services(
+                client=client,
+                gateway=gateway,
+                policy_url=stack.policy_url,
+                run_dir=job.run_dir,
+                model_dir=job.model,
+            )
+            observer = Observer(display, report)
+            training = asyncio.create_task(loop.train(parts, job.config, job.rows, job.held_out, observer))
+            await _until_done_or_broken(training, watch)
+    finally:
+        # A service that died may leave a call hanging; stopping the services ends it, so do not wait long here.
+        _close_within(CLOSE_DEADLINE_S, client.close, gateway.close)
+    summary = report.summarise(
+        exp_id=job.run_dir.name,
+        config=dataclasses.asdict(job.config),
+        held_out=len(job.held_out),
+        wall_s=time.monotonic() - started,
+    )
+    report.plot(f"Reward of {job.title}")
+    return summary
+
+
+class Observer:
+    """Sends the loop's events to the display and to the files."""
+
+    def __init__(self, display: Display, report: Report) -> None:
+        self._display = display
+        self._report = report
+
+    def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        match event:
+            case "rollouts_started":
+                self._display.rollouts_started(facts["phase"], facts["total"])
+            case "rollout":
+                rollout = facts["rollout"]
+                tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
+                self._display.rollout(str(rollout.outcome), rollout.reward, tokens)
+            case "rollouts_finished":
+                self._report.add_rollouts(facts["phase"], [r for g in facts["groups"] for r in g.rollouts])
+            case "step":
+                self._report.add(event, facts)
+                self._display.step(facts)
+            case "evaluated":
+                self._report.add(event, facts)
+                self._display.evaluated(facts)
+            case "resumed":
+                self._report.drop_steps_from(facts["steps_done"])
+                self._display.resumed(facts["rollouts_done"])
+
+
+async def _until_done_or_broken(training: asyncio.Task[None], watch: asyncio.Task[Any]) -> None:
+    """Wait for the training; end it when a service dies, on Ctrl-C (cancellation) and on SIGTERM."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, training.cancel)
+    try:
+        await asyncio.wait({training, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if watch.done() and not training.done():
+            training.cancel()
+            await asyncio.wait({training}, timeout=10)
+            watch.result()
+        if training.done() and training.cancelled():
+            raise KeyboardInterrupt
+        try:
+            training.result()
+        except Exception:
+            # A dead service usually shows first as a refused connection: say which one died, not only what it broke.
+            await asyncio.wait({watch}, timeout=1.5)
+            if watch.done():
+                watch.result()
+            raise
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        for task in (training, watch):
+            task.cancel()
+        await asyncio.wait({training, watch}, timeout=10)
+
+
+def _close_within(deadline_s: float, *closers: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=close, daemon=True) for close in closers]
+    for thread in threads:
+        thread.start()
+    give_up = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.join(max(0.0, give_up - time.monotonic()))
+
+
+def quiet_libraries() -> None:
+    """Progress bars of libraries would break the live panel, and saving a policy of 2 MB needs none."""
+    with contextlib.suppress(ModuleNotFoundError):
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+
+
+def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any]) -> None:
+    """One input before and after, the held-out rewards, and what became of all rollouts."""
+    from rich.table import Table
+
+    from .display import share
+
+    problem = report.telling_problem()
+    for when in ("before", "after"):
+        rollout = report.sample_dialogue(when, problem)
+        if rollout is not None:
+            console.print(f"\n[bold]One input, {when} training[/] (reward {rollout['reward']})")
+            for message in rollout["dialogue"]:
+                _print_message(console, message)
+    if job.held_out:
+        table = Table(title="\nHeld-out inputs", title_justify="left", title_style="bold")
+        for name in ("", "before", "after"):
+            table.add_column(name, justify="right" if name else "left")
+        table.add_row("reward", share(summary["held_out_reward_before"]), share(summary["held_out_reward_after"]))
+        if summary["tool_use_before"] is not None:
+            table.add_row("uses a tool", share(summary["tool_use_before"]), share(summary["tool_use_after"]))
+        console.print(table)
+    gap = summary["logprob_gap_max"]
+    console.print(
+        f"{summary['rollouts']} rollouts, {summary['lost_rollouts']} lost; "
+        f"{share(summary['trained_token_share'])} of the sampled tokens trained; sampled and recomputed logprobs differ by at "
+        f"most {'-' if gap is None else f'{gap:.1e}'}",
+        highlight=False,
+    )
+
+
+def _print_message(console: Console, message: dict[str, Any]) -> None:
+    role = str(message.get("role"))
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    calls = message.get("tool_calls") or []
+    shown = " ".join([str(content).strip(), *(f"{c['function']['name']}({c['function']['arguments']})" for c in calls)])
+    console.print(visible(f"  {role:>9}  {shown.strip()}"), highlight=False, markup=False)

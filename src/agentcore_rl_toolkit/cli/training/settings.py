@@ -1,0 +1,127 @@
+"""Settings of a run on this machine: from options, a file, or the run that is gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...backends.data import read_rows
+from ...backends.settings import check_numbers, from_mapping, read_settings
+from ...errors import ConfigError
+
+_PATHS = ("agent", "data", "eval_data", "model")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalRun:
+    """What `agentcore-rl train` needs to train an agent's file on this machine.
+
+    ``data`` and ``eval_data`` hold one payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it.
+    ``model`` is a folder, None the built-in policy. A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank`` 0
+    trains all weights. Raises: ConfigError.
+    """
+
+    agent: Path
+    data: Path
+    eval_data: Path | None = None
+    held_out: float = 0.0
+    model: Path | None = None
+    steps: int = 30
+    groups: int = 8
+    rollouts: int = 8
+    learning_rate: float = 6e-4
+    lora_rank: int = 0
+    max_concurrent: int = 64
+    rollout_deadline_s: float = 120.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            positive=("learning_rate", "rollout_deadline_s"),
+            not_negative=("held_out", "lora_rank"),
+            counts=("steps", "groups", "rollouts", "max_concurrent"),
+        )
+        if self.rollouts < 2:
+            raise ConfigError(f"rollouts must be at least 2, got {self.rollouts}: their rewards are compared")
+        if self.held_out >= 1:
+            raise ConfigError(f"held_out is a share of the data, from 0 to less than 1, got {self.held_out}")
+        if self.held_out and self.eval_data is not None:
+            raise ConfigError("give eval_data or held_out, not both")
+        if not self.agent.is_file():
+            raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
+        if self.model is not None and not self.model.is_dir():
+            raise ConfigError(f"there is no model folder {self.model}")
+
+    def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """(trained on, held out). Raises: ConfigError when there is nothing to train on."""
+        rows = read_rows(self.data)
+        held_out = read_rows(self.eval_data) if self.eval_data is not None else []
+        if self.held_out:
+            count = math.ceil(len(rows) * self.held_out)
+            rows, held_out = rows[count:], rows[:count]
+        if not rows:
+            raise ConfigError(f"{self.data} has no row to train on")
+        return rows, held_out
+
+    def loop_config(self, loop: Any) -> Any:
+        """The same for `examples/grpo_loop/train.py`."""
+        names = {field.name for field in dataclasses.fields(loop.Config)}
+        return loop.Config(**{k: v for k, v in dataclasses.asdict(self).items() if k in names})
+
+
+def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
+    """Flags over the file; paths in the file are seen from its folder. Raises: ConfigError."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        values = read_settings(file)
+        for name in _PATHS:
+            if isinstance(values.get(name), str):
+                values[name] = str((file.parent / values[name]).resolve())
+    values |= {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v is not None}
+    for name, option in (("agent", "--agent FILE"), ("data", "--data ROWS.jsonl")):
+        if not values.get(name):
+            raise ConfigError(f"{option} is missing: `agentcore-rl init NAME` makes an agent with data to begin with")
+    return from_mapping(LocalRun, values, where=str(file or "options"))
+
+
+def new_run(settings: LocalRun, out: Path | None) -> Path:
+    """A folder for the run, with its settings. Raises: ConfigError when it holds one."""
+    name = f"{settings.agent.parent.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = (out or Path("runs") / name).resolve()
+    if (run_dir / "config.json").exists():
+        raise ConfigError(f"{run_dir} already holds a run; go on with --resume, or choose another --out")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    stored = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(settings).items()}
+    (run_dir / "config.json").write_text(json.dumps(stored, indent=2) + "\n")
+    return run_dir
+
+
+def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]:
+    """The run in ``out``, else the newest unfinished one, and its settings. Raises: ConfigError."""
+    if out is None:
+        runs = [
+            path.parent
+            for path in Path("runs").glob("*/config.json")
+            if not (path.parent / "summary.json").exists() and "data" in json.loads(path.read_text())
+        ]
+        if not runs:
+            raise ConfigError(
+                "there is no unfinished run under runs/; start one without --resume, or name it with --out"
+            )
+        out = max(runs, key=lambda path: path.stat().st_mtime)
+    run_dir = out.resolve()
+    if not (run_dir / "config.json").exists():
+        raise ConfigError(f"{run_dir} holds no run to go on with (no config.json)")
+    stored = json.loads((run_dir / "config.json").read_text())
+    given = {k: str(Path(v).resolve()) if k in _PATHS else v for k, v in flags.items() if v is not None}
+    changed = [k for k, v in given.items() if stored.get(k) != v]
+    if changed:
+        names = ", ".join("--" + k.replace("_", "-") for k in changed)
+        raise ConfigError(f"a resumed run keeps its settings; drop {names}")
+    return run_dir, from_mapping(LocalRun, stored, where=str(run_dir / "config.json"))

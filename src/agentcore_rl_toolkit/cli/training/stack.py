@@ -1,0 +1,230 @@
+"""Runtime, gateway and policy as one thing: started together, found by other commands in the same folder, gone together.
+
+Whoever starts a stack with `publish` leaves `.agentcore-rl/up.json` in the folder, readable by this user only, and holds a lock
+on the file beside it for as long as it runs. `Stack.running` believes the file only while somebody holds that lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError, LocalRuntimeError
+from .services import Services
+
+FOLDER = ".agentcore-rl"
+AGENT_NAME = "agent"
+MODEL_ID = "policy"
+REGION = "us-west-2"
+# Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
+QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+# The local runtime asks the kernel who calls; boto3 only insists that there is something to sign with.
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_REGION": REGION}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Where the parts of a running stack are."""
+
+    pid: int
+    agent: str  # its file
+    agent_arn: str
+    store: str
+    model: str | None  # the model's folder; None: the built-in policy
+    runtime_url: str
+    gateway_url: str
+    gateway_admin_key: str = dataclasses.field(repr=False)
+    policy_url: str
+
+    def environment(self) -> dict[str, str]:
+        """What other programs need to use it."""
+        return {
+            "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": self.runtime_url,
+            "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": self.runtime_url,
+            "AGENTCORE_AGENT_ARN": self.agent_arn,
+            "AGENTCORE_S3_BUCKET": self.store,
+            "AGENTCORE_RL_GATEWAY_URL": self.gateway_url,
+            "AGENTCORE_RL_GATEWAY_ADMIN_KEY": self.gateway_admin_key,
+            **_CREDENTIALS,
+            "AWS_DEFAULT_REGION": REGION,
+        }
+
+    @classmethod
+    def running(cls, folder: Path | None = None) -> Stack | None:
+        """The one that `agentcore-rl up` runs in this folder, None when there is none."""
+        place = (folder or Path.cwd()) / FOLDER
+        try:
+            lock = os.open(place / "up.lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                return cls(**json.loads((place / "up.json").read_text()))
+        finally:
+            os.close(lock)
+        return None
+
+    @contextlib.contextmanager
+    def publish(self, folder: Path) -> Iterator[Path]:
+        """Let other commands find this stack for as long as the block runs. Gives a file to `source` in a shell."""
+        place = folder / FOLDER
+        place.mkdir(mode=0o700, exist_ok=True)
+        with _lock(place):
+            shell = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items())
+            files = {"up.json": json.dumps(dataclasses.asdict(self), indent=2) + "\n", "up.env": shell}
+            for name, text in files.items():
+                _write_private(place / name, text)
+            try:
+                yield place / "up.env"
+            finally:
+                for name in files:
+                    (place / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(place: Path) -> Iterator[None]:
+    """Raises: ConfigError when another stack runs in this folder."""
+    lock = os.open(place / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError("another `agentcore-rl up` runs in this folder: stop it, or use another folder") from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
+
+
+def use_local_credentials() -> None:
+    """Give boto3 something to sign with, where the environment has nothing."""
+    for name, value in _CREDENTIALS.items():
+        os.environ.setdefault(name, value)
+
+
+def start(
+    services: Services, agent: Path, *, folder: Path, model: Path | None, admin_key: str, report: Any = None
+) -> Stack:
+    """Start policy, runtime and gateway, and give the agent to the runtime. Blocks.
+
+    ``services`` must have been made with ``QUIET`` and the gateway's admin key in its environment. The agent runs in this
+    environment when that has what the files beside it ask for, else in one of its own. Records, turns and sessions' logs go
+    below ``folder``. ``report(name, url)`` is called for each part that is ready.
+    Raises: ServiceError, LocalRuntimeError, ConfigError.
+    """
+    from ...runtime.remote import RuntimeView
+
+    say = report or (lambda name, url: None)
+    store = folder / "store"
+    store.mkdir(parents=True, exist_ok=True)
+    serve = ["policy", "serve", "--threads", str(max(1, (os.cpu_count() or 2) // 2))]
+    policy = services.launch("policy server", [*serve, *(["--weights", str(model)] if model else [])])
+    here = fits_here(agent)
+    runtime = services.launch(
+        "runtime",
+        [
+            "runtime",
+            "serve",
+            "--state-dir",
+            str(folder / "sessions"),
+            *(["--agent", f"{AGENT_NAME}={agent}"] if here else []),
+        ],
+    )
+    services.wait_ready(policy)
+    say("policy", policy.url)
+    gateway = services.launch(
+        "gateway",
+        ["gateway", "serve", "--upstream", policy.url, "--engine", "policy", "--store", str(folder / "turns")],
+    )
+    services.wait_ready(runtime)
+    say("runtime", runtime.url)
+    use_local_credentials()
+    if here:
+        arn = str(runtime.ready["agents"][AGENT_NAME])
+    else:
+        say("environment", f"being built from {_dependencies(agent)}")
+        arn = RuntimeView(runtime.url).deploy(agent, AGENT_NAME, {})
+    services.wait_ready(gateway)
+    say("gateway", gateway.url)
+    return Stack(
+        pid=os.getpid(),
+        agent=str(agent),
+        agent_arn=arn,
+        store=f"file://{store}",
+        model=str(model) if model else None,
+        runtime_url=runtime.url,
+        gateway_url=gateway.url,
+        gateway_admin_key=admin_key,
+        policy_url=policy.url,
+    )
+
+
+def _dependencies(agent: Path) -> Path | None:
+    return next((f for n in ("pyproject.toml", "requirements.txt") if (f := agent.parent / n).is_file()), None)
+
+
+def fits_here(agent: Path) -> bool:
+    """Whether this environment has what the files beside the agent ask for. Without such files: yes."""
+    file = _dependencies(agent)
+    if file is None:
+        return True
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ModuleNotFoundError:
+        return False
+    if file.suffix == ".toml":
+        lines = tomllib.loads(file.read_text()).get("project", {}).get("dependencies", [])
+    else:
+        lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in file.read_text().splitlines()]
+    try:
+        return all(_installed(Requirement(line)) for line in lines if line)
+    except InvalidRequirement:  # an option, a path: only an installer knows
+        return False
+
+
+def _installed(wanted: Any) -> bool:
+    if wanted.url is not None:
+        return False
+    if wanted.marker is not None and not wanted.marker.evaluate():
+        return True
+    try:
+        return bool(wanted.specifier.contains(version(wanted.name), prereleases=True))
+    except PackageNotFoundError:
+        return False
+
+
+def agent_file(path: str) -> Path:
+    """The agent's file. Raises: ConfigError with what to do."""
+    found = Path(path).resolve()
+    if not found.is_file():
+        raise ConfigError(f"there is no agent file {path}; `agentcore-rl init NAME` makes one")
+    return found
+
+
+def explain(error: LocalRuntimeError) -> str:
+    """The last line of a traceback first, then the whole of it."""
+    text = str(error).strip()
+    last = next((line for line in reversed(text.splitlines()) if line.strip()), text)
+    return last if last == text else f"{last}\n{text}"
+
+
+def describe(environment: Mapping[str, str]) -> str:
+    """Exports for another shell."""
+    return "\n".join(f"    export {name}={shlex.quote(value)}" for name, value in environment.items())

@@ -1,0 +1,175 @@
+"""`agentcore-rl train` with an agent of one's own, as a process: it trains, goes on, and says what is wrong with an agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.cli.init import write
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+SMALL = ("--groups", "2", "--rollouts", "4")
+
+
+def train(folder: Path, *options: str, limit_s: float = 240.0) -> tuple[int, str]:
+    """Exit code and what was printed."""
+    words = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "train", *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, cwd=folder, env=_wide())
+    return done.returncode, done.stdout + done.stderr
+
+
+def _wide() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "400"}  # lines are not broken
+
+
+def events(run: Path) -> list[dict[str, object]]:
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A new agent with little data."""
+    folder = write(tmp_path / "shop", "plain")
+    for name, count in (("train", 20), ("eval", 6)):
+        lines = (folder / f"{name}.jsonl").read_text().splitlines()[:count]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_new_agent_trains_with_nothing_else_typed(tmp_path: Path, shop: Path) -> None:
+    code, said = train(
+        tmp_path,
+        *("--agent", "shop/agent.py", "--data", "shop/train.jsonl", "--eval-data", "shop/eval.jsonl"),
+        *("--steps", "2", *SMALL, "--out", "run"),
+    )
+    assert code == 0, said
+    run = tmp_path / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["outcomes"] == {"ok": 2 * 6 + 2 * 2 * 4}
+    assert summary["trained_token_share"] == 1.0
+    assert summary["tool_use_before"] is None  # this agent does not say how often it used its tool
+    assert [e["event"] for e in events(run)] == ["evaluated", "step", "step", "evaluated"]
+    assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "policy" / "model.safetensors").is_file()
+    assert "Training shop" in said
+    # What it was given is what it was trained on.
+    prompts = [json.loads(line)["prompt"] for line in (shop / "train.jsonl").read_text().splitlines()]
+    stored = [json.loads(line) for line in (run / "trajectories" / "step-0001.jsonl").read_text().splitlines()]
+    seen = {message["content"] for rollout in stored for message in rollout["dialogue"] if message["role"] == "user"}
+    assert seen == set(prompts[2:4])
+
+
+def test_settings_come_from_a_file_and_options_win(tmp_path: Path, shop: Path) -> None:
+    (shop / "train.toml").write_text(
+        'agent = "agent.py"\ndata = "train.jsonl"\nheld_out = 0.2\nsteps = 5\ngroups = 2\nrollouts = 4\n'
+    )
+    code, said = train(tmp_path, "--config", "shop/train.toml", "--steps", "1", "--out", "run")
+    assert code == 0, said
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["steps"], config["groups"], config["agent"]) == (1, 2, str(shop / "agent.py"))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["held_out_problems"]) == (1, 4)
+
+
+def test_ctrl_c_names_the_command_that_goes_on(tmp_path: Path, shop: Path) -> None:
+    words = ["--agent", "shop/agent.py", "--data", "shop/train.jsonl", "--steps", "3", *SMALL, "--out", "run"]
+    command = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "train", *words]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env=_wide(),
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 200
+    while not any(e["event"] == "step" for e in events(tmp_path / "run")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    [line] = [line.strip() for line in said.splitlines() if line.strip().startswith("agentcore-rl train")]
+    code, said = train(tmp_path, *line.split()[2:])
+    assert code == 0, said
+    assert [e["step"] for e in events(tmp_path / "run") if e["event"] == "step"] == [0, 1, 2]
+
+
+# What is wrong with the agent: its code, and what the first lines after "The run ended:" must say.
+BROKEN: dict[str, tuple[str, Sequence[str]]] = {
+    "raises": (
+        "    raise RuntimeError('the tool backend is down')",
+        ["agent_error", "the tool backend is down", "Traceback"],
+    ),
+    "wrong payload key": ("    payload['question']", ["agent_error", "question", "KeyError"]),
+    "returns nothing": ("    return None", ["invalid"]),
+    "returns no reward": ("    return {'text': 'hello'}", ["invalid", "reward"]),
+    "dies": ("    import os; os._exit(3)", ["lost"]),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_an_agent_that_never_works_ends_the_run_at_its_first_batch_with_the_cause(tmp_path: Path, how: str) -> None:
+    code, wanted = BROKEN[how]
+    (tmp_path / "agent.py").write_text(
+        "from agentcore_rl_toolkit import AgentCoreRLApp\napp = AgentCoreRLApp()\n\n"
+        f"@app.rollout_entrypoint\nasync def invoke(payload):\n{code}\n\n"
+        "if __name__ == '__main__':\n    app.run()\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hello"}\n' * 4)
+    exit_code, said = train(tmp_path, "--agent", "agent.py", "--data", "rows.jsonl", *SMALL, "--out", "run")
+    assert exit_code == 1, said
+    cause = said.split("The run ended:")[1]
+    first = cause.splitlines()[0]
+    assert "none of the first 8 rollouts can be used" in first
+    for word in wanted:
+        assert word in cause, said
+    assert wanted[0] in first
+    assert not [e for e in events(tmp_path / "run") if e["event"] == "step"]
+
+
+def test_an_agent_that_cannot_be_imported_is_said_in_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("import a_module_that_is_not_there\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hello"}\n')
+    code, said = train(tmp_path, "--agent", "agent.py", "--data", "rows.jsonl", *SMALL, "--out", "run")
+    assert code == 1
+    assert "a_module_that_is_not_there" in said.split("The run ended:")[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--data", "rows.jsonl"], "--agent FILE is missing"),
+        (["--agent", "agent.py"], "--data ROWS.jsonl is missing"),
+        (["--agent", "absent.py", "--data", "rows.jsonl"], "there is no agent file"),
+        (["--agent", "agent.py", "--data", "absent.jsonl"], "there is no data file"),
+        (["--agent", "agent.py", "--data", "empty.jsonl"], "no row"),
+        (["--agent", "agent.py", "--data", "rows.jsonl", "--model", "absent"], "there is no model folder"),
+        (["--agent", "agent.py", "--data", "rows.jsonl", "--held-out", "1.5"], "held_out"),
+        (["--agent", "agent.py", "--data", "rows.jsonl", "--learning-rate", "-1"], "learning_rate"),
+        (["--config", "typo.toml"], "did you mean `groups`"),
+        (["--backend", "verl", "--agent", "agent.py"], "backend verl takes its settings from --config"),
+        (["--backend", "slime"], "backend slime needs --config"),
+        (["--resume", "--out", "nothing"], "no run to go on with"),
+    ],
+)
+def test_a_wrong_setting_is_named_before_anything_starts(tmp_path: Path, options: list[str], said: str) -> None:
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hello"}\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "typo.toml").write_text('agent = "agent.py"\ndata = "rows.jsonl"\ngruops = 3\n')
+    code, told = train(tmp_path, *options, limit_s=60)
+    assert code == 2, told
+    assert said in told
+    assert not (tmp_path / "runs").exists()

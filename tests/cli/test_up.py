@@ -1,0 +1,159 @@
+"""`agentcore-rl up` as a process: found by other commands in its folder, believed only while it runs, gone without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import psutil
+import pytest
+
+from agentcore_rl_toolkit.cli.init import write
+from agentcore_rl_toolkit.cli.training.stack import Stack, fits_here
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+DEADLINE_S = 120.0
+PAYLOAD = json.dumps({"prompt": "The shop has 41 lamps and sells 5. How many lamps are left?", "answer": "36"})
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", *words]
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=DEADLINE_S, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where somebody works, with an agent of theirs."""
+    folder = tmp_path_factory.mktemp("work")
+    write(folder / "shop", "plain")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def up(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Stack]]:
+    process = subprocess.Popen(
+        command("up", "--agent", "shop/agent.py"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while (stack := Stack.running(folder)) is None:
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                pytest.fail(f"up did not start:\n{process.communicate()[0]}")
+            time.sleep(0.05)
+        yield process, stack
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_its_file_is_for_its_owner_only_and_names_everything(folder: Path, up: tuple[object, Stack]) -> None:
+    for name in ("up.json", "up.env"):
+        assert stat.S_IMODE((folder / ".agentcore-rl" / name).stat().st_mode) == 0o600
+    script = "set -a; . .agentcore-rl/up.env; env"
+    told = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, timeout=30, cwd=folder, check=True
+    ).stdout
+    for name, value in up[1].environment().items():
+        assert f"{name}={value}\n" in told
+
+
+def test_an_unmodified_aws_client_reaches_it(up: tuple[object, Stack]) -> None:
+    environment = up[1].environment()
+    client = boto3.client(
+        "bedrock-agentcore-control",
+        endpoint_url=environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"],
+        region_name=environment["AWS_REGION"],
+        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+    )
+    listed = client.list_agent_runtimes()["agentRuntimes"]
+    assert [found["agentRuntimeArn"] for found in listed] == [environment["AGENTCORE_AGENT_ARN"]]
+
+
+def test_invoke_finds_it_and_shows_the_dialogue(folder: Path, up: tuple[object, Stack]) -> None:
+    done = run(folder, "invoke", PAYLOAD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(r"outcome ok   reward [01]   \d+ turns, \d+ tokens\n", done.stdout)
+    assert "      user  The shop has 41 lamps" in done.stdout
+    told = json.loads(run(folder, "invoke", PAYLOAD, "--json", "--agent", "shop/agent.py").stdout)
+    assert told["outcome"] == "ok"
+    assert told["turns"] == sum(message["role"] == "assistant" for message in told["dialogue"]) > 0
+    assert told["sampled_tokens"] > 0
+
+
+def test_a_second_one_in_the_folder_is_refused(folder: Path, up: tuple[object, Stack]) -> None:
+    done = run(folder, "up", "--agent", "shop/agent.py")
+    assert done.returncode == 2
+    assert "another `agentcore-rl up` runs in this folder" in done.stderr
+    assert Stack.running(folder) == up[1]
+
+
+def test_ctrl_c_ends_all_of_it_and_leaves_nothing(folder: Path, up: tuple[subprocess.Popen[str], Stack]) -> None:
+    """Last of its module: the stack is gone afterwards."""
+    process, stack = up
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) >= 4  # policy, runtime with its template, gateway
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    for name in ("policy", "runtime", "gateway", "agent"):
+        assert re.search(rf"^{name} +\S", said, re.MULTILINE), said
+    assert not psutil.wait_procs(below, timeout=30)[1]
+    assert Stack.running(folder) is None
+    assert {path.name for path in (folder / ".agentcore-rl").iterdir()} == {"up.lock"}
+    assert not Path(stack.store.removeprefix("file://")).exists()
+
+
+def test_a_file_that_a_killed_one_left_is_not_believed(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / ".agentcore-rl"
+    place.mkdir()
+    facts = {"pid": os.getpid(), "agent": "a", "agent_arn": "b", "store": "c", "model": None}
+    facts |= {"runtime_url": "d", "gateway_url": "e", "gateway_admin_key": "f", "policy_url": "g"}
+    (place / "up.json").write_text(json.dumps(facts))
+    assert Stack.running(tmp_path) is None
+    (place / "up.lock").touch()
+    assert Stack.running(tmp_path) is None
+    with Stack(**facts).publish(tmp_path):  # type: ignore[arg-type]
+        found = Stack.running(tmp_path)
+        assert found is not None
+        assert found.pid == os.getpid()
+    assert Stack.running(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fits"),
+    [
+        ("requirements.txt", "click>=8\nopenai  # the client\n", True),
+        ("requirements.txt", "click<1\n", False),
+        ("requirements.txt", "no-such-package-here\n", False),
+        ("requirements.txt", "no-such-package-here; python_version < '3'\n", True),
+        ("requirements.txt", "-r other.txt\n", False),
+        ("pyproject.toml", '[project]\nname = "x"\nversion = "1"\ndependencies = ["click>=8"]\n', True),
+        ("pyproject.toml", '[project]\nname = "x"\nversion = "1"\ndependencies = ["click==0.1"]\n', False),
+        ("other.txt", "", True),
+    ],
+)
+def test_an_agent_runs_in_this_environment_only_where_it_has_what_it_asks_for(
+    tmp_path: Path, name: str, text: str, fits: bool
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert fits_here(tmp_path / "agent.py") is fits
