@@ -72,14 +72,15 @@ def test_agent_that_fails_is_a_typed_failure_and_its_neighbours_are_fine(
     assert all(item.success for item in items[2:])
 
 
-def test_killed_session_is_lost_and_told_by_its_silence(world: Any, row: Row) -> None:
+def test_killed_session_is_lost_and_its_runtime_says_why(world: Any, row: Row) -> None:
     client = world.client(exp("kill"), "killed")
     items = client.map([{"run_s": 2.0}] * 4, timeout=60)
     assert judge(world, row, "agent SIGKILLed", client, items, 4) == {"ok": 2, "lost": 2}
     for item in items:
         if item.outcome is Outcome.LOST:
             assert isinstance(item.exception, RolloutLostError)
-            assert 4.0 <= item.stages["run"] < 15
+            assert "the session's process was killed by SIGKILL" in (item.error or "")
+            assert item.stages["run"] < 15
 
 
 def test_interrupted_agent_leaves_its_record(world: Any) -> None:
