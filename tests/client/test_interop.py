@@ -487,7 +487,7 @@ def test_a_fleet_of_published_agents_and_ours_is_judged_session_by_session(
             for n in range(12):
                 front.agent_url = theirs if n % 3 == 1 else ours
                 off = {"heartbeat_s": 0} if n % 3 == 2 else {}
-                futures.append(client.invoke({"n": n, "run_s": 5.0 if n != 7 else 0.0}, **off))
+                futures.append(client.invoke({"n": n, "run_s": 5.0 if n != 7 else 0.0}, rollout_config=off))
             outcomes = [(future.exception(60), future.outcome) for future in futures]
             assert [str(outcome) for _, outcome in outcomes] == ["ok"] * 7 + ["agent_error"] + ["ok"] * 4
             client.flush()
