@@ -145,7 +145,7 @@ def test_a_session_without_heartbeat_outlives_neighbours_that_have_one(make_clie
 def test_a_session_whose_heartbeat_is_switched_off_by_the_caller_is_waited_for(make_client: MakeClient) -> None:
     client = make_client(push=False, watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.5))
     beside = client.submit(script(run_s=2.0))
-    future = client.submit(script(run_s=2.0, heartbeat=False, result={"n": 1}), heartbeat_s=0)
+    future = client.submit(script(run_s=2.0, heartbeat=False, result={"n": 1}), rollout_config={"heartbeat_s": 0})
     assert future.result(20)["n"] == 1
     beside.result(20)
 
