@@ -22,7 +22,9 @@ def test_new_session_ids_are_valid_and_all_different() -> None:
     assert all(contract.check_session_id(i) == i for i in ids)
 
 
-@pytest.mark.parametrize("good", ["a" * 33, "_" * 256, "session:2026-01-01 07/" + "x" * 33, "5f0c1d2e-7a4b-4c3d-9e8f-0a1b2c3d4e5f"])
+@pytest.mark.parametrize(
+    "good", ["a" * 33, "_" * 256, "session:2026-01-01 07/" + "x" * 33, "5f0c1d2e-7a4b-4c3d-9e8f-0a1b2c3d4e5f"]
+)
 def test_a_session_id_may_be_what_the_service_takes(good: str) -> None:
     assert contract.check_session_id(good) == good
 
