@@ -55,7 +55,11 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     count = options.rollouts or (QUICK if quick else FULL)
     deadline_s = options.deadline or (QUICK_S if quick else FULL_S)
     stack = Stack(
-        folder, tier=options.isolation, at_once=options.at_once, rollouts=count, step=min(500, max(1, count // 4))
+        folder,
+        tier=options.isolation,
+        at_once=options.at_once,
+        rollouts=count,
+        step=min(options.step, max(1, count // 4)),
     )
     rounds = 1 if quick else 100  # a hundred take longer than there is time
     events = [] if options.calm else plan(options.seed, rounds)
@@ -235,6 +239,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="500 rollouts, less than 50 seconds")
     parser.add_argument("--rollouts", type=int, help="20,000 unless said otherwise")
     parser.add_argument("--at-once", type=int, default=24, help="rollouts in flight")
+    parser.add_argument("--step", type=int, default=500, help="rollouts of a step of the trainer")
     parser.add_argument("--seed", type=int, default=12, help="of the disturbances")
     parser.add_argument("--interval", type=float, help="seconds between two disturbances")
     parser.add_argument("--deadline", type=float, help="seconds that the rollouts may take together")

@@ -16,7 +16,7 @@ from .stack import Measure
 from .trainer import read_notes, task_of
 from .words import reward_of, tokens_of, turns_of
 
-RSS_TOLERANCE, RSS_SLACK_MB, FILES_SLACK = 1.25, 24.0, 16
+RSS_TOLERANCE, RSS_SLACK_MB, FILES_SLACK = 1.25, 24.0, 48
 Check = dict[str, Any]
 
 

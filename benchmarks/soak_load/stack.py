@@ -194,7 +194,7 @@ class Stack:
 
     # -- looking
     def levels(self) -> list[list[int]]:
-        """Processes below the runtime, by distance: its template and helpers first, sessions last."""
+        """Processes below the runtime, by distance: the template's guardian, the template, sessions."""
         handle = self.processes["runtime"].handle
         if handle is None or handle.poll() is not None:
             return []
@@ -209,10 +209,11 @@ class Stack:
             handle = self.processes[role].handle
             return handle.pid if handle is not None and handle.poll() is None else None
         levels = self.levels()
-        if role == "template":  # the process that forks the sessions: the last one that is alone on its level
-            alone = [level[0] for level in levels if len(level) == 1]
-            return alone[0] if alone else None
-        return levels[-1][-1] if len(levels) > 1 else None
+        if role == "guardian":  # the process above the template, which ends with it what it leaves
+            return levels[0][0] if levels else None
+        if role == "template":
+            return levels[1][0] if len(levels) > 1 else None
+        return levels[-1][-1] if len(levels) > 2 else None
 
     def measure(self) -> None:
         for role in (*SERVERS, "template", "trainer"):

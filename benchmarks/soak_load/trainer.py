@@ -8,11 +8,12 @@ each rollout ended, what the gateway had recorded of each session, which steps a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,14 +93,13 @@ class Notes:
             self.add(kind="captured", session=found.session_id, turns=turns, errors=len(found.errors))
 
 
-def read_notes(path: Path) -> list[dict[str, Any]]:
-    found = []
-    for raw in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(raw))
-        except ValueError:
-            continue
-    return found
+def read_notes(path: Path) -> Iterator[dict[str, Any]]:
+    """Line by line: the file grows to megabytes, which a trainer that reads it at once would keep."""
+    if path.exists():
+        with path.open("rb") as file:
+            for raw in file:
+                with contextlib.suppress(ValueError):
+                    yield json.loads(raw)
 
 
 class NotingGateway(GatewayClient):

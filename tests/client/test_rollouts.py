@@ -21,6 +21,7 @@ import pytest
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings
 from agentcore_rl_toolkit.client.testing import ARN, ScriptedRuntime
+from agentcore_rl_toolkit.client.transport import IDLE_THREAD_S
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -777,6 +778,25 @@ def test_closed_client_leaves_no_loop_thread(runtime: ScriptedRuntime, store_url
             client.invoke(script()).result(10)
     left = [t.name for t in threading.enumerate() if t.ident not in before and t.name == "agentcore-rl-client"]
     assert left == []
+
+
+async def test_closed_clients_keep_no_threads_for_calls_and_stops(runtime: ScriptedRuntime, store_url: str) -> None:
+    """A trainer that makes a client for each step would hold those of the last twenty seconds, a megabyte or two each."""
+
+    def ours() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if t.name.startswith("agentcore-rl-")}
+
+    before = ours()
+    client = RolloutClient(runtime.arn, store_url, "e", endpoint_url=runtime.url, tps_limit=200)
+    items = [item async for item in client.run_batch_async([script()] * 8, 8, log_interval=0)]
+    assert all(item.success for item in items)
+    mine = ours() - before
+    assert {t.name for t in mine} >= {"agentcore-rl-invoke", "agentcore-rl-stop"}
+    closed_s = time.monotonic()
+    await client.aclose()
+    for thread in mine:
+        await asyncio.to_thread(thread.join, 60)
+    assert time.monotonic() - closed_s < IDLE_THREAD_S
 
 
 def test_dropped_client_still_finishes_its_stops_and_ends_its_thread(runtime: ScriptedRuntime, store_url: str) -> None:

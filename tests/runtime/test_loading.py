@@ -164,6 +164,25 @@ def test_control_groups_of_a_template_go_with_its_runtime_or_the_next(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups of version 1 are root's")
+@pytest.mark.parametrize("tier", ["namespaces", "process"])
+def test_control_groups_of_sessions_go_with_a_killed_template(start_server: Callable[..., Server], tier: str) -> None:
+    if cgroups.detect() is None:
+        pytest.skip("no control group is usable here")
+    server = start_server("--isolation", tier, "--memory-mb", "400")
+    server.invoke({})
+    before = {p for group in groups_of(server.process.pid) for p in (group, *group.iterdir()) if p.is_dir()}
+    os.kill(server.template_pid(), signal.SIGKILL)
+    wait_for(lambda: server.view.sessions() == [])
+    assert server.invoke({})["calls"] == 1  # a new template
+    now = {p for group in groups_of(server.process.pid) for p in (group, *group.iterdir()) if p.is_dir()}
+    sessions = {p for p in before if p.name.endswith("-1")}
+    assert sessions
+    assert not sessions & now
+    assert server.stop() == 0
+    assert groups_of(server.process.pid) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="control groups of version 1 are root's")
 def test_control_groups_go_although_another_process_has_the_number_of_the_killed_runtime(
     start_server: Callable[..., Server],
 ) -> None:

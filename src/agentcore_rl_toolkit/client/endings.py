@@ -75,6 +75,7 @@ class Endings:
         self._watched.clear()
         if self._task is not None:
             self._task.cancel()
+        self._pool.close()
 
     async def _run(self) -> None:
         while True:

@@ -210,6 +210,9 @@ class Engine:
             await self._stops.drain(self._stop_s)
         if cancel:
             self._follower.close()
+            self._invoker.close()
+            if self._stops is not None:
+                self._stops.close()
         if cancel and self._listener is not None:
             self._listener.close()
 

@@ -67,6 +67,10 @@ class Invoker:
         self._room = room
         self._admission = asyncio.Lock()
 
+    def close(self) -> None:
+        """Keep no threads that have nothing to do."""
+        self._pool.close()
+
     async def start(self, flight: Flight, body: bytes) -> dict[str, Any] | None:
         """Get the invoke accepted. None: it went out, and whether it was accepted is unknown."""
         request, progress = flight.request, flight.progress

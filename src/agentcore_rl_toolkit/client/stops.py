@@ -86,6 +86,10 @@ class StopQueue:
             await asyncio.wait(set(self._tasks), timeout=timeout_s / 2)
         return not self._tasks
 
+    def close(self) -> None:
+        """Keep no threads that have nothing to do."""
+        self._pool.close()
+
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if len(self._tasks) < BACKLOG_LIMIT:

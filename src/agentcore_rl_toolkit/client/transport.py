@@ -126,6 +126,14 @@ class DaemonPool:
         self._threads = 0
         self._idle = 0
         self._waiting = 0
+        self._closed = False
+
+    def close(self) -> None:
+        """Let the threads end as soon as they have nothing to do, not only when they had nothing for a while."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._threads):
+                self._jobs.put(None)
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a blocking function on a thread and await its result. Cancelling the wait does not stop the function."""
@@ -165,7 +173,7 @@ class DaemonPool:
             with self._lock:
                 self._idle += 1
             try:
-                job = self._jobs.get(timeout=IDLE_THREAD_S)
+                job = self._jobs.get(timeout=0.0 if self._closed else IDLE_THREAD_S)
             except queue.Empty:
                 job = None
             with self._lock:

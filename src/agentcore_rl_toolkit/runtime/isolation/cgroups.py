@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -230,6 +231,16 @@ def remove(name: str, hierarchy: Hierarchy | None = None) -> bool:
         except OSError:
             gone = False
     return gone
+
+
+def remove_all(names: Iterable[str], *, wait_s: float) -> bool:
+    """Remove the groups of sessions whose processes were just killed. Returns: False when some live on. Blocks."""
+    give_up_s = time.monotonic() + wait_s
+    left = [name for name in names if not remove(name)]
+    while left and time.monotonic() < give_up_s:
+        time.sleep(0.02)
+        left = [name for name in left if not remove(name)]
+    return not left
 
 
 def owned(group: str) -> str:

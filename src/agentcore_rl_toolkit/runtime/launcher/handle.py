@@ -129,6 +129,7 @@ class TemplateProcess:
         self.pid: int | None = None
         self._children: Children | None = None
         self._groups: list[Path] = []
+        self._orphaned: list[str] = []  # control groups of sessions that ended with the template
 
     @property
     def alive(self) -> bool:
@@ -266,6 +267,9 @@ class TemplateProcess:
         ):
             self.process.kill()  # and with it all that is in the namespace
         self.closed = True
+        prefix = self.spec.isolation.get("name_prefix")
+        if prefix is not None:  # whoever would have removed them is gone
+            self._orphaned += [prefix + process.directory.name for process in self.sessions.values()]
         for process in list(self.sessions.values()):
             self._kill_group(process)
             _end(process, None, "the agent's template process died")
@@ -353,6 +357,9 @@ class TemplateProcess:
         if self._reading is not None:
             await self._reading
             self._reading = None
+        if self._orphaned:
+            await asyncio.to_thread(cgroups.remove_all, self._orphaned, wait_s=cgroups.DYING_S)
+            self._orphaned = []
         for group in self._groups:
             cgroups.remove_below(group)
 
