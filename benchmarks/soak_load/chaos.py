@@ -87,11 +87,11 @@ class Chaos:
                 os.kill(pid, signal.SIGCONT)
 
     async def _found(self, whom: str) -> int | None:
-        for _ in range(100):
+        for _ in range(200):  # what was just killed is started again, and a new trainer has sessions again, after seconds
             pid = self.stack.pid_of(whom)
             if pid is not None:
                 return pid
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
         return None
 
     async def _fill_twice(self) -> None:
