@@ -87,7 +87,7 @@ class Chaos:
                 os.kill(pid, signal.SIGCONT)
 
     async def _found(self, whom: str) -> int | None:
-        for _ in range(200):  # what was just killed is started again, and a new trainer has sessions again, after seconds
+        for _ in range(200):  # what was killed is started again after a while, and sessions later still
             pid = self.stack.pid_of(whom)
             if pid is not None:
                 return pid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
-from agentcore_rl_toolkit.client.transport import Boto3Transport, is_aws
+from agentcore_rl_toolkit.client.transport import Boto3Transport, InvokeUncertainError, is_aws
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import RolloutLostError
 from agentcore_rl_toolkit.runtime.isolation import cgroups
@@ -123,6 +124,18 @@ def test_a_data_plane_without_the_question_is_asked_once(runtime: ScriptedRuntim
     assert (
         runtime.requests["unknown"] == 1
     )  # though the rollout took four times as long as the pause between two questions
+
+
+def test_a_runtime_that_is_away_is_asked_again_later_without_a_word_in_the_log() -> None:
+    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a-AbCdEfGhIj"
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        transport = Boto3Transport(
+            arn, region="us-west-2", endpoint_url=url, qualifier=None, pool_connections=1, read_timeout_s=1.0
+        )
+        with pytest.raises(InvokeUncertainError, match="Could not connect"):  # what the asking loop expects
+            transport.endings([new_session_id()])
 
 
 def test_aws_is_never_asked() -> None:

@@ -295,7 +295,7 @@ class Boto3Transport:
         Raises: InvokeUncertainError when it cannot be asked at the moment.
         """
         from botocore.awsrequest import AWSRequest
-        from botocore.exceptions import HTTPClientError
+        from botocore.exceptions import BotoCoreError
 
         client = self.client
         url = str(client.meta.endpoint_url)
@@ -307,7 +307,10 @@ class Boto3Transport:
         try:
             self._sign(request)
             answer = self._plain_http().send(request.prepare())
-        except (HTTPClientError, OSError) as e:
+        except (
+            BotoCoreError,
+            OSError,
+        ) as e:  # its connection errors share no other base with its other transport errors
             raise InvokeUncertainError(str(e)) from e
         if answer.status_code >= 500 or answer.status_code == 429:
             raise InvokeUncertainError(f"the runtime answered with status {answer.status_code}")
