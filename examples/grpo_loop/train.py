@@ -155,7 +155,7 @@ def train_on(
         part = rows[minibatch :: config.minibatches]
         if not part:
             continue
-        batch = build_batch(part, pad_id, model.device)
+        batch = build_batch(part, pad_id, next(model.parameters()).device)
         # Every token of the step weighs the same, whichever minibatch it falls into.
         logprobs_BT = token_logprobs(model, batch.token_ids_BT)
         loss, facts = grpo_loss(logprobs_BT, batch, trained / config.minibatches, config)

@@ -50,7 +50,8 @@ def test_what_no_command_line_can_hold_is_400(server: Server, session_id: str, c
     with pytest.raises(ClientError) as error:
         events(server, session_id, command)
     assert error.value.response["Error"]["Code"] == "ValidationException"
-    assert error.value.response["fieldList"][0]["name"] == "command"
+    if "\0" in command:  # half a surrogate pair is no JSON, so no field is known
+        assert error.value.response["fieldList"][0]["name"] == "command"
     assert server.session(session_id) is None
 
 

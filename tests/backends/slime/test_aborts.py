@@ -149,7 +149,8 @@ def check(capture: SessionCapture, seen: list[tuple[int, int, str]], journal: li
     whole = [turn.turn_id for turn in capture.turns if turn.why_untrainable() is None]
     assert all(lines[name]["finish"] != "abort" for name in whole)
     # Each finished call exactly once, but for answers that found their agent gone and were asked for anew.
-    assert len(set(trained)) == len(trained) == len(whole) - trajectory.report.superseded_turns
+    lost = trajectory.report.superseded_turns + trajectory.report.untrainable_reasons.get("not_delivered", 0)
+    assert len(set(trained)) == len(trained) == len(whole) - lost
     assert set(trained) <= set(whole)
     found["trained"] = len(trained)
     return found

@@ -149,9 +149,11 @@ class Bridge:
         if output.routed_experts is not None:
             meta["routed_experts"] = self._experts(output.routed_experts, len(prompt_ids) + len(ids) - 1)
         answers = [{"index": 0, "output_ids": ids, "meta_info": meta}]
-        if oldest is not None and oldest != newest:
-            first: dict[str, Any] = {"weight_version": int(oldest), "finish_reason": None, "output_token_logprobs": []}
-            answers.insert(0, {"index": 0, "output_ids": [], "meta_info": first})
+        if oldest is not None and oldest != newest and ids:
+            sampled = meta.get("output_token_logprobs", [])[:1]
+            first: dict[str, Any] = {"weight_version": int(oldest), "finish_reason": None}
+            first["output_token_logprobs"] = sampled
+            answers.insert(0, {"index": 0, "output_ids": ids[:1], "meta_info": first})
         return answers
 
     def _experts(self, experts: Any, rows: int) -> str:
