@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -36,12 +37,14 @@ from typing import Any
 from agentcore_rl_toolkit.client import Deadlines, RolloutClient, WatchSettings
 from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS
 from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen
 from agentcore_rl_toolkit.runtime.isolation import cgroups
 from agentcore_rl_toolkit.store import open_store
 
 AGENT = Path(__file__).parents[1] / "examples" / "strands_math_agent" / "rl_app.py"
 BUCKET = "rollouts"
+ADMIN_KEY = secrets.token_urlsafe(16)  # its file would lie in the services' own temporary folder
 MODEL_CALLS = 2  # of one rollout
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -74,7 +77,7 @@ class Stack:
         self.temporary = folder / "t"  # short: sockets live below it
         self.temporary.mkdir()
         self.state = folder / "state"
-        self.environment = {**os.environ, **TEST_CREDENTIALS, "TMPDIR": str(self.temporary)}
+        self.environment = {**os.environ, **TEST_CREDENTIALS, "TMPDIR": str(self.temporary), ADMIN_KEY_ENV: ADMIN_KEY}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.s3_url = ""
         self.roots: list[str] = []
@@ -225,7 +228,7 @@ async def rollouts(
     kill: bool,
 ) -> dict[str, Any]:
     arn, url = info["agents"]["math"], info["url"]
-    gateway = GatewayClient(gateway_url)
+    gateway = GatewayClient(gateway_url, admin_key=ADMIN_KEY)
     opened: dict[str, str] = {}
 
     async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
