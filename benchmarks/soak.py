@@ -42,7 +42,7 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.client import ADMIN_KEY_ENV
 from soak_load.chaos import ROLES, Chaos, plan
 from soak_load.checks import Check, Found, check, flat, outcomes, turns
-from soak_load.stack import PR_SET_CHILD_SUBREAPER, SERVERS, Stack
+from soak_load.stack import DISK, PR_SET_CHILD_SUBREAPER, SERVERS, Stack, release_disk
 
 QUICK, FULL = 500, 20_000
 QUICK_S, FULL_S = 50.0, 1_500.0
@@ -118,7 +118,6 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if not any(left.values()):
             break
         await asyncio.sleep(0.1)
-    stack.close()
     for what, items in left.items():
         for item in items[:5]:
             print(f"  left: {what}: {item}")
@@ -254,6 +253,7 @@ def main() -> None:
     try:
         result = asyncio.run(soak(options, folder))
     finally:
+        release_disk(folder / DISK)
         if options.keep:
             print(f"files: {folder} (what was on the full disk is gone with this process)")
         else:

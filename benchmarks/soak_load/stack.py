@@ -27,7 +27,7 @@ SERVERS = ("s3", "model", "gateway", "runtime")
 CLOCKS = ("s3", "gateway", "runtime", "trainer")  # whose wall clocks are stepped
 PR_SET_CHILD_SUBREAPER, CLONE_NEWNS, MS_REC, MS_PRIVATE = 36, 0x20000, 16384, 1 << 18
 MNT_DETACH = 2
-DISK_MB = 1024
+DISK, DISK_MB = "disk", 1024
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ def private_disk(folder: Path) -> str | None:
     return None
 
 
+def release_disk(folder: Path) -> None:
+    """Unmount it, if it was mounted, so that the folder can be removed."""
+    ctypes.CDLL(None).umount2(str(folder).encode(), MNT_DETACH)
+
+
 class Stack:
     """``folder`` holds all files; below ``disk`` lie the gateway's store and the objects."""
 
@@ -73,7 +78,7 @@ class Stack:
         self.temporary.mkdir()  # short: sockets live below it
         self.seen.mkdir()
         self.seen.chmod(0o777)
-        self.disk = folder / "disk"
+        self.disk = folder / DISK
         self.no_disk = private_disk(self.disk)
         self.processes = {name: Process(name) for name in (*SERVERS, "trainer")}
         self.measures: dict[str, list[Measure]] = {}
@@ -85,11 +90,6 @@ class Stack:
             "TMPDIR": str(self.temporary),
             ADMIN_KEY_ENV: secrets.token_urlsafe(24),
         }
-
-    def close(self) -> None:
-        """Let go of the disk, so that the folder can be removed."""
-        if self.no_disk is None:
-            ctypes.CDLL(None).umount2(str(self.disk).encode(), MNT_DETACH)
 
     # -- starting
     def _environment(self, name: str) -> dict[str, str]:
