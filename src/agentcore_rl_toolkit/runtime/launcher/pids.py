@@ -16,6 +16,9 @@ class Children:
     def outer(self, inner: int) -> int | None:
         """A new child's process id here. None where the kernel does not tell, or it is gone."""
         alive = linux.children(self.parent)
+        met = self._known.get(inner)  # while one that was started before it was looked for
+        if met in alive and _numbers(met)[self._depth - 1 : self._depth] == [inner]:
+            return met
         known = set(self._known.values())
         for pid in reversed(alive):
             if pid not in known:
