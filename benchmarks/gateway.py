@@ -49,10 +49,10 @@ def runs(server: Server, *, quick: bool) -> dict[str, Callable[[], Told]]:
     for dialect in ("Anthropic", "Responses"):
         found[f"history, {dialect}"] = lambda d=dialect: scenarios.history(server, 200, 100_000, dialect=d)  # type: ignore[misc]
     found["many connections"] = lambda: pressure.many_connections(server, KINDS, 3, 3)
-    found["two processes"] = lambda: pressure.two_processes(server, KINDS[2], 5, 3)
+    found["two gateways"] = lambda: pressure.two_gateways(server, KINDS[2], 5, 3)
     held = pressure.SHARE
-    found["two processes, each held to a share"] = lambda: pressure.two_processes(server, KINDS[2], 5, 3, share=held)
-    found["two processes, rendered here"] = lambda: pressure.two_processes(server, KINDS[2], 5, 3, "ours+tok")
+    found["two gateways, each held to a share"] = lambda: pressure.two_gateways(server, KINDS[2], 5, 3, share=held)
+    found["two gateways, rendered here"] = lambda: pressure.two_gateways(server, KINDS[2], 5, 3, "ours+tok")
     for agents, shape in pressure.REALISTIC_LOADS:
         found[f"{agents} agents, {shape}"] = lambda a=agents, s=shape: pressure.realistic(a, s, 12)  # type: ignore[misc]
     found["memory"] = lambda: scenarios.memory(server, 2500, 40)

@@ -51,7 +51,6 @@ class Served:
 
 SERVERS = {
     "gateway": (("gateway", "serve"), "/healthz"),
-    "gateway of two processes": (("gateway", "serve", "--workers", "2"), "/healthz"),
     "policy": (("policy", "serve"), "/health"),
     "runtime": (("runtime", "serve", "--agent", f"probe={AGENT}"), "/_local/status"),
     "s3": (("s3", "serve"), "/"),
@@ -211,9 +210,8 @@ async def test_websocket_handshakes_are_refused_to_web_pages(tmp_path: Path, pat
     stopped_by="a gateway without an admin key makes one, in a file that only its user can read",
     leaves="--no-admin-key turns it off; a Gateway made in one's own Python has no key unless it is given one",
 )
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_gateway_is_administered_with_its_key_only(tmp_path: Path, workers: str) -> None:
-    with serving("gateway", tmp_path, "--workers", workers) as served:
+def test_a_gateway_is_administered_with_its_key_only(tmp_path: Path) -> None:
+    with serving("gateway", tmp_path) as served:
         for method, path in (
             ("POST", "/admin/sessions"),
             ("POST", "/admin/fetch"),

@@ -15,7 +15,7 @@ from .table import KINDS, Kind, Row, find
 
 W64, S64, W1024, S1024 = KINDS
 Scenarios = Mapping[str, Mapping[str, float]]
-_SCALES = 1.7  # times the requests/s of one process, for two
+_SCALES = 1.7  # times the requests/s of one gateway, for two
 
 
 @dataclass(frozen=True)
@@ -114,24 +114,24 @@ def _realistic(scenarios: Scenarios) -> list[Check]:
 
 
 _TWO = {
-    "two processes, each held to a share": f"1,024 tokens, each process held to {SHARE:.0%} of a core",
-    "two processes, rendered here": "1,024 tokens, rendered here",
+    "two gateways, each held to a share": f"1,024 tokens, each held to {SHARE:.0%} of a core",
+    "two gateways, rendered here": "1,024 tokens, rendered here",
 }
 
 
 def _two(scenarios: Scenarios) -> list[Check]:
-    """What a second process adds where there is room for it.
+    """What a second gateway adds where there is room for it.
 
     With neither held to a share, answers that are relayed are a check only on a machine with enough cores for load, server
-    and two gateway processes; on others the scenario's line says how much room there was.
+    and two gateways; on others the scenario's line says how much room there was.
     """
     found = []
-    free = scenarios.get("two processes", {})
-    kinds = {**_TWO, "two processes": "1,024 tokens"} if free and free["most"] >= _SCALES else _TWO
+    free = scenarios.get("two gateways", {})
+    kinds = {**_TWO, "two gateways": "1,024 tokens"} if free and free["most"] >= _SCALES else _TWO
     for name, what in kinds.items():
         told = scenarios.get(name, {})
         room = f"there is room for {told['most']:.2f}" if told else ""
-        found.append(Check(f"requests/s, two processes / one, {what}", told.get("ratio"), _SCALES, True, room))
+        found.append(Check(f"requests/s, two gateways / one, {what}", told.get("ratio"), _SCALES, True, room))
     return found
 
 

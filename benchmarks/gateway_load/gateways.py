@@ -28,7 +28,6 @@ MEANING = {
     "toolkit": f"{PEERS['toolkit']}, vLLM backend, a renderer that costs nothing; streams are whole answers cut in three",
     "ours+tok": "this gateway rendering and tokenising prompts itself (--model), which `ours` and `rllm` leave to the server",
 }
-HISTORY_MB = 128  # the gateway's default
 SESSIONS = 2000
 
 # Its renderer hands out ready ids: what is measured is the gateway, not a tokenizer.
@@ -102,7 +101,6 @@ def gateway(
     server: Server,
     *,
     sessions: int = SESSIONS,
-    workers: int = 1,
     core: int | None = GATEWAY_CORE,
 ) -> Iterator[Target]:
     """Start one of `NAMES` in front of an inference server."""
@@ -155,10 +153,6 @@ def gateway(
             command += ["--upstream", server.url, "--store", str(folder / "store"), "--ready-file", str(ready)]
             if name == "ours+tok":
                 command += ["--model", str(WEIGHTS)]
-            if (
-                workers > 1
-            ):  # twice the calls leave twice the histories: as much memory for each process as for one alone
-                command += ["--workers", str(workers), "--history-mb", str(HISTORY_MB * workers)]
             with said.open("wb") as stderr, process(command, core=core, **{**quiet, "stderr": stderr}) as running:
                 deadline = time.monotonic() + 60
                 while not ready.exists():
@@ -168,7 +162,6 @@ def gateway(
                 target = Target(name, json.loads(ready.read_text())["url"], running.pid, rows)
                 ids = [f"bench-session-{i:06d}-{'x' * 24}" for i in range(sessions)]
                 told = target.ask("/admin/sessions", {"session_ids": ids})["sessions"]
-                told.sort(key=lambda s: s["session_id"])  # not by process
                 rows.write_text(
                     "".join(f"/sessions/{s['session_id']}/v1/chat/completions {s['api_key']}\n" for s in told)
                 )

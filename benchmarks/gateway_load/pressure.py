@@ -1,15 +1,17 @@
 """Loads on our gateway that are compared with themselves: with it and without, few and many connections, one and two
-processes."""
+gateways."""
 
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 from .gateways import Target, gateway
-from .processes import GATEWAY_CORE, LOAD_CORE, Server, cpu_s, family, settle, upstream
+from .processes import GATEWAY_CORE, LOAD_CORE, Server, cpu_s, settle, upstream
 from .shares import held
 from .table import KINDS, LONGEST_S, Kind, median
 from .wrk import Load, load
@@ -125,36 +127,50 @@ def realistic(agents: int, shape: str, seconds: float) -> dict[str, float]:
 
 
 SHARE = (
-    0.4  # of a core for each process that is held: two of them leave load and server more than they need of two cores
+    0.4  # of a core for each gateway that is held: two of them leave load and server more than they need of two cores
 )
 
 
-def two_processes(
+def _load_both(targets: Sequence[Target], kind: Kind, connections: int, seconds: float) -> tuple[float, int, float]:
+    """Requests/s, requests and the load's CPU seconds, with the connections spread over all gateways at the same time."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+
+    def one(target: Target) -> Load:
+        share = connections // len(targets)
+        return _load(target, kind, share, seconds, core=None, own_sessions=True, calls=200)
+
+    with ThreadPoolExecutor(len(targets)) as pool:
+        loads = list(pool.map(one, targets))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return sum(load.rps for load in loads), sum(load.requests for load in loads), cpu
+
+
+def two_gateways(
     server: Server, kind: Kind, rounds: int, seconds: float, name: str = "ours", share: float | None = None
 ) -> dict[str, float]:
-    """Requests/s of one process and of two in turns, nothing pinned: load, server and gateway share all cores.
+    """Requests/s of one gateway and of two in turns, nothing pinned: load, server and gateways share all cores.
 
-    `most` is the ratio that the machine has room for: with two cores a second process has what load and server leave of
-    the second one, and for answers that are relayed those need a third of it. With `share` every process of the gateway
-    is held to that part of a core, so that there is room for all of them; nothing where the machine does not allow it.
+    `most` is the ratio that the machine has room for: with two cores a second gateway has what load and server leave of
+    the second one, and for answers that are relayed those need a third of it. With `share` every gateway is held to that
+    part of a core, so that there is room for both; nothing where the machine does not allow it.
     """
     with ExitStack() as stack:
-        targets = {n: stack.enter_context(gateway(name, server, workers=n, core=None)) for n in (1, 2)}
-        if share is not None:
-            pids = [pid for target in targets.values() for pid in family(target.pid or 0)]
-            if not stack.enter_context(held(pids, share)):
-                return {}
+        both = [stack.enter_context(gateway(name, server, core=None)) for _ in range(2)]
+        if share is not None and not stack.enter_context(held([target.pid or 0 for target in both], share)):
+            return {}
         rps: dict[int, list[float]] = {1: [], 2: []}
         cpu: dict[int, list[float]] = {1: [], 2: []}
         rest: list[float] = []
         for turn in range(rounds + 1):
-            for count, target in targets.items():
-                before, served = cpu_s(target.pid or 0), cpu_s(server.pid)
-                told = _load(target, kind, 64, seconds if turn else 1, core=None, own_sessions=True, calls=200)
+            for count in (1, 2):
+                targets = both[:count]
+                before, served = sum(cpu_s(t.pid or 0) for t in targets), cpu_s(server.pid)
+                each, requests, load_s = _load_both(targets, kind, 64, seconds if turn else 1)
                 if turn:
-                    rps[count].append(told.rps)
-                    cpu[count].append((cpu_s(target.pid or 0) - before) * 1000 / told.requests)
-                    rest.append((cpu_s(server.pid) - served + told.cpu_s) * 1000 / told.requests)
+                    rps[count].append(each)
+                    cpu[count].append((sum(cpu_s(t.pid or 0) for t in targets) - before) * 1000 / requests)
+                    rest.append((cpu_s(server.pid) - served + load_s) * 1000 / requests)
     cores, gateway_ms, rest_ms = os.cpu_count() or 1, median(cpu[2]), median(rest)
     limit = cores * 1000 / (gateway_ms + rest_ms)
     if share is not None:

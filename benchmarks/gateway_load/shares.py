@@ -1,7 +1,7 @@
 """Processes held to a share of a core each, by the kernel's CPU quotas.
 
-On a machine with few cores a second gateway process gets only what load and inference server leave of them, so two
-processes in a race without rules tell how many cores there are. Held to the same share each, with load and server free,
+On a machine with few cores a second gateway gets only what load and inference server leave of them, so two
+gateways in a race without rules tell how many cores there are. Held to the same share each, with load and server free,
 they tell what the second one adds.
 """
 

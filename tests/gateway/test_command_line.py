@@ -44,7 +44,6 @@ def test_a_number_that_makes_no_sense_is_refused_by_its_option(option: str, valu
     assert f"Invalid value for '{option}'" in done.output
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -55,10 +54,17 @@ def test_a_number_that_makes_no_sense_is_refused_by_its_option(option: str, valu
         (["--ready-file", "/nonexistent/ready.json"], "ready file"),
     ],
 )
-def test_what_cannot_be_used_is_said_before_anything_is_served(options: list[str], said: str, workers: str) -> None:
-    done = CliRunner().invoke(group, ["serve", "--workers", workers, *options])
+def test_what_cannot_be_used_is_said_before_anything_is_served(options: list[str], said: str) -> None:
+    done = CliRunner().invoke(group, ["serve", *options])
     assert isinstance(done.exception, ConfigError)
     assert said in str(done.exception)
+
+
+def test_a_store_of_several_processes_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "processes").write_text("3")
+    done = CliRunner().invoke(group, ["serve", "--store", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError)
+    assert "written by several processes of version 0.3.0" in str(done.exception)
 
 
 def test_a_store_that_is_a_file_is_said(tmp_path: Path) -> None:

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +14,6 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.backends.tinker.listening import Answer, Asked
 from agentcore_rl_toolkit.backends.tinker.testing import ScriptedModel, TinkerServer
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import Fault
 
@@ -83,10 +77,6 @@ async def opened(gateway: Gateway) -> SessionHandle:
 async def say(session: SessionHandle) -> Any:
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         return await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "What is 2 + 3?"}])
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def until(reached: Callable[[], bool]) -> None:
@@ -193,50 +183,3 @@ async def test_an_agent_is_not_told_that_its_request_is_wrong_when_a_service_kee
     services[0].fail("asample", *[404] * 20)
     with pytest.raises(openai.InternalServerError, match="loses every session"):
         await say(session)
-
-
-@pytest.mark.parametrize("trouble", ["the service is away", "it has these weights no more"])
-async def test_a_process_that_dies_comes_back_whatever_is_the_matter_with_the_service(
-    services: list[Service], tmp_path: Path, trouble: str
-) -> None:
-    service, ready = services[0], tmp_path / "ready.json"
-    line = [
-        sys.executable,
-        "-m",
-        "agentcore_rl_toolkit.cli",
-        "gateway",
-        "serve",
-        "--engine",
-        "tinker",
-        "--workers",
-        "2",
-    ]
-    line += ["--upstream", service.url, "--upstream-key", "tml-test", "--model", str(MODEL), "--sampler", NEW]
-    line += ["--store", str(tmp_path / "store"), "--ready-file", str(ready), "--weight-version", "1"]
-    process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.PIPE)
-    try:
-        async with asyncio.timeout(60):
-            while not ready.exists():
-                assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
-                await asyncio.sleep(0.02)
-        client = GatewayClient(json.loads(ready.read_text())["url"])
-        names = [new_session_id() for _ in range(8)]
-        await client.create_sessions_async(names)
-        if trouble == "the service is away":
-            await service.stop()
-        else:
-            service.scripted.saved.clear()
-        [second] = set(children_of(process.pid)) - {(await client.stats_async())["pid"]}
-        os.kill(second, signal.SIGKILL)
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    assert len(await client.fetch_async(names)) == 8
-                    break
-                except GatewayError:  # it is not back yet
-                    assert process.poll() is None
-                    await asyncio.sleep(0.1)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, told = await asyncio.to_thread(process.communicate, timeout=30)
-        assert process.returncode == 0, told.decode()

@@ -37,7 +37,7 @@ def group() -> None:
     cls=Command,
     sections={
         "Inference servers": ("upstreams", "engine", "upstream_key", "model_dir", "model_id"),
-        "This server": ("store_dir", "host", "port", "admin_key", "workers"),
+        "This server": ("store_dir", "host", "port", "admin_key"),
     },
 )
 @click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Inference server; repeat for several.")
@@ -115,7 +115,7 @@ def group() -> None:
     type=click.IntRange(1),
     default=200_000,
     show_default=True,
-    help="Sessions at a time (per process).",
+    help="Sessions at a time.",
 )
 @click.option(
     "--model",
@@ -146,7 +146,6 @@ def group() -> None:
     show_default=True,
     help="Memory for the tokens of quiet sessions, with --model; what is beyond it is read back from the store.",
 )
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes behind the port.")
 @click.option(
     "--weight-version", type=click.IntRange(0), default=None, help="Version of the weights the upstreams start with."
 )
@@ -184,7 +183,6 @@ def serve(
     context_tokens: int | None,
     default_max_tokens: int,
     history_mb: float,
-    workers: int,
     weight_version: int | None,
 ) -> None:
     """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them."""
@@ -242,11 +240,6 @@ def serve(
             sessions=max_sessions,
         ),
     )
-    if workers > 1:
-        from ..gateway.processes.workers import serve_sharded
-
-        serve_sharded(config, workers, ready_file=ready_file, parent_pid=parent_pid, make_key=not no_admin_key)
-        return
     try:
         import uvloop
 

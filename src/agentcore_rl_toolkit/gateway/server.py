@@ -9,7 +9,6 @@ import itertools
 import logging
 import secrets
 import shutil
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +30,6 @@ from .errors import RequestError
 from .http.accept import Acceptor, listen
 from .http.connection import SCRATCH, AgentConnection
 from .http.messages import Request, error_reply, retry_after
-from .processes.sharding import Shard
 from .sessions.registry import Session, Sessions, store_secret
 from .sessions.settings import SessionSettings, check_sampling
 from .store import temporary
@@ -66,13 +64,12 @@ class Gateway:
 
     token_call: Callable[[AgentConnection, Session, str], Call]
 
-    def __init__(self, config: GatewayConfig, *, shard: Shard | None = None, secret: bytes | None = None) -> None:
+    def __init__(self, config: GatewayConfig) -> None:
         try:
             check_sampling(config.sampling_params)
         except RequestError as e:
             raise ConfigError(str(e)) from e
         self.config = config
-        self.shard = shard
         self.limits = config.limits
         self.counters: Counter[str] = Counter()
         self.hosts = HostCheck((config.host,), config.allowed_hosts)
@@ -96,13 +93,17 @@ class Gateway:
         if directory is None:
             directory = self._temporary = temporary.make()
         path = Path(directory)
+        if (path / "processes").exists():
+            raise ConfigError(
+                f"{path} was written by several processes of version 0.3.0 (--workers); `agentcore-rl gateway export` reads "
+                "it; serve from a new --store"
+            )
         try:
             self.journal = Journal(path, fsync=config.fsync)
             self.journal.dated = lambda written_s: moments(written_s, config.retention_s)
-            self.secret = secret or store_secret(path)
             self.sessions = Sessions(
                 self.journal,
-                secret=self.secret,
+                secret=store_secret(path),
                 limit=self.limits.sessions,
                 defaults=SessionSettings(sampling_params=dict(config.sampling_params), model_id=config.model_id),
             )
@@ -119,12 +120,10 @@ class Gateway:
         self.tinker: TinkerServices | None = None
         if config.model_dir is not None:
             self._load_model(config.model_dir)
-        kept = None if self._temporary is not None else path
-        self.state = StateFile(kept) if shard is None else StateFile(shard.store, writes=shard.index == 0)
-        self.state.take_up(self, again=shard is not None and shard.again)
+        self.state = StateFile(None if self._temporary is not None else path)
+        self.state.take_up(self)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
         self._server: Acceptor | None = None
-        self._private: Acceptor | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     def _load_model(self, directory: str) -> None:
@@ -143,23 +142,17 @@ class Gateway:
 
     # -- life
 
-    async def start(self, *, sock: socket.socket | None = None) -> None:
+    async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self.journal.start(loop)
         try:
-            listening = sock or listen(self.config.host, self.config.port)
+            listening = listen(self.config.host, self.config.port)
         except ConfigError:
             self.journal.close()
             raise
-        if self.shard is not None:
-            await self.shard.start(self)
         self._server = Acceptor(listening, lambda: AgentConnection(self))
         self.url = self._server.url
         self._ticker = loop.create_task(self._tick())
-
-    def start_private(self, sock: socket.socket) -> None:
-        """Listen to the other processes of a sharded gateway."""
-        self._private = Acceptor(sock, lambda: AgentConnection(self, private=True))
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
@@ -167,10 +160,6 @@ class Gateway:
             return
         self._server.close()
         self._server = None
-        if self._private is not None:
-            self._private.close()
-        if self.shard is not None:
-            self.shard.stop()
         for conn in list(self.connections):
             conn.finish()
         await self._until(lambda: not self.running, grace_s)
@@ -308,8 +297,6 @@ class Gateway:
         session = self.sessions.find(name)
         if session is not None:
             return session
-        if self.shard is not None:
-            self.shard.must_be_here(request)
         if self.config.implicit_sessions and not self.sessions.deleted_before(unquote_to_bytes(name)):
             try:
                 return self.sessions.create(unquote_to_bytes(name).decode(), SessionSettings())
@@ -334,8 +321,6 @@ class Gateway:
         )
 
     def is_admin(self, request: Request) -> bool:
-        if self.shard is not None and request.shows(self.shard.key.encode()):
-            return True
         if self._admin_key is None:
             return is_loopback(self.config.host)
         given = request.headers.get(b"x-admin-key")

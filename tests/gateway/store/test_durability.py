@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -117,13 +116,8 @@ class Served:
         return dict(json.loads(self.ready.read_text()))
 
     def kill(self) -> None:
-        """Kill the process, and those it has started."""
-        pids = json.loads(self.ready.read_text()).get("workers", []) if self.ready.exists() else []
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 def text_of(reply: bytes) -> str:
@@ -143,36 +137,29 @@ class Agents:
     def __init__(self, count: int) -> None:
         self.ids = [new_session_id() for _ in range(count)]
         self.seen: dict[str, list[bytes]] = {}
-        self.stopping = False
 
-    async def work(self, session: SessionHandle, streamed: bool, *, gives_up: bool) -> None:
+    async def work(self, session: SessionHandle, streamed: bool) -> None:
         body = {"model": "m", "messages": USER, "stream": streamed, "max_tokens": 40}
         url = session.base_url + "/chat/completions"
-        while not self.stopping:
+        while True:
             got = b""
             try:
                 async for piece in stream("POST", url, body=body, key=session.api_key, timeout_s=10):
                     got += piece
             except GatewayError:
                 if b'"finish_reason":"' not in got:  # not answered: it may be stored or not
-                    if gives_up:
-                        return
-                    await asyncio.sleep(0.05)
-                    continue
+                    return
             self.seen.setdefault(session.session_id, []).append(got)
 
-    async def start(self, url: str, *, gives_up: bool = True) -> list[asyncio.Future[None]]:
+    async def start(self, url: str) -> list[asyncio.Future[None]]:
         sessions = await GatewayClient(url).create_sessions_async(self.ids)
-        return [asyncio.ensure_future(self.work(s, i % 2 == 0, gives_up=gives_up)) for i, s in enumerate(sessions)]
+        return [asyncio.ensure_future(self.work(s, i % 2 == 0)) for i, s in enumerate(sessions)]
 
-    async def see(self, more: int, *, each: bool = False) -> None:
-        """Until so many more replies have arrived, to all agents together or to each."""
-        before = {name: len(self.seen.get(name, ())) for name in self.ids}
+    async def see(self, more: int) -> None:
+        """Until so many more replies have arrived, to all agents together."""
+        wanted = more + sum(map(len, self.seen.values()))
         async with asyncio.timeout(60):
-            while True:
-                arrived = [len(self.seen.get(name, ())) - count for name, count in before.items()]
-                if (min(arrived) if each else sum(arrived)) >= more:
-                    return
+            while sum(map(len, self.seen.values())) < wanted:  # noqa: ASYNC110  (other tasks)
                 await asyncio.sleep(0.01)
 
     async def check(self, url: str, *, texts: bool) -> int:
@@ -210,27 +197,6 @@ async def test_every_turn_an_agent_saw_answered_survives_kill_9_exactly_once(tmp
         finally:
             if served is not None:
                 served.kill()
-
-
-@pytest.mark.slow
-async def test_turns_survive_the_death_of_one_process_of_several_and_of_all(tmp_path: Path) -> None:
-    store, ready, agents = tmp_path / "store", tmp_path / "ready.json", Agents(8)
-    more = ("--workers", "2")
-    async with ScriptedEngine(tokens=6) as engine:
-        served = Served(engine.url, store, ready, *more)
-        try:
-            running = await agents.start((await served.told())["url"], gives_up=False)
-            for victim in (0, 1, 0):
-                await agents.see(32)
-                os.kill((await served.told())["workers"][victim], signal.SIGKILL)
-            await agents.see(2, each=True)
-            agents.stopping = True
-            served.kill()
-            await asyncio.gather(*running)
-            served = Served(engine.url, store, ready, *more)
-            assert await agents.check((await served.told())["url"], texts=True) > 100
-        finally:
-            served.kill()
 
 
 @pytest.mark.slow

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +21,6 @@ from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.admin.health import NAME
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.processes.sharding import shard_of
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
@@ -76,22 +73,10 @@ class Served:
         return dict(json.loads(self.ready.read_text()))
 
     def kill(self) -> None:
-        """No process of it has a chance to write anything."""
-        if self.process is None:
-            return
-        pids = json.loads(self.ready.read_text()).get("workers", []) if self.ready.exists() else []
-        for pid in (self.process.pid, *pids):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-
-    async def kill_one(self, index: int) -> None:
-        """Kill a process of several, and wait until another has its place."""
-        pids = (await self.told())["workers"]
-        os.kill(pids[index], signal.SIGKILL)
-        async with asyncio.timeout(60):
-            while (await self.told())["workers"][index] == pids[index]:  # noqa: ASYNC110  (another process)
-                await asyncio.sleep(0.02)
+        """It has no chance to write anything."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
 
 
 @pytest.fixture
@@ -101,23 +86,19 @@ async def served(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[Served
     made.kill()
 
 
-@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one", "two"])
-async def test_version_and_pause_are_there_after_everything_was_killed(
-    served: Served, workers: tuple[str, ...]
-) -> None:
-    client = await served.start(*workers)
+async def test_version_and_pause_are_there_after_everything_was_killed(served: Served) -> None:
+    client = await served.start()
     sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
-    assert not workers or {shard_of(s.session_id.encode(), 2) for s in sessions} == {0, 1}
     await client.set_weight_version_async(7)
     await client.pause_async(arriving="reject")
     served.kill()
-    client = await served.start(*workers)
+    client = await served.start()
     stats = await client.stats_async()
     assert (stats["weight_version"], (await client.health_async())["paused"]) == (7, True)
     assert await asyncio.gather(*map(ask, sessions)) == [429] * 6
     await client.pause_async(arriving="hold")
     served.kill()
-    client = await served.start(*workers)
+    client = await served.start()
     held = [asyncio.ensure_future(ask(s)) for s in sessions]
     async with asyncio.timeout(30):
         while (await client.stats_async())["held"] < 6:  # noqa: ASYNC110  (another process)
@@ -126,23 +107,20 @@ async def test_version_and_pause_are_there_after_everything_was_killed(
     assert await asyncio.gather(*held) == [200] * 6
     assert await versions(client, *sessions) == [7] * 6
     served.kill()
-    client = await served.start(*workers)
+    client = await served.start()
     assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
     assert await versions(client, *sessions) == [7] * 6
 
 
-@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one", "two"])
-async def test_a_version_at_the_command_line_wins_and_is_what_is_known_from_then_on(
-    served: Served, workers: tuple[str, ...]
-) -> None:
-    client = await served.start(*workers)
+async def test_a_version_at_the_command_line_wins_and_is_what_is_known_from_then_on(served: Served) -> None:
+    client = await served.start()
     await client.set_weight_version_async(7)
     await client.pause_async(arriving="reject")
     served.kill()
-    client = await served.start(*workers, "--weight-version", "3")
+    client = await served.start("--weight-version", "3")
     assert (await client.stats_async())["weight_version"] == 3
     served.kill()
-    client = await served.start(*workers)
+    client = await served.start()
     assert (await client.stats_async())["weight_version"] == 3
     assert (await client.health_async())["paused"]  # the option said nothing of a pause
     await client.resume_async()
@@ -151,32 +129,14 @@ async def test_a_version_at_the_command_line_wins_and_is_what_is_known_from_then
     assert await versions(client, *sessions) == [3] * 6
 
 
-async def test_a_process_that_died_goes_on_with_what_was_set_last_whatever_the_command_line_says(
-    served: Served,
-) -> None:
-    client = await served.start("--workers", "2", "--weight-version", "3")
-    sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
-    assert {shard_of(s.session_id.encode(), 2) for s in sessions} == {0, 1}
-    await client.set_weight_version_async(7)
-    for index in (1, 0):
-        await served.kill_one(index)
-        assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
-        assert await versions(client, *sessions) == [7] * 6
-    served.kill()
-    client = await served.start("--workers", "2")
-    assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
-    assert await versions(client, *sessions) == [7] * 6
-
-
-@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one", "two"])
-async def test_a_temporary_store_keeps_nothing(served: Served, workers: tuple[str, ...]) -> None:
-    client = await served.start(*workers, "--weight-version", "3", store=False)
+async def test_a_temporary_store_keeps_nothing(served: Served) -> None:
+    client = await served.start("--weight-version", "3", store=False)
     await client.set_weight_version_async(7)
     await client.pause_async()
     assert list(served.folder.rglob("calls-*.log"))
     assert not list(served.folder.rglob(NAME))
     served.kill()
-    client = await served.start(*workers, store=False)
+    client = await served.start(store=False)
     assert (await client.stats_async())["weight_version"] is None
     assert not (await client.health_async())["paused"]
 

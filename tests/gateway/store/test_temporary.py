@@ -111,7 +111,7 @@ def store(parent: Path, name: str = "x") -> Path:
     return folder
 
 
-@pytest.mark.parametrize("words", [(), ("--model", MODEL), ("--workers", "2")])
+@pytest.mark.parametrize("words", [(), ("--model", MODEL)])
 async def test_what_a_killed_gateway_leaves_is_removed_a_day_later(
     engine: ScriptedEngine, serve: Serve, words: tuple[str, ...]
 ) -> None:
@@ -132,11 +132,11 @@ async def test_what_a_killed_gateway_leaves_is_removed_a_day_later(
     assert not gateway.folder.exists()
 
 
-async def test_a_sharded_gateway_removes_what_another_left_and_its_own_folder_when_it_stops(serve: Serve) -> None:
-    first = await serve("--workers", "2")
+async def test_a_gateway_removes_what_another_left_and_its_own_folder_when_it_stops(serve: Serve) -> None:
+    first = await serve()
     first.kill()
     age(first.folder)
-    second = await serve("--workers", "2")
+    second = await serve()
     assert not first.folder.exists()
     second.process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(second.process.wait, 20) == 0
@@ -161,7 +161,6 @@ def test_a_new_folder_is_private_and_old_stores_are_gone(tmp_path: Path, monkeyp
         "a link to a file",
         "calls without a lock",
         "a lock that is a link",
-        "notes",
     ],
 )
 def test_folders_that_are_more_or_less_than_a_store_stay(tmp_path: Path, what: str) -> None:
@@ -176,12 +175,9 @@ def test_folders_that_are_more_or_less_than_a_store_stay(tmp_path: Path, what: s
         (folder / "calls-00000002.log").symlink_to(outside)
     elif what == "calls without a lock":
         (folder / "lock").unlink()
-    elif what == "a lock that is a link":
+    else:
         (folder / "lock").unlink()
         (folder / "lock").symlink_to(outside)
-    else:
-        (folder / "shard-0").mkdir()
-        (folder / "shard-0" / "shard-1").mkdir()
     age(folder)
     before = sorted(folder.rglob("*"))
     assert temporary.sweep(tmp_path) == []

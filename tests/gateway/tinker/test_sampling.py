@@ -494,13 +494,11 @@ def test_tinker_needs_a_tokenizer_and_stands_alone() -> None:
         GatewayConfig(upstreams=(other,), sampler="tinker://x")
 
 
-async def test_the_command_line_serves_it_in_several_processes(
-    service: TinkerServer, model: ScriptedModel, tmp_path: Path
-) -> None:
+async def test_the_command_line_serves_it(service: TinkerServer, model: ScriptedModel, tmp_path: Path) -> None:
     path = "tinker://run/sampler_weights/one"
     model.saved[path] = 1
     ready = tmp_path / "ready.json"
-    words = ["gateway", "serve", "--engine", "tinker", "--model", str(MODEL), "--upstream", path, "--workers", "2"]
+    words = ["gateway", "serve", "--engine", "tinker", "--model", str(MODEL), "--upstream", path]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

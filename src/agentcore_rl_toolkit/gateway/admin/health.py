@@ -32,22 +32,16 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateFile:
-    """The state of a gateway in its store. ``directory`` None: the store is temporary, nothing is kept.
+    """The state of a gateway in its store. ``directory`` None: the store is temporary, nothing is kept."""
 
-    Of several processes all read it, and the one that ``writes`` is process 0, which every administrator's request reaches.
-    """
-
-    def __init__(self, directory: Path | None, *, writes: bool = True) -> None:
+    def __init__(self, directory: Path | None) -> None:
         self._path = None if directory is None else directory / NAME
-        self._writes = writes
         self._stored: State | None = None
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take_up(self, gateway: Gateway, *, again: bool) -> None:
-        """Go on with what was stored. What the configuration names wins, and is stored in its place, unless this is a
-        process that is started ``again`` beside others that run.
-        """
+    def take_up(self, gateway: Gateway) -> None:
+        """Go on with what was stored. What the configuration names wins, and is stored in its place."""
         stored = self._read()
         config, tinker = gateway.config, gateway.tinker
         named = config.weight_version is not None or config.sampler is not None
@@ -55,11 +49,11 @@ class StateFile:
             gateway.paused = stored.paused
             same = config.weight_version is None and config.sampler in (None, stored.sampler)
             # A sampler's version is not that of another engine's weights.
-            if (again or same) and (tinker is not None or stored.sampler is None):
+            if same and (tinker is not None or stored.sampler is None):
                 gateway.weight_version = stored.weight_version
                 if tinker is not None and stored.sampler is not None:
                     tinker.wanted = (stored.sampler, stored.weight_version)
-        if self._path is not None and self._writes and named and not again and _state_of(gateway) != stored:
+        if self._path is not None and named and _state_of(gateway) != stored:
             try:
                 self._write(self._path, _state_of(gateway))
             except OSError as e:
@@ -78,7 +72,7 @@ class StateFile:
 
     async def keep(self, gateway: Gateway) -> None:
         """Return when what holds now is on the disk. Raises: OSError."""
-        if self._path is None or not self._writes:
+        if self._path is None:
             return
         # Written to the end also when the administrator hangs up: the next one comes after it.
         task = asyncio.get_running_loop().create_task(self._keep(self._path, gateway))

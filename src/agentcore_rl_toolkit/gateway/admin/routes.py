@@ -15,12 +15,10 @@ from ..config import Engine, UpstreamConfig
 from ..errors import RequestError
 from ..http.messages import Request, decode_body, error_reply, reply, retry_after
 from ..http.structure import check_structure
-from ..processes.opening import CHECK, TAKE_BACK, TakeBack, take_back
-from ..processes.shared import shared_of
 from .metrics import exposition, snapshot
 from .models import ModelRoutes
 from .rllm import RLLMRoutes
-from .sessions import CreateSessions, SessionRoutes
+from .sessions import SessionRoutes
 
 if TYPE_CHECKING:
     from ..http.connection import AgentConnection
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _to_json = msgspec.json.Encoder().encode
-_AMONG = b"/admin/shared"  # what one process of a gateway asks another
 Handler = Callable[["AgentConnection", Request], Awaitable[None]]
 
 
@@ -69,9 +66,6 @@ class Admin:
             (b"POST", b"/admin/close"): self.sessions.close,
             (b"POST", b"/admin/delete"): self.sessions.delete,
             (b"GET", b"/admin/stats"): self._stats,
-            (b"GET", b"/admin/shared"): self._shared,
-            (b"POST", CHECK.encode()): self._check_opening,
-            (b"POST", TAKE_BACK.encode()): self._take_back,
             (b"GET", b"/admin/weight_version"): self._get_version,
             (b"POST", b"/admin/weight_version"): self._set_version,
             (b"POST", b"/admin/pause"): self._pause,
@@ -88,10 +82,7 @@ class Admin:
     def dispatch(self, conn: AgentConnection, request: Request) -> None:
         path = request.path
         if path in (b"/healthz", b"/health"):
-            if self._gateway.shard is None or conn.private:
-                self.answer(conn, request, 200, self._health())
-            else:
-                self.start(self.run(self._health_of_all, conn, request), conn)
+            self.answer(conn, request, 200, self._health())
             return
         if not self._gateway.is_admin(request):
             self.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
@@ -100,16 +91,6 @@ class Admin:
             check_structure(request.body)
         except RequestError as e:
             self.refuse(conn, request, e)
-            return
-        shard = self._gateway.shard
-        if shard is not None and not conn.private:
-            try:
-                shard.must_be_here(request)
-            except RequestError as e:
-                self.refuse(conn, request, e)
-                return
-        if shard is not None and not conn.private and shard.administers(path) and not path.startswith(_AMONG):
-            self.start(self.run(shard.administer, conn, request), conn)
             return
         if path == b"/metrics":
             text = exposition(self._gateway)
@@ -175,10 +156,6 @@ class Admin:
             "event_loop_lag_s": round(gateway.lag_s, 4),
         }
 
-    async def _health_of_all(self, conn: AgentConnection, request: Request) -> None:
-        shard, own = self._gateway.shard, self._health()
-        self.answer(conn, request, 200, own if shard is None else await shard.health(own))
-
     def start(self, work: Awaitable[None], conn: AgentConnection) -> None:
         """Run an answer as a task that ends when its connection does."""
         task = asyncio.ensure_future(work)
@@ -225,23 +202,6 @@ class Admin:
                 f"this holds, but the gateway cannot store it for a restart ({e.strerror or e}); try again",
                 kind="overloaded",
             ) from e
-
-    async def _shared(self, conn: AgentConnection, request: Request) -> None:
-        """What an administrator has changed, with the servers' keys."""
-        _among_processes(conn, request)
-        self.answer(conn, request, 200, shared_of(self._gateway))
-
-    async def _check_opening(self, conn: AgentConnection, request: Request) -> None:
-        _among_processes(conn, request)
-        asked = decode_body(request.body, CreateSessions)
-        asked.settings.check()
-        self._gateway.sessions.check(asked.session_ids)
-        self.answer(conn, request, 200, {})
-
-    async def _take_back(self, conn: AgentConnection, request: Request) -> None:
-        _among_processes(conn, request)
-        asked = decode_body(request.body, TakeBack)
-        self.answer(conn, request, 200, {"deleted": await take_back(self._gateway.sessions, asked)})
 
     async def _stats(self, conn: AgentConnection, request: Request) -> None:
         self.answer(conn, request, 200, snapshot(self._gateway))
@@ -303,9 +263,3 @@ class Admin:
         if worker is None:
             raise RequestError(f"there is no upstream {worker_id!r}", kind="not_found")
         self.answer(conn, request, 200, {"worker_id": worker_id, "removed": worker_id, "draining": worker.inflight})
-
-
-def _among_processes(conn: AgentConnection, request: Request) -> None:
-    """Raises: RequestError when it is not another process of this gateway that asks."""
-    if not conn.private:
-        raise RequestError(f"there is no route {request.path.decode()!r}", kind="not_found")

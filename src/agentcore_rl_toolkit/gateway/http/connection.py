@@ -11,7 +11,6 @@ import httptools
 
 from ..calls.dedup import not_taken
 from ..errors import RequestError
-from ..processes.sharding import wanted
 from .body import LongBody
 from .messages import CONTINUE, Request, error_reply, path_of, reply, retry_after, unconfirmed
 
@@ -33,12 +32,10 @@ class AgentConnection(asyncio.BufferedProtocol):
     """One client connection. ``call`` is the model call it is waiting for, ``task`` the administrative request."""
 
     __slots__ = (
-        "_begun",
         "_between",
         "_body",
         "_closing",
         "_counted",
-        "_early",
         "_expected",
         "_gateway",
         "_head_bytes",
@@ -52,7 +49,6 @@ class AgentConnection(asyncio.BufferedProtocol):
         "_reading",
         "_refused",
         "_scratch",
-        "_shard",
         "_silent",
         "_size",
         "_unconfirmed",
@@ -64,22 +60,17 @@ class AgentConnection(asyncio.BufferedProtocol):
         "head_since",
         "last_s",
         "paused_since",
-        "private",
         "task",
         "transport",
         "used",
         "writable",
     )
 
-    def __init__(self, gateway: Gateway, *, private: bool = False, begun: bytes = b"") -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._scratch = gateway.scratch
-        self.private = private
-        self._shard = None if private else gateway.shard
-        self._hosts = None if private else gateway.hosts
-        self._between = True  # no request has begun: the connection may still go to another process
-        self._early = b""
-        self._begun = begun  # what another process had read before it handed the connection on
+        self._hosts = gateway.hosts
+        self._between = True  # no request has begun
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[Request] = deque()
         self._url = b""
@@ -122,9 +113,6 @@ class AgentConnection(asyncio.BufferedProtocol):
         self.transport = transport
         self.transport.set_write_buffer_limits(high=WRITE_HIGH)
         self._gateway.adopt(self)
-        if self._begun:
-            begun, self._begun = self._begun, b""
-            self.take(begun)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._scratch if self._long is None else self._long.space()
@@ -135,23 +123,10 @@ class AgentConnection(asyncio.BufferedProtocol):
         if self._long is not None:
             self._take_on(self._long, nbytes)
             return
-        data = bytes(self._scratch[:nbytes])
-        if self._refused:
-            return
-        shard = self._shard
-        if shard is not None and self._between and not self.busy:
-            data, self._early = self._early + data, b""
-            if b"\r\n" not in data and len(data) < 8192:
-                self._early = data
-                return
-            target = wanted(data, shard.count)
-            if target is not None and target != shard.index:
-                shard.hand_on(self, data, target)
-                return
-        self.take(data)
+        if not self._refused:
+            self._take(bytes(self._scratch[:nbytes]))
 
-    def take(self, data: bytes) -> None:
-        """Read bytes that are for this process."""
+    def _take(self, data: bytes) -> None:
         self._silent += len(data)
         at = len(self._body)
         try:
@@ -198,7 +173,7 @@ class AgentConnection(asyncio.BufferedProtocol):
         self._parser = httptools.HttpRequestParser(self)
         head = [b"%b %b HTTP/1.1" % (method, self._url)]
         head += [b"%b: %b" % pair for pair in self._headers.items() if pair[0] not in (b"upgrade", b"connection")]
-        self.take(b"\r\n".join(head) + b"\r\n\r\n" + rest)
+        self._take(b"\r\n".join(head) + b"\r\n\r\n" + rest)
 
     def eof_received(self) -> None:
         if self.carried:
@@ -271,7 +246,7 @@ class AgentConnection(asyncio.BufferedProtocol):
             self._refuse_head()
             return
         hosts = self._hosts
-        if hosts is not None and (headers.get(b"host") not in hosts.known or b"origin" in headers):
+        if headers.get(b"host") not in hosts.known or b"origin" in headers:
             refusal = hosts.refusal(headers.get(b"host"), headers.get(b"origin"))
             if refusal is not None:
                 self.refuse(refusal.message, kind="permission", status=refusal.status)

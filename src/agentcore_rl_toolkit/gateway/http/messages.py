@@ -13,7 +13,6 @@ import socket
 import sys
 import termios
 from typing import Any, TypeVar
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -143,12 +142,6 @@ def path_of(target: bytes) -> bytes:
     if not found or scheme.lower() not in (b"http", b"https"):
         return b"/" + target
     return b"/" + rest.partition(b"/")[2]
-
-
-def session_of(path: bytes) -> bytes:
-    """The session that a path below ``/sessions/`` is about."""
-    name, calls, _ = path[10:].partition(b"/v1/")
-    return unquote_to_bytes(name if calls else name.removesuffix(b"/traces"))
 
 
 def decode_body(body: bytes, kind: type[_T]) -> _T:

@@ -39,13 +39,6 @@ class FinishedSessions:
         at = place & (1 << _PLACES) - 1
         return at if place >> _PLACES == self._name and at <= len(self) else 0
 
-    @staticmethod
-    def unheard(ids: list[str], place: int, known: int) -> list[str]:
-        """Of what another list answered to a question from place `known` or before, what lies behind that place."""
-        if place >> _PLACES != known >> _PLACES:
-            return ids
-        return ids[-(place - known) :] if place > known else []
-
     def beyond(self, after: int) -> bool:
         """Whether there is anything from place `after` on."""
         return self._at(after) < len(self)

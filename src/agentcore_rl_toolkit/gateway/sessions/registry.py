@@ -1,7 +1,7 @@
 """Sessions of a gateway: who may call, how often, with what; and where their calls lie in the journal.
 
 A session exists because someone with the admin key created it, never because a call named it. Its key is derived from
-the store's secret and its id, so that keys survive a restart and several processes agree on them without storing any.
+the store's secret and its id, so that keys survive a restart without being stored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import msgspec
 from ...errors import ConfigError, ContractError
 from ..capture.prefix_index import HEARD, Prefixes
 from ..capture.record import undelivered
-from ..processes.opening import OneAtATime
 from ..store.journal import Journal
 from ..store.notes import NOWHERE, Notes
 from ..store.restore import REFUSED, UNREADABLE, Restoring
 from .closed_feed import FinishedSessions
+from .one_at_a_time import OneAtATime
 from .settings import SessionSettings
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions of one gateway process."""
+    """All sessions of one gateway."""
 
     def __init__(self, journal: Journal, *, secret: bytes, limit: int, defaults: SessionSettings | None = None) -> None:
         self.journal = journal

@@ -49,7 +49,7 @@ class Judged(msgspec.Struct, array_like=True):
 
 
 class Notes:
-    """Makes the notes of one process's sessions."""
+    """Makes the notes of the gateway's sessions."""
 
     def __init__(self, journal: Journal, by_id: Mapping[bytes, Session]) -> None:
         self._journal = journal

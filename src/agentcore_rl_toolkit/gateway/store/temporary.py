@@ -27,8 +27,7 @@ UNTOUCHED_S = 24 * 3600.0
 _SWEEP_S = 5.0  # a start does not wait longer; what is left then is for the next one
 
 _LOCK = "lock"
-_FILE = re.compile(r"lock|secret|processes|tokenizer\.(json|new)|calls-\d{8}\.log")
-_PART = re.compile(r"shard-\d+")
+_FILE = re.compile(r"lock|secret|tokenizer\.(json|new)|calls-\d{8}\.log")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -62,19 +61,9 @@ def _remove(above: int, name: str) -> bool:
     """Whether a folder was a store that nobody has or wants, and is gone. Raises: OSError."""
     with ExitStack() as opened:
         folder = _directory(opened, name, above)
-        parts = {part: _directory(opened, part, folder) for part in os.listdir(folder) if _PART.fullmatch(part)}
-        stores = [folder, *parts.values()]
-        if not all(_hold(opened, store) for store in stores):
+        if not _hold(opened, folder) or not _left_alone(folder, time.time() - UNTOUCHED_S):
             return False
-        limit_s = time.time() - UNTOUCHED_S
-        if not _left_alone(folder, limit_s, set(parts)) or not all(
-            _left_alone(p, limit_s, set()) for p in parts.values()
-        ):
-            return False
-        for store in reversed(stores):
-            _empty(store)
-        for part in parts:
-            os.rmdir(part, dir_fd=folder)
+        _empty(folder)
         os.rmdir(name, dir_fd=above)
         return True
 
@@ -100,14 +89,14 @@ def _hold(opened: ExitStack, store: int) -> bool:
     return True
 
 
-def _left_alone(store: int, limit_s: float, parts: set[str]) -> bool:
-    """Whether a folder is ours, is a store (with these parts) and nothing else, and has not been touched since."""
+def _left_alone(store: int, limit_s: float) -> bool:
+    """Whether a folder is ours, is a store and nothing else, and has not been touched since."""
     names = os.listdir(store)
     about = [os.fstat(store), *(os.stat(name, dir_fd=store, follow_symlinks=False) for name in names)]
     if any(found.st_uid != os.geteuid() or found.st_mtime > limit_s for found in about):
         return False
     return all(
-        name in parts or (_FILE.fullmatch(name) is not None and stat.S_ISREG(found.st_mode))
+        _FILE.fullmatch(name) is not None and stat.S_ISREG(found.st_mode)
         for name, found in zip(names, about[1:], strict=True)
     )
 

@@ -121,16 +121,6 @@ class Router:
         """The server with this URL."""
         return next((w for w in self.workers.values() if w.config.url.rstrip("/") == url.rstrip("/")), None)
 
-    def replace(self, servers: Iterable[tuple[str, UpstreamConfig, bool]]) -> None:
-        """Have these servers and no others: id, what it is, whether it is on its way out. For a router without calls."""
-        self.close()
-        self.workers.clear()
-        for worker_id, upstream, draining in servers:
-            self.add(upstream, worker_id).draining = draining
-            if worker_id[1:].isdigit():  # names that are given here are not given again
-                self._count = max(self._count, int(worker_id[1:]) + 1)
-        self._changed()
-
     def _changed(self) -> None:
         engines = {worker.config.engine for worker in self.workers.values()}
         self.gives_tokens = engines != {"openai"}

@@ -1,1 +1,0 @@
-"""Several gateway processes behind one port."""

@@ -1,0 +1,110 @@
+"""Requests of trainers and operators: which session a path names, what is refused, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import GatewayError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
+from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+Start = Callable[..., Awaitable[Gateway]]
+
+
+async def raw(url: str, head: bytes, body: bytes) -> bytes:
+    """The status line that a request gets which no client library would write."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(head + b"\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    async with asyncio.timeout(60):
+        line = await reader.readline()
+    writer.close()
+    return line
+
+
+async def test_a_session_is_found_however_its_request_names_it(engine: ScriptedEngine, start_gateway: Start) -> None:
+    url = (await start_gateway(engine)).url
+    client = GatewayClient(url)
+    plain = [new_session_id() for _ in range(3)]
+    parted = [f"harbor/task-{i}:0/try.{i}" for i in range(3)]
+    sessions = await client.create_sessions_async([*plain, *parted])
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    statuses: Counter[bytes] = Counter()
+    for session in sessions:
+        path = session.base_url.removeprefix(url) + "/chat/completions"
+        encoded = "/sessions/" + "".join(f"%{ord(c):02X}" for c in session.session_id) + "/v1/chat/completions"
+        for target in (path, url + path, encoded, url + encoded):
+            head = f"POST {target} HTTP/1.1\r\nauthorization: Bearer {session.api_key}".encode()
+            statuses[await raw(url, head, body)] += 1
+    assert statuses == {b"HTTP/1.1 200 OK\r\n": 4 * 6}
+    found = await client.fetch_async([s.session_id for s in sessions], close=False)
+    assert [len(c.turns) for c in found.values()] == [4] * 6
+    for name in parted:
+        for written in (name, name.replace("/", "%2F")):
+            status, told = await request("GET", f"{url}/sessions/{written}/traces")
+            assert (status, len(json.loads(told))) == (200, 4)
+            traced = json.loads(told)[0]["trace_id"]
+            status, told = await request("GET", f"{url}/traces/{traced}")
+            assert (status, json.loads(told)["session_id"]) == (200, name)
+    assert (await request("GET", url + "/traces/none"))[0] == 404
+    for bad in ("a//b", "/a", "a/", "a/../b", "v1/a", "a/v1", "a/traces"):
+        with pytest.raises(GatewayError, match="session id"):
+            await client.create_sessions_async([bad])
+    status, metrics = await request("GET", url + "/metrics")
+    assert status == 200
+    assert b"agentcore_rl_gateway_turns_total 24\n" in metrics
+    assert b'agentcore_rl_gateway_upstream_healthy{worker="w0"} 1\n' in metrics
+
+
+async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gateway: Start) -> None:
+    url = (await start_gateway()).url
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("/admin/sessions", {"session_ids": "ab"}),  # opened "a" and "b"
+        ("/admin/sessions", {}),
+        ("/admin/sessions", {"session_ids": [1]}),
+        ("/admin/delete", {"session_ids": "ab"}),
+        ("/admin/close", {}),
+        ("/admin/fetch", {}),
+        ("/sessions/batch_delete", {"session_ids": {"a": 1}}),
+        ("/traces/query", {"session_ids": ["a"], "limit": -1}),
+        ("/sessions", {"session_id": 1}),
+        ("/sessions", {"session_id": 0}),
+    ]
+    for path, body in wrong:
+        assert (await request("POST", url + path, body=body))[0] == 400, (path, body)
+    assert (await request("GET", url + "/sessions?limit=-1"))[0] == 400
+    deep = b'{"session_ids": ["a"], "settings": {"metadata": {"a": ' + b"[" * 100_000
+    for target, content, line in (
+        (b"*", b"", b"HTTP/1.1 404 Not Found\r\n"),
+        (b"/admin/sessions", deep, b"HTTP/1.1 400 Bad Request\r\n"),
+    ):
+        assert await raw(url, b"POST " + target + b" HTTP/1.1", content) == line
+    status, _ = await request("POST", url + "/sessions", body={"session_id": "s", "session_ids": 1})
+    assert status == 200
+    listed = await request("GET", url + "/admin/stats")
+    assert json.loads(listed[1])["sessions"] == 1
+
+
+async def test_a_server_without_a_name_gets_one_that_nobody_chose(engine: ScriptedEngine, start_gateway: Start) -> None:
+    gateway = await start_gateway(engine, upstream_hosts=("127.0.0.1",))
+
+    async def add(port: int, **more: str) -> tuple[int, Any]:
+        body = {"url": f"http://127.0.0.1:{port}", **more}
+        status, told = await request("POST", gateway.url + "/admin/workers", body=body)
+        return status, json.loads(told).get("worker_id")
+
+    assert await add(1, worker_id="w2") == (200, "w2")
+    for port, name in ((2, "w3"), (3, "w4")):
+        assert await add(port) == (200, name)
+    assert await add(4, worker_id="w6") == (200, "w6")
+    assert await add(5) == (200, "w7")
+    assert (await add(6, worker_id="w6"))[0] == 400
