@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect_async
+from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect_async
+from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayCapture, ReplayGateway
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
-from agentcore_rl_toolkit.backends.samples import to_samples
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
 from agentcore_rl_toolkit.backends.tinker.convert import to_tinker_batch
 from agentcore_rl_toolkit.backends.trl.convert import to_trl

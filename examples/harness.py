@@ -34,7 +34,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collect import CollectConfig, CollectedRollout, GroupRequest, collect_async
+from agentcore_rl_toolkit.backends.collection.collect import (
+    CollectConfig,
+    CollectedRollout,
+    GroupRequest,
+    collect_async,
+)
 from agentcore_rl_toolkit.cli.training.services import Services
 from agentcore_rl_toolkit.cli.training.stack import MODEL_ID, QUIET, Stack, Upstream, start, use_local_credentials
 from agentcore_rl_toolkit.errors import AgentCoreRLError

@@ -20,7 +20,12 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentcore_rl_toolkit.backends.collect import CollectConfig, CollectedRollout, GroupRequest, collect_async
+from agentcore_rl_toolkit.backends.collection.collect import (
+    CollectConfig,
+    CollectedRollout,
+    GroupRequest,
+    collect_async,
+)
 from agentcore_rl_toolkit.client import Deadlines, RolloutClient, WatchSettings
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionCapture, SessionHandle

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, PolicyShape, new_model, save_policy, save_tokenizer
 from agentcore_rl_toolkit.policy.tokens import END, END_OF_TEXT, START, TEMPLATE_FILE, TOOL_MARKS, ChatTokenizer
-from agentcore_rl_toolkit.policy.warm_start import Batch, assistant_spans, train
+from agentcore_rl_toolkit.policy.word_problems.warm_start import Batch, assistant_spans, train
 
 Conversation = list[dict[str, Any]]
 

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect, summarize
+from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect, summarize
 from agentcore_rl_toolkit.backends.settings import from_mapping, read_settings
 from agentcore_rl_toolkit.backends.trl.adapter import make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import load_policy
-from agentcore_rl_toolkit.policy.arithmetic import Problem, problems
+from agentcore_rl_toolkit.policy.word_problems.problems import Problem, problems
 
 HERE = Path(__file__).parent
 AGENT = HERE.parent / "strands_math_agent" / "arithmetic_app.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agentcore_rl_toolkit.backends.collect import CollectConfig
+from agentcore_rl_toolkit.backends.collection.collect import CollectConfig
 from agentcore_rl_toolkit.backends.dotenv import read_dotenv
 from agentcore_rl_toolkit.backends.rllm import RllmConfig
 from agentcore_rl_toolkit.backends.settings import read_settings

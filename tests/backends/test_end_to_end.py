@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect
+from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect
+from agentcore_rl_toolkit.backends.collection.samples import rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
-from agentcore_rl_toolkit.backends.samples import rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.backends.slime import generate as slime_generate
 from agentcore_rl_toolkit.backends.slime.convert import NOTE
@@ -32,7 +32,7 @@ from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.policy.arithmetic import problems
+from agentcore_rl_toolkit.policy.word_problems.problems import problems
 
 from .slime.stand_in import Sample, arguments
 

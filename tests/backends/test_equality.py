@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collect import CollectConfig, CollectedRollout, Group, collect, summarize
+from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, CollectedRollout, Group, collect, summarize
+from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.recorded import (
     BAD_KINDS,
     EXPERT_LAYERS,
@@ -32,7 +33,6 @@ from agentcore_rl_toolkit.backends.recorded import (
 )
 from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.rllm.convert import groups_to_rllm, to_rllm
-from agentcore_rl_toolkit.backends.samples import Sample, rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.slime.hooks import keep_informative_group, normalize_rewards
 from agentcore_rl_toolkit.backends.slime.logs import outcome_metrics

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collect import CollectConfig, Group, GroupRequest, collect_async
+from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect_async
 from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
@@ -93,7 +93,7 @@ async def test_a_prompt_at_a_time_shares_the_places_of_the_process(tmp_path: Pat
 
 
 async def test_a_standstill_ends_the_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentcore_rl_toolkit.backends._engine.STANDSTILL_S", 0.0)
+    monkeypatch.setattr("agentcore_rl_toolkit.backends.collection.engine.STANDSTILL_S", 0.0)
     replay = Replay([Episode(input_id="", delay_s=math.inf)], by_input=False)
     limits = {"max_concurrent": 1, "rollout_timeout_s": 0.3, "submit_timeout_s": 0.3}
     service = RolloutService(settings(None, tmp_path, **limits), replay.client, replay.gateway)

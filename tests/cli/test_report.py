@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentcore_rl_toolkit.backends.collect import CollectedRollout, Group, GroupRequest, summarize
+from agentcore_rl_toolkit.backends.collection.collect import CollectedRollout, Group, GroupRequest, summarize
 from agentcore_rl_toolkit.cli.training.display import Display
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.contract import Cause, Outcome

@@ -20,8 +20,8 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings
+from agentcore_rl_toolkit.client.data_plane.transport import IDLE_THREAD_S
 from agentcore_rl_toolkit.client.testing import ARN, ScriptedRuntime
-from agentcore_rl_toolkit.client.transport import IDLE_THREAD_S
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import (
     AgentError,

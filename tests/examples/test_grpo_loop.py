@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from agentcore_rl_toolkit.backends.groups import CollectedRollout, Group, GroupRequest
+from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from agentcore_rl_toolkit.policy.arithmetic import problems
 from agentcore_rl_toolkit.policy.batch import Batch, Generation
 from agentcore_rl_toolkit.policy.decoder import Decoder
-from agentcore_rl_toolkit.policy.demonstrations import EXAMPLE_AGENT
-from agentcore_rl_toolkit.policy.rollouts import run
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 from agentcore_rl_toolkit.policy.tokens import ChatTokenizer
+from agentcore_rl_toolkit.policy.word_problems.demonstrations import EXAMPLE_AGENT
+from agentcore_rl_toolkit.policy.word_problems.problems import problems
+from agentcore_rl_toolkit.policy.word_problems.rollouts import run
 
 
 def prompts(tokenizer: ChatTokenizer, n: int) -> list[list[int]]:

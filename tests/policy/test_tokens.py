@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.errors import PolicyError
-from agentcore_rl_toolkit.policy.arithmetic import problems
-from agentcore_rl_toolkit.policy.demonstrations import EXAMPLE_AGENT, demonstrate, tool_spec, varied_surroundings
 from agentcore_rl_toolkit.policy.tokens import ChatTokenizer
+from agentcore_rl_toolkit.policy.word_problems.demonstrations import (
+    EXAMPLE_AGENT,
+    demonstrate,
+    tool_spec,
+    varied_surroundings,
+)
+from agentcore_rl_toolkit.policy.word_problems.problems import problems
 
 CALL = {
     "id": "call_0",

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import RolloutLostError
 from ..trajectory import Turn
-from .groups import GroupRequest
+from .collection.groups import GroupRequest
 from .replay import Episode
 
 GOOD_KINDS = (

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 from ..contract import Cause, Outcome, new_session_id
 from ..errors import ConfigError, ContractError
 from ._gateway_process import GatewayProcess
-from ._places import Places
-from .collect import Client, CollectConfig, CollectedRollout, Gateway, Group, GroupRequest, collect_async
+from .collection.collect import Client, CollectConfig, CollectedRollout, Gateway, Group, GroupRequest, collect_async
+from .collection.groups import PolicyFailures
+from .collection.places import Places
 from .data import payload_id
-from .groups import PolicyFailures
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

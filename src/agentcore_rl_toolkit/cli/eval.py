@@ -22,9 +22,9 @@ from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from ..store.names import path_of
 from .options import as_json
-from .screen import Command
-from .terminal import visible
-from .waiting import Waiting
+from .output.screen import Command
+from .output.terminal import visible
+from .output.waiting import Waiting
 
 if TYPE_CHECKING:
     from ..client import BatchItem

@@ -11,8 +11,8 @@ import click
 
 from .options import allowed_hosts as _allowed_hosts
 from .options import as_json as _as_json
-from .screen import Command
-from .terminal import visible
+from .output.screen import Command
+from .output.terminal import visible
 
 
 class Amount(click.FloatRange):

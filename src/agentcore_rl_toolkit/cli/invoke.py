@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import AgentCoreRLError, ConfigError
-from . import dialogue
 from .options import as_json
-from .terminal import visible
+from .output import dialogue
+from .output.terminal import visible
 
 if TYPE_CHECKING:
-    from ..backends.collect import CollectedRollout
+    from ..backends.collection.collect import CollectedRollout
     from .training.stack import Stack
 
 
@@ -93,7 +93,7 @@ def _stack(agent: str | None, model: Path | None) -> Iterator[Stack]:
 
 
 async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float) -> CollectedRollout:
-    from ..backends.collect import CollectConfig, GroupRequest, collect_async
+    from ..backends.collection.collect import CollectConfig, GroupRequest, collect_async
     from ..client import RolloutClient
     from ..gateway import GatewayClient
     from .training.stack import MODEL_ID

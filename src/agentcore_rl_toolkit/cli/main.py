@@ -9,7 +9,7 @@ import sys
 import click
 
 from ..errors import AgentCoreRLError, MissingExtraError
-from .terminal import guard, visible
+from .output.terminal import guard, visible
 
 # name -> (module, attribute, one line for --help, extra that installs what it needs)
 _COMMANDS: dict[str, tuple[str, str, str, str]] = {

@@ -15,8 +15,8 @@ from .._installation import missing_extra
 from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
 from .options import allowed_hosts as _allowed_hosts
 from .options import as_json as _as_json
-from .screen import Command
-from .terminal import visible
+from .output.screen import Command
+from .output.terminal import visible
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "starlette", "uvicorn", "httptools")
 
@@ -96,8 +96,8 @@ def serve(
     """
     try:
         _need_policy_extra()
-        from ..policy.serve import ServeConfig
-        from ..policy.serve import serve as run
+        from ..policy.server.process import ServeConfig
+        from ..policy.server.process import serve as run
 
         run(
             ServeConfig(
@@ -186,8 +186,8 @@ def measure(weights: Path | None, count: int, temperature: float, seed: int, thr
     from ..policy.batch import Batch
     from ..policy.decoder import Decoder
     from ..policy.model import check_directory
-    from ..policy.rollouts import measure_batch
     from ..policy.tokens import ChatTokenizer
+    from ..policy.word_problems.rollouts import measure_batch
 
     torch.set_num_threads(threads)
     folder = check_directory(weights)

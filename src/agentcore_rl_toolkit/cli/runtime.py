@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from .options import allowed_hosts, as_json
-from .screen import Command
-from .terminal import visible
-from .waiting import Waiting
+from .output.screen import Command
+from .output.terminal import visible
+from .output.waiting import Waiting
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)

@@ -9,7 +9,7 @@ from typing import Literal
 import click
 
 from .options import allowed_hosts as _allowed_hosts
-from .screen import Command
+from .output.screen import Command
 
 
 @click.group()

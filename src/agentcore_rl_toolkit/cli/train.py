@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from .options import as_json
-from .screen import Command
+from .output.screen import Command
 
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 

@@ -3,7 +3,7 @@
 from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult, BatchRun
 from .future import RolloutFuture
 from .ledger import FileLedger, StoreLedger
-from .replay import Replayed, replay_async
+from .records.replay import Replayed, replay_async
 from .rollouts import RolloutClient
 from .settings import Deadlines, WatchSettings
 

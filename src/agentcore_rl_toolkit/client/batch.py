@@ -18,10 +18,10 @@ from .._portal import Portal
 from ..contract import Cause, IdValue, Outcome
 from ..errors import AgentCoreRLError, AgentError
 from ..proof import Proof
-from .engine import Engine
-from .flight import Adoption
 from .future import RolloutFuture
 from .ledger import Attempt, Ledger
+from .lifecycle.engine import Engine
+from .lifecycle.flight import Adoption
 from .settings import RolloutRequest
 
 logger = logging.getLogger(__name__)

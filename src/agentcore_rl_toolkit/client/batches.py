@@ -15,8 +15,8 @@ from ..store import ObjectStore
 from ..store.names import path_of
 from .arguments import check_choice, check_instance, check_number, check_whole
 from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
-from .engine import Engine
 from .ledger import FileLedger, Ledger, StoreLedger
+from .lifecycle.engine import Engine
 from .resume import plan_resume
 from .settings import ON_FAILURE, Deadlines, OnFailure, Prepare, RolloutRequest
 

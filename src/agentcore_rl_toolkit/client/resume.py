@@ -21,10 +21,10 @@ from ..errors import (
     RolloutTimeoutError,
 )
 from .batch import BatchItem, BatchPlan, error_line, traceback_of
-from .engine import Engine
-from .flight import Adoption
 from .future import Verdict
 from .ledger import Attempt, Ledger, attempts_of, fingerprint, last_attempts
+from .lifecycle.engine import Engine
+from .lifecycle.flight import Adoption
 from .settings import RolloutRequest
 
 LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may already be there

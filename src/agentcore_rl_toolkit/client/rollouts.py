@@ -16,16 +16,17 @@ from ..errors import ConfigError
 from ..store import ObjectStore, open_store, parse_url
 from .arguments import check_choice, check_instance, check_number, check_url, check_whole, for_the_agent
 from .batches import BatchMethods
-from .delivery import shared_word
-from .engine import Engine
-from .events import Events, Subscriber
-from .flight import Adoption
+from .data_plane.delivery import shared_word
+from .data_plane.pacing import PaceLimits, shared_pacer
+from .data_plane.transport import AgentTransport, Boto3Transport
 from .future import RolloutFuture
 from .ledger import Ledger
-from .lifetime import Stores, dropped, is_loopback, open_engines
-from .pacing import PaceLimits, shared_pacer
+from .lifecycle.engine import Engine
+from .lifecycle.events import Events, Subscriber
+from .lifecycle.flight import Adoption
+from .lifecycle.lifetime import Stores, dropped, is_loopback, open_engines
 from .proofs import Proofs
-from .replay import Replayed, Reward, expected_of_records, replay_async
+from .records.replay import Replayed, Reward, expected_of_records, replay_async
 from .settings import (
     ON_FAILURE,
     PUBLISHED_POOL_CONNECTIONS,
@@ -34,7 +35,6 @@ from .settings import (
     Prepare,
     WatchSettings,
 )
-from .transport import AgentTransport, Boto3Transport
 
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
 COLD_START_S = 15.0  # a slow cold start; invokes of that length, at the full pace, are what the pool must hold

@@ -9,30 +9,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .arithmetic import Problem as Problem
-    from .arithmetic import calculate as calculate
-    from .arithmetic import problems as problems
-    from .arithmetic import reward as reward
     from .engine import Engine as Engine
-    from .keys import admin_key as admin_key
     from .model import WEIGHTS_DIR as WEIGHTS_DIR
     from .model import load_policy as load_policy
     from .model import save_policy as save_policy
-    from .server import create_app as create_app
+    from .server.app import create_app as create_app
+    from .server.keys import admin_key as admin_key
     from .tokens import ChatTokenizer as ChatTokenizer
+    from .word_problems.problems import Problem as Problem
+    from .word_problems.problems import calculate as calculate
+    from .word_problems.problems import problems as problems
+    from .word_problems.problems import reward as reward
 
 _HOME = {
-    "Problem": ".arithmetic",
-    "calculate": ".arithmetic",
-    "problems": ".arithmetic",
-    "reward": ".arithmetic",
+    "Problem": ".word_problems.problems",
+    "calculate": ".word_problems.problems",
+    "problems": ".word_problems.problems",
+    "reward": ".word_problems.problems",
     "ChatTokenizer": ".tokens",
     "WEIGHTS_DIR": ".model",
     "load_policy": ".model",
     "save_policy": ".model",
     "Engine": ".engine",
-    "create_app": ".server",
-    "admin_key": ".keys",
+    "create_app": ".server.app",
+    "admin_key": ".server.keys",
 }
 __all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)
 

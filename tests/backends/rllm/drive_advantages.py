@@ -9,11 +9,11 @@ from rllm.trainer.algorithms.config import AlgorithmConfig, CompactFilteringConf
 from rllm.trainer.algorithms.transform import transform_episodes_to_trajectory_groups
 from rllm.types import Episode, Step, Trajectory
 
-from agentcore_rl_toolkit.backends.collect import collect
+from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
-from agentcore_rl_toolkit.backends.samples import to_samples
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.policy.arithmetic import problems
+from agentcore_rl_toolkit.policy.word_problems.problems import problems
 
 RLLM_DIR = os.environ.get("RLLM_DIR")
 pytestmark = [

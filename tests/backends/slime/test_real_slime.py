@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.advantages import grpo
-from agentcore_rl_toolkit.policy.arithmetic import Split, problems
+from agentcore_rl_toolkit.backends.collection.advantages import grpo
+from agentcore_rl_toolkit.policy.word_problems.problems import Split, problems
 
 from .sampled import Line, read_journal, turns_of
 from .serving import serving

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collect import GroupRequest
+from agentcore_rl_toolkit.backends.collection.collect import GroupRequest
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.tinker.loop import StepResult, TinkerConfig, sdk_adam, sdk_datum, train_async

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collect import CollectConfig, Group
-from agentcore_rl_toolkit.backends.samples import to_samples
+from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group
+from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
 from agentcore_rl_toolkit.backends.tinker.loop import StepResult
 from agentcore_rl_toolkit.backends.tinker.run import METRICS_FILE, STATE_FILE, batches, run_async
@@ -26,8 +26,8 @@ from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
-from agentcore_rl_toolkit.policy.arithmetic import problems
 from agentcore_rl_toolkit.policy.finetuning import PolicyModel
+from agentcore_rl_toolkit.policy.word_problems.problems import problems
 
 from ..test_end_to_end import serving
 

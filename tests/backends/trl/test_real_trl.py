@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.advantages import grpo
-from agentcore_rl_toolkit.backends.collect import collect
+from agentcore_rl_toolkit.backends.collection.advantages import grpo
+from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.collection.samples import rollout_samples
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
-from agentcore_rl_toolkit.backends.samples import rollout_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.advantages import grpo
-from agentcore_rl_toolkit.backends.collect import Group, collect
+from agentcore_rl_toolkit.backends.collection.advantages import grpo
+from agentcore_rl_toolkit.backends.collection.collect import Group, collect
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
-from agentcore_rl_toolkit.policy.arithmetic import problems
+from agentcore_rl_toolkit.policy.word_problems.problems import problems
 
 ROOT = Path(__file__).parents[3]
 HOME = ROOT / ".venvs/verl"

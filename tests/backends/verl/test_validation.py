@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentcore_rl_toolkit.backends.collect import CollectedRollout, Group, GroupRequest
+from agentcore_rl_toolkit.backends.collection.collect import CollectedRollout, Group, GroupRequest
 from agentcore_rl_toolkit.backends.verl.validation import Validation
 from agentcore_rl_toolkit.contract import Cause, Outcome
 

@@ -13,10 +13,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..advantages import STD_EPSILON, Estimator, advantages
-from ..experts import routed_experts
-from ..groups import CollectedRollout, Group
-from ..samples import Sample, rollout_samples
+from ..collection.advantages import STD_EPSILON, Estimator, advantages
+from ..collection.experts import routed_experts
+from ..collection.groups import CollectedRollout, Group
+from ..collection.samples import Sample, rollout_samples
 
 TRAJECTORY_NAME = "default"
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...errors import CaptureError
-from ..experts import routed_experts
-from ..groups import CollectedRollout
-from ..samples import Sample, rollout_samples
+from ..collection.experts import routed_experts
+from ..collection.groups import CollectedRollout
+from ..collection.samples import Sample, rollout_samples
 from .fork import Fork
 
 log = logging.getLogger(__name__)

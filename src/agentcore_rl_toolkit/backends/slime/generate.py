@@ -16,7 +16,7 @@ from typing import Any
 
 from ...contract import Cause, Outcome
 from ...errors import CaptureError, ConfigError
-from ..groups import CollectedRollout
+from ..collection.groups import CollectedRollout
 from ..service import RolloutService
 from .convert import NOTE, joined, to_slime
 from .settings import SlimeSettings

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import ConfigError
-from ..advantages import Estimator, advantages
+from ..collection.advantages import Estimator, advantages
 from .convert import flat
 
 _CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._places import Places
+from ..collection.places import Places
 from .convert import METRICS, NOTE, flat
 from .logs import outcome_metrics
 

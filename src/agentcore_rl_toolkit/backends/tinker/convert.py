@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import ConfigError
-from ..samples import Sample
+from ..collection.samples import Sample
 
 
 def to_tinker(sample: Sample, *, max_tokens: int | None = None) -> dict[str, Any] | None:

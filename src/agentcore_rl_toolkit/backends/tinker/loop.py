@@ -14,9 +14,18 @@ from typing import Any, Literal, Protocol
 
 from ..._installation import missing_extra
 from ...errors import ConfigError, RolloutError
-from ..advantages import Estimator
-from ..collect import Client, CollectConfig, CollectStats, Gateway, Group, GroupRequest, collect_async, summarize
-from ..samples import Sample, to_samples
+from ..collection.advantages import Estimator
+from ..collection.collect import (
+    Client,
+    CollectConfig,
+    CollectStats,
+    Gateway,
+    Group,
+    GroupRequest,
+    collect_async,
+    summarize,
+)
+from ..collection.samples import Sample, to_samples
 from .convert import to_tinker_batch
 
 log = logging.getLogger(__name__)

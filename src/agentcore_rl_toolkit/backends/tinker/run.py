@@ -15,7 +15,7 @@ from typing import Any
 
 from ...contract import Cause
 from ...errors import ConfigError
-from ..collect import Group, GroupRequest
+from ..collection.collect import Group, GroupRequest
 from ..data import payload_id, read_rows
 from ..service import RolloutService
 from .config import TinkerRunConfig

@@ -16,7 +16,16 @@ from typing import Any, Protocol
 
 from ..._installation import missing_extra
 from ...errors import ConfigError, MissingExtraError, RolloutError
-from ..collect import Client, CollectedRollout, Gateway, Group, GroupRequest, check_usable, collect, summarize
+from ..collection.collect import (
+    Client,
+    CollectedRollout,
+    Gateway,
+    Group,
+    GroupRequest,
+    check_usable,
+    collect,
+    summarize,
+)
 from ..data import encode_payload, payload_id, read_rows
 from .config import TrlConfig
 from .convert import REWARD_KEY, ConvertStats, to_trl

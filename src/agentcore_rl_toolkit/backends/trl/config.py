@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ..collection.groups import CollectConfig
 from ..data import read_rows
-from ..groups import CollectConfig
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 from .keys import check_lora, check_training
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..groups import CollectedRollout, Group
-from ..samples import Sample, rollout_samples
+from ..collection.groups import CollectedRollout, Group
+from ..collection.samples import Sample, rollout_samples
 from .config import ForkPolicy
 
 # Names of the per-rollout lists beside TRL's own keys; reward functions receive them as keyword arguments.

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import ConfigError
-from ..experts import routed_experts
-from ..groups import CollectedRollout
-from ..samples import Sample, rollout_samples
+from ..collection.experts import routed_experts
+from ..collection.groups import CollectedRollout
+from ..collection.samples import Sample, rollout_samples
 
 
 def to_verl(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from ..groups import Group, summarize
+from ..collection.groups import Group, summarize
 
 
 class Validation:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...backends.collect import CollectedRollout
+from ...backends.collection.collect import CollectedRollout
 from ...contract import Cause
 
 

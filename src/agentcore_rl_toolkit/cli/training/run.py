@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
-from .. import dialogue
-from ..terminal import visible
+from ..output import dialogue
+from ..output.terminal import visible
 from .stack import MODEL_ID, QUIET, Stack, explain, start
 
 if TYPE_CHECKING:

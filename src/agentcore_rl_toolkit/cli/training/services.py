@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentCoreRLError
-from ..waiting import Waiting
+from ..output.waiting import Waiting
 
 READY_DEADLINE_S = (
     180.0  # importing torch on a cold machine takes 30 s, on a very loaded one minutes; what dies shows at once

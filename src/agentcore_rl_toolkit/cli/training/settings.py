@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..._installation import missing_extra
+from ...backends.collection.groups import PolicyFailures
 from ...backends.data import read_rows
-from ...backends.groups import PolicyFailures
 from ...backends.settings import check_numbers, from_mapping, read_settings
 from ...errors import ConfigError
 from .stack import model_folder

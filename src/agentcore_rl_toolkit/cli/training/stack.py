@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
-from ..waiting import Waiting
+from ..output.waiting import Waiting
 from .services import Service, Services, cause_of
 
 FOLDER = ".agentcore-rl"

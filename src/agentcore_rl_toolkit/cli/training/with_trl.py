@@ -74,7 +74,7 @@ class _Training:
     def run(self) -> None:
         import torch
 
-        from ...backends.collect import check_usable
+        from ...backends.collection.collect import check_usable
         from ...policy import load_policy
 
         job = self._job
@@ -117,7 +117,7 @@ class _Training:
 
     def _evaluate(self, when: str, trainer: Any) -> Sequence[Any]:
         """One rollout of each held-out input, by the weights that are in place."""
-        from ...backends.collect import GroupRequest, collect
+        from ...backends.collection.collect import GroupRequest, collect
 
         rows = self._job.held_out
         self._observe("rollouts_started", {"phase": when, "total": len(rows)})
@@ -267,7 +267,7 @@ def steps_of(checkpoint: Path) -> int:
 
 def trl_values(job: Job, stack: Stack, parts: int) -> dict[str, Any]:
     """The run under the names of `TrlConfig`; ``parts`` optimizer steps on each batch of rollouts."""
-    from ...backends.groups import CollectConfig
+    from ...backends.collection.groups import CollectConfig
 
     config = job.config
     return {

@@ -1,0 +1,107 @@
+"""Advantages over one group of rollouts, and the weight of each training sequence. Pure arithmetic on lists.
+
+A masked rollout (late, failed, stale) is `None` in the rewards and stays `None` in the result: it neither gets an
+advantage nor moves the group's mean or spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from ...errors import ConfigError
+
+Estimator = Literal["grpo", "dr_grpo", "rloo"]
+Aggregation = Literal["sequence_mean", "token_sum"]
+
+STD_EPSILON = 1e-6  # slime and verl divide by (std + 1e-6); TRL uses 1e-4
+
+
+def grpo(rewards_G: Sequence[float | None], *, epsilon: float = STD_EPSILON) -> list[float | None]:
+    """Centre the rewards on the mean of the usable ones and divide by their sample standard deviation.
+
+    Shapes: (G,) -> (G,).   Units: standard deviations of the group.
+    A group without spread, or with a single usable reward, gives 0.0 for its usable entries: nothing to learn from it.
+    Raises: ConfigError on a reward that is not finite.  Source: GRPO, arXiv:2402.03300.
+    """
+    centred_G = dr_grpo(rewards_G)
+    usable = [c for c in centred_G if c is not None]
+    if len(usable) < 2:
+        return centred_G
+    std = math.sqrt(math.fsum(c * c for c in usable) / (len(usable) - 1))  # sample std, as in TRL, verl and slime
+    # Equal rewards leave rounding noise of about 1e-17 behind; dividing it by a tiny std would turn it into a signal.
+    if std <= epsilon:
+        return [None if c is None else 0.0 for c in centred_G]
+    return [None if c is None else c / (std + epsilon) for c in centred_G]
+
+
+def dr_grpo(rewards_G: Sequence[float | None]) -> list[float | None]:
+    """Subtract the mean of the usable rewards; no division by the spread.
+
+    Shapes: (G,) -> (G,).   Units: reward points.
+    Raises: ConfigError on a reward that is not finite.  Source: Dr. GRPO, arXiv:2503.20783.
+    """
+    usable = _usable(rewards_G)
+    if not usable:
+        return [None] * len(rewards_G)
+    mean = math.fsum(usable) / len(usable)
+    return [None if r is None else r - mean for r in rewards_G]
+
+
+def rloo(rewards_G: Sequence[float | None]) -> list[float | None]:
+    """Compare each usable reward with the mean of the *other* usable ones (leave one out).
+
+    Shapes: (G,) -> (G,).   Units: reward points.
+    A single usable reward has nothing to be compared with: its advantage is absent (None), not zero.
+    Raises: ConfigError on a reward that is not finite.  Source: RLOO, arXiv:2402.14740.
+    """
+    usable = _usable(rewards_G)
+    n = len(usable)
+    if n < 2:
+        return [None] * len(rewards_G)
+    total = math.fsum(usable)
+    return [None if r is None else r - (total - r) / (n - 1) for r in rewards_G]
+
+
+def advantages(
+    rewards_G: Sequence[float | None], *, estimator: Estimator = "grpo", epsilon: float = STD_EPSILON
+) -> list[float | None]:
+    """Advantages of a group by name of the estimator. Raises: ConfigError on an unknown name or a bad reward."""
+    if estimator == "grpo":
+        return grpo(rewards_G, epsilon=epsilon)
+    if estimator == "dr_grpo":
+        return dr_grpo(rewards_G)
+    if estimator == "rloo":
+        return rloo(rewards_G)
+    raise ConfigError(f"unknown advantage estimator {estimator!r}; known: {', '.join(get_args(Estimator))}")
+
+
+def sequence_weights(trained_tokens_S: Sequence[int], *, aggregation: Aggregation = "sequence_mean") -> list[float]:
+    """Weight of each training sequence of one rollout, so that a forked episode counts once.
+
+    With a loss that averages within each sequence (`sequence_mean`), S sequences of one episode would count S times;
+    weighting each by its share of the episode's trained tokens gives exactly the loss of the unforked episode. A loss
+    that sums over tokens (`token_sum`: DAPO, Dr. GRPO) already counts each sampled token once, so every weight is 1.
+
+    Shapes: (S,) -> (S,).   Units: none; `sequence_mean` weights sum to 1 per rollout unless nothing is trained.
+    Raises: ConfigError on a negative count or an unknown aggregation.
+    """
+    if any(n < 0 for n in trained_tokens_S):
+        raise ConfigError(f"token counts cannot be negative: {list(trained_tokens_S)}")
+    if aggregation == "token_sum":
+        return [1.0] * len(trained_tokens_S)
+    if aggregation != "sequence_mean":
+        raise ConfigError(f"unknown aggregation {aggregation!r}; known: {', '.join(get_args(Aggregation))}")
+    total = sum(trained_tokens_S)
+    if total == 0:
+        return [0.0] * len(trained_tokens_S)
+    return [n / total for n in trained_tokens_S]
+
+
+def _usable(rewards_G: Sequence[float | None]) -> list[float]:
+    usable = [r for r in rewards_G if r is not None]
+    for r in usable:
+        if not math.isfinite(r):
+            raise ConfigError(f"reward {r!r} is not a finite number; mask the rollout (None) instead")
+    return usable

@@ -1,0 +1,397 @@
+"""The machinery behind `collect`: sessions, tasks, deadlines, bulk fetches. See collect.py for how a batch runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from ...contract import Outcome, Stage, new_session_id
+from ...errors import AgentCoreRLError, RolloutCancelledError, RolloutError, RolloutLostError, RolloutTimeoutError
+from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
+from .judge import End, end_of_record, judge
+from .places import Places
+from .sessions import SESSIONS_PER_CALL, Gateway, Sessions
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# How long nothing at all may move while rollouts wait for a place or for the pace, on top of the time one rollout may take: as
+# long as the client waits out refusals of the runtime.
+STANDSTILL_S = 600.0
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # how often a rollout that waits for the pace is looked at
+
+
+class Future(Protocol):
+    """The part of a rollout future that is used here."""
+
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def stages(self) -> Mapping[str, float]: ...
+    async def result_async(self, timeout: float | None = None) -> dict[str, Any]: ...
+    async def cancel_async(self) -> bool: ...
+
+
+class Client(Protocol):
+    """The part of `RolloutClient` that is used here."""
+
+    def submit(
+        self,
+        payload: Mapping[str, Any],
+        session_id: str | None = None,
+        input_id: str | None = None,
+        *,
+        rollout_config: Mapping[str, Any] | None = None,
+    ) -> Any: ...
+
+
+class Late(Exception):  # noqa: N818  (becomes a RolloutTimeoutError of the rollout)
+    """A stage took too long."""
+
+    def __init__(self, stage: Stage, message: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectProgress:
+    """A moment of a running collection: how many rollouts are where, and what is in so far."""
+
+    total: int
+    queued: int
+    running: int
+    done: int
+    usable: int
+    outcomes: Mapping[str, int]
+    reward_mean: float | None
+    elapsed_s: float
+    causes: Mapping[str, int]
+
+
+class Rollout:
+    """A rollout in progress. ``cancelled`` is set before its task is cancelled on purpose."""
+
+    def __init__(self, group: int, index: int) -> None:
+        self.group = group
+        self.index = index
+        self.session_id = new_session_id()
+        self.address: Any = None
+        self.task: asyncio.Task[None] | None = None
+        self.future: Future | None = None
+        self.started_s: float | None = None
+        self.cancelled = False
+        self.end: End | None = None
+
+
+class Engine:
+    def __init__(
+        self,
+        requests: Sequence[GroupRequest],
+        client: Client,
+        gateway: Gateway | None,
+        config: CollectConfig,
+        weight_version: int | None,
+        on_rollout: Callable[[CollectedRollout], None] | None,
+        on_progress: Callable[[CollectProgress], None] | None,
+        places: Places | None,
+    ) -> None:
+        self.requests, self.client, self.config = requests, client, config
+        self.sessions = Sessions(gateway, config) if gateway is not None else None
+        self.weight_version = weight_version
+        self.on_rollout, self.on_progress = on_rollout, on_progress
+        self.rollouts = [Rollout(g, i) for g, r in enumerate(requests) for i in range(r.n + config.extra_rollouts)]
+        self.judged: dict[str, CollectedRollout] = {}
+        self.usable_G = [0] * len(requests)
+        self.running = 0
+        self.reward_sum = 0.0
+        self.outcomes: Counter[str] = Counter()
+        self.causes: Counter[str] = Counter()
+        self.places = places or Places(config.max_concurrent)
+        self.ended: asyncio.Queue[Rollout] = asyncio.Queue()
+        self.began_s = time.monotonic()
+        self.standstill_s = config.submit_timeout_s + config.rollout_timeout_s + STANDSTILL_S
+
+    async def run(self) -> list[Group]:
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            await self._make_sessions()
+            fetcher = asyncio.create_task(self._judge_ended(), name="collect-fetch")
+            tasks.add(fetcher)
+            for rollout in self.rollouts:
+                rollout.task = asyncio.create_task(self._roll(rollout), name=f"rollout-{rollout.session_id}")
+                tasks.add(rollout.task)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            return self._groups()
+        finally:
+            await self._abandon(tasks)
+            if self.sessions is not None:
+                await self.sessions.delete()
+
+    async def _make_sessions(self) -> None:
+        if self.sessions is None:
+            return
+        alike: dict[str, tuple[Mapping[str, Any] | None, list[Rollout]]] = {}
+        for rollout in self.rollouts:
+            params = self._sampling_params(self.requests[rollout.group])
+            alike.setdefault(repr(params), (params, []))[1].append(rollout)
+        for params, rollouts in alike.values():
+            addresses = await self.sessions.make([r.session_id for r in rollouts], params)
+            for rollout in rollouts:
+                rollout.address = addresses[rollout.session_id]
+
+    def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
+        if request.sampling_params is None:
+            return self.config.sampling_params
+        return {**(self.config.sampling_params or {}), **request.sampling_params}
+
+    # -- one rollout --------------------------------------------------------------------------------------------------
+
+    async def _roll(self, rollout: Rollout) -> None:
+        try:
+            end = await self._attempt(rollout)
+        except asyncio.CancelledError:
+            if not rollout.cancelled:
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            error = RolloutCancelledError("cancelled: enough usable rollouts were in", session_id=rollout.session_id)
+            end = End(outcome=Outcome.CANCELLED, error=error)
+        elapsed_s = time.monotonic() - rollout.started_s if rollout.started_s is not None else None
+        rollout.end = replace(end, elapsed_s=elapsed_s)
+        self.running -= rollout.started_s is not None
+        self.ended.put_nowait(rollout)
+        if end.outcome in (Outcome.CANCELLED, Outcome.TIMEOUT):
+            await self._stop(rollout)
+
+    async def _attempt(self, rollout: Rollout) -> End:
+        try:
+            await self._take_place()
+        except Late as e:
+            return self._late(rollout, e)
+        try:
+            return await self._submit_and_wait(rollout)
+        finally:
+            self.places.release()
+
+    async def _take_place(self) -> None:
+        """Raises: Late when nobody gives up a place any more."""
+        taking = asyncio.ensure_future(self.places.acquire())
+        try:
+            await self._watched(taking, lambda: (Stage.QUEUE, None))
+        except BaseException:
+            if taking.done() and not taking.cancelled() and taking.exception() is None:
+                self.places.release()
+            raise
+        self.places.moved()
+
+    async def _submit_and_wait(self, rollout: Rollout) -> End:
+        request = self.requests[rollout.group]
+        rollout.started_s = time.monotonic()
+        self.running += 1
+        self._report()
+        try:
+            rollout.future = self.client.submit(
+                dict(request.payload),
+                session_id=rollout.session_id,
+                input_id=request.input_id,
+                rollout_config=self._overrides(rollout),
+            )
+            future = rollout.future
+            asking = asyncio.ensure_future(future.result_async())
+            record = await self._watched(asking, lambda: self._left_in_stage(future))
+        except RolloutError as e:
+            named = getattr(e, "stage", None)
+            at = Stage(named) if named else _stage_of(rollout) if e.outcome == Outcome.TIMEOUT else None
+            return End(outcome=Outcome(e.outcome), error=e, record=getattr(e, "record", None), stage=at)
+        except Late as e:
+            return self._late(rollout, e)
+        except Exception as e:  # a failed rollout becomes data; the exception object is kept
+            log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e)
+            if isinstance(e, AgentCoreRLError):
+                return End(outcome=Outcome.LOST, error=e, stage=_stage_of(rollout))
+            lost = RolloutLostError(
+                f"{type(e).__name__}: {e}", session_id=rollout.session_id, input_id=request.input_id
+            )
+            lost.__cause__ = e
+            return End(outcome=Outcome.LOST, error=lost, stage=_stage_of(rollout))
+        return end_of_record(record, session_id=rollout.session_id, input_id=request.input_id)
+
+    async def _watched(self, task: asyncio.Future[T], left: Callable[[], tuple[Stage, float | None]]) -> T:
+        """The task's result, unless a stage takes too long.
+
+        ``left`` gives the stage and the seconds it still has; None for one that lasts as long as anything moves: waiting
+        for a place or for the pace says nothing about the rollout.
+        Raises: Late; what the task raises.
+        """
+        look_s, queued = FIRST_LOOK_S, True
+        try:
+            while True:
+                stage, left_s = left()
+                batch_s = self._batch_left_s()
+                if left_s is None:
+                    if self.places.still_s > self.standstill_s:
+                        raise Late(stage, f"nothing moved for {self.standstill_s:g} s")
+                    left_s = look_s
+                    look_s = min(2 * look_s, LONGEST_LOOK_S)
+                elif left_s <= 0:
+                    raise Late(stage, "no end of this stage within its limit")
+                elif queued:
+                    queued = False
+                    self.places.moved()
+                if batch_s <= 0:
+                    raise Late(stage, "the batch's deadline passed")
+                await asyncio.wait({task}, timeout=min(left_s, batch_s))
+                if task.done():
+                    return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def _left_in_stage(self, future: Future) -> tuple[Stage, float | None]:
+        stage, spent_s = future.stage, future.stages
+        if stage is Stage.QUEUE:
+            return stage, None
+        if stage is Stage.START:
+            return stage, self.config.submit_timeout_s - spent_s.get(Stage.START, 0.0)
+        return stage, self.config.rollout_timeout_s - spent_s.get(Stage.RUN, 0.0) - spent_s.get(Stage.RESULT, 0.0)
+
+    def _overrides(self, rollout: Rollout) -> dict[str, Any]:
+        request = self.requests[rollout.group]
+        overrides: dict[str, Any] = dict(request.overrides)
+        params = self._sampling_params(request)
+        if params is not None:
+            overrides.setdefault("sampling_params", dict(params))
+        if self.config.model_id is not None:
+            overrides.setdefault("model_id", self.config.model_id)
+        if rollout.address is not None:
+            overrides["base_url"] = rollout.address.base_url
+            overrides["api_key"] = rollout.address.api_key
+        return overrides
+
+    def _batch_left_s(self) -> float:
+        limit_s = self.config.batch_timeout_s
+        return math.inf if limit_s is None else self.began_s + limit_s - time.monotonic()
+
+    def _late(self, rollout: Rollout, late: Late) -> End:
+        error = RolloutTimeoutError(
+            f"{late} (stage: {late.stage.value})",
+            stage=late.stage.value,
+            session_id=rollout.session_id,
+            input_id=self.requests[rollout.group].input_id,
+        )
+        return End(outcome=Outcome.TIMEOUT, error=error, stage=late.stage)
+
+    async def _stop(self, rollout: Rollout) -> None:
+        if rollout.future is None:
+            return
+        try:
+            await asyncio.wait_for(rollout.future.cancel_async(), self.config.stop_timeout_s)
+        except Exception as e:  # a session that cannot be stopped ends at the runtime's own idle limit
+            log.warning("could not stop session %s: %s: %s", rollout.session_id, type(e).__name__, e)
+
+    # -- judging ------------------------------------------------------------------------------------------------------
+
+    async def _judge_ended(self) -> None:
+        while len(self.judged) < len(self.rollouts):
+            batch = [await self.ended.get()]
+            while not self.ended.empty() and len(batch) < SESSIONS_PER_CALL:
+                batch.append(self.ended.get_nowait())
+            captures: Mapping[str, Any] = {}
+            failures: Mapping[str, BaseException] = {}
+            if self.sessions is not None:
+                started = [r.session_id for r in batch if r.started_s is not None]
+                captures, failures = await self.sessions.fetch(started)
+            for rollout in batch:
+                self._judge(rollout, captures.get(rollout.session_id), failures.get(rollout.session_id))
+                await asyncio.sleep(0)  # building trajectories must not hold up records that arrive meanwhile
+
+    def _judge(self, rollout: Rollout, capture: Any, failure: BaseException | None) -> None:
+        assert rollout.end is not None
+        request = self.requests[rollout.group]
+        done = judge(
+            rollout.end,
+            session_id=rollout.session_id,
+            input_id=request.input_id,
+            index=rollout.index,
+            captured=self.sessions is not None and rollout.started_s is not None,
+            capture=capture,
+            fetch_error=failure,
+            config=self.config,
+            weight_version=self.weight_version,
+        )
+        if done.usable and self.usable_G[rollout.group] >= request.n and not self.config.keep_surplus:
+            done = replace(done, mask_reason="surplus")
+        self.judged[rollout.session_id] = done
+        self.outcomes[done.outcome.value] += 1
+        if done.cause is not None:
+            self.causes[done.cause.value] += 1
+        if done.usable:
+            self.usable_G[rollout.group] += 1
+            self.reward_sum += done.reward or 0.0
+            if self.usable_G[rollout.group] == request.n:
+                self._group_is_full(rollout.group)
+        if self.on_rollout is not None:
+            self.on_rollout(done)
+        self._report()
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def _group_is_full(self, group: int) -> None:
+        wanted = self.config.enough_groups
+        full = sum(n >= r.n for n, r in zip(self.usable_G, self.requests, strict=True))
+        everything = wanted is not None and full >= wanted
+        for rollout in self.rollouts:
+            if (everything or rollout.group == group) and rollout.end is None and rollout.task is not None:
+                rollout.cancelled = True
+                rollout.task.cancel()
+
+    async def _abandon(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Leave nothing running behind: a no-op after a normal end, otherwise live sessions are stopped."""
+        live = [t for t in tasks if not t.done()]
+        for rollout in self.rollouts:
+            rollout.cancelled = False
+        for task in live:
+            task.cancel()
+        await asyncio.gather(*live, return_exceptions=True)
+        unfinished = [r for r in self.rollouts if r.future is not None and r.end is None]
+        await asyncio.gather(*(self._stop(r) for r in unfinished))
+
+    def _groups(self) -> list[Group]:
+        groups = [Group(input_id=r.input_id, rollouts=[], request=r) for r in self.requests]
+        for rollout in self.rollouts:
+            groups[rollout.group].rollouts.append(self.judged[rollout.session_id])
+        return groups
+
+    def _report(self) -> None:
+        if self.on_progress is None:
+            return
+        usable = sum(self.usable_G)
+        ended = sum(r.end is not None for r in self.rollouts)
+        self.on_progress(
+            CollectProgress(
+                total=len(self.rollouts),
+                queued=len(self.rollouts) - ended - self.running,
+                running=self.running,
+                done=len(self.judged),
+                usable=usable,
+                outcomes=dict(self.outcomes),
+                reward_mean=self.reward_sum / usable if usable else None,
+                elapsed_s=time.monotonic() - self.began_s,
+                causes=dict(self.causes),
+            )
+        )
+
+
+def _stage_of(rollout: Rollout) -> Stage:
+    return rollout.future.stage if rollout.future is not None else Stage.QUEUE

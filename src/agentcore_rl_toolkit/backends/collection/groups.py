@@ -1,0 +1,321 @@
+"""What goes into and comes out of a collection: group requests, collected rollouts, groups, counts.
+
+The one rule every backend relies on: a rollout is `usable` only when it ended `ok` or the policy failed, it has a
+reward (of a failure of the policy: the one that its agent declares), its trajectory has at least one token to train on,
+and it is fresh enough. Everything else is masked, with a reason, and never becomes reward 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ...contract import Cause, Outcome, Stage, check_id
+from ...errors import ConfigError, RolloutError
+from .rewards import Reward
+
+if TYPE_CHECKING:
+    from ...gateway import SessionCapture
+    from ...trajectory import Trajectory
+
+MaskReason = Literal["outcome", "policy_failure", "no_reward", "no_tokens", "stale", "unknown_version", "surplus"]
+PolicyFailures = Literal["score", "mask"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRequest:
+    """One input to roll out `n` times.
+
+    `payload` is what the agent receives (without `_rollout`); `overrides` go into its `_rollout` block; `metadata` is
+    the trainer's own and comes back untouched on the group.
+    Raises: ConfigError, ContractError.
+    """
+
+    input_id: str
+    payload: Mapping[str, Any]
+    n: int = 1
+    sampling_params: Mapping[str, Any] | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Any = None
+
+    def __post_init__(self) -> None:
+        check_id(self.input_id, "input_id")
+        if self.n < 1:
+            raise ConfigError(f"a group needs at least one rollout, got n={self.n} for input {self.input_id!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig:
+    """How a batch of groups is collected.
+
+    Units: seconds; every stage has a limit. `max_concurrent` bounds sessions alive at once (the client paces the calls
+    themselves). `extra_rollouts` are started on top of `n` in every group; as soon as `n` usable ones are in, the
+    rest of that group is cancelled. Over-sampling makes groups full in spite of failures and stragglers, at the price
+    of favouring short episodes: leave it at 0 unless stragglers hurt. `enough_groups` ends the whole batch once that
+    many groups are full. `max_staleness` is the number of weight versions a rollout's oldest token may lie behind;
+    None accepts any age. `submit_timeout_s` counts from the moment a rollout's turn has come at the client's pace;
+    waiting for the pace or for a place ends when nothing at all moves for long, or at `batch_timeout_s`, the limit of the
+    whole batch (None: the other limits are enough). `policy_failures` "mask" leaves rollouts whose policy failed (ran out of
+    tokens, turns or context, or made calls that do not parse) out of their group, as DAPO's overlong filtering does; "score"
+    trains them with the reward that their agent declares. A gateway that cannot be reached is waited for up to
+    `gateway_patience_s`. With `require_reward` off a rollout without a reward is usable; `with_rewards` gives it one before
+    the groups become samples.
+    """
+
+    max_concurrent: int = 128
+    extra_rollouts: int = 0
+    enough_groups: int | None = None
+    submit_timeout_s: float = 120.0
+    rollout_timeout_s: float = 900.0
+    stop_timeout_s: float = 15.0
+    gateway_timeout_s: float = 60.0
+    gateway_patience_s: float = 120.0
+    batch_timeout_s: float | None = None
+    max_staleness: int | None = None
+    model_id: str | None = None
+    sampling_params: Mapping[str, Any] | None = None
+    max_turns: int | None = None
+    require_reward: bool = True
+    policy_failures: PolicyFailures = "score"
+    keep_surplus: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent < 1:
+            raise ConfigError(f"max_concurrent must be at least 1, got {self.max_concurrent}")
+        if self.extra_rollouts < 0:
+            raise ConfigError(f"extra_rollouts cannot be negative, got {self.extra_rollouts}")
+        if self.enough_groups is not None and self.enough_groups < 1:
+            raise ConfigError(f"enough_groups must be at least 1 or None, got {self.enough_groups}")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ConfigError(f"max_staleness cannot be negative, got {self.max_staleness}")
+        if self.policy_failures not in get_args(PolicyFailures):
+            raise ConfigError(f"policy_failures must be 'score' or 'mask', got {self.policy_failures!r}")
+        if self.max_turns is not None and self.max_turns < 1:
+            raise ConfigError(f"max_turns must be at least 1 or None, got {self.max_turns}")
+        for name in ("submit_timeout_s", "rollout_timeout_s", "stop_timeout_s", "gateway_timeout_s", "batch_timeout_s"):
+            value = getattr(self, name)
+            if name == "batch_timeout_s" and value is None:
+                continue
+            if not value > 0 or not math.isfinite(value):
+                raise ConfigError(f"{name} must be a positive, finite number of seconds, got {value!r}")
+        if not self.gateway_patience_s >= 0 or not math.isfinite(self.gateway_patience_s):
+            raise ConfigError(
+                f"gateway_patience_s must be a finite number of seconds >= 0, got {self.gateway_patience_s!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectedRollout:
+    """One rollout as it ended, kept whatever happened to it.
+
+    `reward` is None when there is none; `trajectory` is None without a gateway or when its turns could not be put
+    together; `error` is the exception behind any outcome but `ok` (an `AgentError` carries the agent's traceback);
+    `stage` says where a timeout struck; `mask_reason` is None exactly when the rollout may be trained on. `cause` is whose
+    failure it is, None where it did not fail; `failure` what the policy failed at, where it is the cause.
+    Units: `elapsed_s` seconds from submission to the end, None when it was never submitted.
+    """
+
+    session_id: str
+    input_id: str
+    index: int
+    outcome: Outcome
+    cause: Cause | None = None
+    failure: str | None = None
+    reward: float | None = None
+    reward_detail: Reward | None = None
+    record: Mapping[str, Any] | None = field(default=None, repr=False)
+    # Megabytes each: a traceback or a signal handler that prints a rollout must not pay for them.
+    trajectory: Trajectory | None = field(default=None, repr=False)
+    capture: SessionCapture | None = field(default=None, repr=False)
+    error: BaseException | None = None
+    stage: Stage | None = None
+    elapsed_s: float | None = None
+    weight_version_min: int | None = None
+    weight_version_max: int | None = None
+    mask_reason: MaskReason | None = None
+
+    @property
+    def usable(self) -> bool:
+        return self.mask_reason is None
+
+    @property
+    def score(self) -> float | None:
+        """What it counts in an evaluation: its reward, 0 where agent or policy failed, None where nobody can say.
+
+        A failure of the infrastructure says nothing, and neither does an agent that returned without a reward.
+        """
+        if self.outcome is Outcome.OK:
+            return self.reward
+        return 0.0 if self.cause in (Cause.AGENT, Cause.POLICY) and self.mask_reason != "no_reward" else None
+
+    @property
+    def reason(self) -> str | None:
+        """What went wrong, on one line; None where nothing did."""
+        if self.error is None:
+            return None
+        kind, line = getattr(self.error, "error_type", None), (str(self.error).splitlines() or [""])[0]
+        return f"{kind}: {line}" if kind and kind not in line else line
+
+    @property
+    def traceback(self) -> str | None:
+        """The agent's traceback, from its record or from the error."""
+        found = (self.record or {}).get("traceback") or getattr(self.error, "agent_traceback", None)
+        return str(found) if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The rollouts of one `input_id`, in submission order."""
+
+    input_id: str
+    rollouts: list[CollectedRollout]
+    request: GroupRequest
+
+    @property
+    def usable(self) -> list[CollectedRollout]:
+        return [r for r in self.rollouts if r.usable]
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """Shapes: (G,). None for every masked rollout, ready for `advantages`."""
+        return [r.reward if r.usable else None for r in self.rollouts]
+
+
+def check_usable(groups: Sequence[Group]) -> None:
+    """Raises: RolloutError when no rollout of a run's first batch can be used: the most frequent reason, and its first case."""
+    every = [rollout for group in groups for rollout in group.rollouts]
+    if not every or any(rollout.usable for rollout in every):
+        return
+    reasons = [f"{rollout.outcome}: {rollout.reason}" for rollout in every]
+    reason, times = Counter(reasons).most_common(1)[0]
+    first = every[reasons.index(reason)]
+    text = f"none of the first {len(every)} rollouts can be used; {times} of them: {reason}"
+    raise RolloutError(f"{text}\n{first.traceback or ''}".strip(), session_id=first.session_id) from first.error
+
+
+def with_rewards(groups: Sequence[Group], reward: Callable[[CollectedRollout], float | None]) -> list[Group]:
+    """Groups in which every usable rollout has the reward that this function gives it; None masks the rollout. Where the
+    policy failed it keeps the reward that its agent declares.
+
+    For rewards that the trainer's side computes, over rollouts collected with `require_reward` off.
+    Raises: ConfigError when a reward is no finite number.
+    """
+
+    def rewarded(rollout: CollectedRollout) -> CollectedRollout:
+        ended_ok = rollout.usable and rollout.outcome is Outcome.OK
+        return _rewarded(rollout, reward(rollout)) if ended_ok else rollout
+
+    return [replace(g, rollouts=[rewarded(r) for r in g.rollouts]) for g in groups]
+
+
+def _rewarded(rollout: CollectedRollout, value: float | None) -> CollectedRollout:
+    if value is None:
+        return replace(rollout, reward=None, reward_detail=None, mask_reason="no_reward")
+    if not math.isfinite(value):
+        raise ConfigError(f"the reward of rollout {rollout.session_id} must be a finite number or None, got {value!r}")
+    detail = rollout.reward_detail
+    metrics = detail.metrics if detail is not None else {}
+    return replace(rollout, reward=float(value), reward_detail=Reward(value=float(value), metrics=metrics))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectStats:
+    """Counts over a collection, for logs and progress.
+
+    `reward_mean` is over the usable rollouts, what is trained on. The two means of an evaluation are `score_mean`, over the
+    `scored` ones, where failures of agent and policy count as 0 and those of the infrastructure do not count, and `ok_mean`,
+    over the `rewarded` ones, which ended `ok`. Means of nothing are None. `causes` counts failures by whose they are,
+    `policy_failures` the policy's by what it failed at. `metrics` are the means, over the usable rollouts that have them, of the
+    numbers which agents returned beside the reward.
+    """
+
+    groups: int
+    rollouts: int
+    usable: int
+    outcomes: Mapping[str, int]
+    masked: Mapping[str, int]
+    reward_mean: float | None
+    sampled_tokens: int
+    trained_tokens: int
+    turns: int
+    sequences: int
+    forked_rollouts: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    causes: Mapping[str, int] = field(default_factory=dict)
+    policy_failures: Mapping[str, int] = field(default_factory=dict)
+    scored: int = 0
+    score_mean: float | None = None
+    rewarded: int = 0
+    ok_mean: float | None = None
+
+    @property
+    def lost_rollouts(self) -> int:
+        """Rollouts that ended in anything but `ok`, a failure of the policy or a deliberate cancellation."""
+        wanted = (Outcome.OK, Outcome.CANCELLED)
+        failed = sum(n for name, n in self.outcomes.items() if name not in wanted)
+        return failed - self.causes.get(Cause.POLICY, 0)
+
+    def evaluation(self) -> dict[str, Any]:
+        """Both means with their counts, and how the rollouts ended, under the names that reports have for them."""
+        return {
+            "reward": self.score_mean,
+            "scored": self.scored,
+            "reward_ok": self.ok_mean,
+            "ok": self.rewarded,
+            "outcomes": dict(self.outcomes),
+            "causes": dict(self.causes),
+            "policy_failures": dict(self.policy_failures),
+        }
+
+    def said(self) -> str:
+        """Both means in words, for people."""
+        if self.score_mean is None:
+            return "no rollout can be scored"
+        text = f"reward {self.score_mean:.2f} of {self.scored}"
+        if self.scored != self.rewarded:
+            ok = "none" if self.ok_mean is None else f"{self.ok_mean:.2f}"
+            text += f" ({ok} of the {self.rewarded} that ended ok)"
+        left = self.rollouts - self.scored
+        return f"{text}, {left} not scored" if left else text
+
+    @property
+    def trained_token_share(self) -> float | None:
+        """Tokens that enter the loss / tokens sampled, over usable rollouts; None when nothing was sampled."""
+        return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else None
+
+
+def summarize(groups: Sequence[Group]) -> CollectStats:
+    """Count outcomes, mask reasons and tokens over groups."""
+    rollouts = [r for g in groups for r in g.rollouts]
+    usable = [r for r in rollouts if r.usable]
+    rewards = [r.reward for r in usable if r.reward is not None]
+    scores = [r.score for r in rollouts if r.score is not None]
+    ok = [r.reward for r in rollouts if r.outcome is Outcome.OK and r.reward is not None]
+    reported: dict[str, list[float]] = {}
+    for rollout in usable:
+        for name, value in rollout.reward_detail.metrics.items() if rollout.reward_detail is not None else ():
+            reported.setdefault(name, []).append(value)
+    reports = [r.trajectory.report for r in usable if r.trajectory is not None]
+    return CollectStats(
+        groups=len(groups),
+        rollouts=len(rollouts),
+        usable=len(usable),
+        outcomes=dict(Counter(r.outcome.value for r in rollouts)),
+        masked=dict(Counter(r.mask_reason for r in rollouts if r.mask_reason is not None)),
+        reward_mean=math.fsum(rewards) / len(rewards) if rewards else None,
+        sampled_tokens=sum(r.sampled_tokens for r in reports),
+        trained_tokens=sum(r.trained_tokens for r in reports),
+        turns=sum(r.turns for r in reports),
+        sequences=sum(r.sequences for r in reports),
+        forked_rollouts=sum(r.sequences > 1 for r in reports),
+        metrics={name: math.fsum(values) / len(values) for name, values in reported.items()},
+        causes=dict(Counter(r.cause.value for r in rollouts if r.cause is not None)),
+        policy_failures=dict(Counter(r.failure for r in rollouts if r.failure is not None)),
+        scored=len(scores),
+        score_mean=math.fsum(scores) / len(scores) if scores else None,
+        rewarded=len(ok),
+        ok_mean=math.fsum(ok) / len(ok) if ok else None,
+    )

@@ -1,0 +1,179 @@
+"""Judge one ended rollout: outcome, reward, trajectory, age. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...contract import Cause, Outcome, Stage, cause_of, record_cause, record_failure, record_outcome
+from ...errors import (
+    AgentCoreRLError,
+    AgentError,
+    ContractError,
+    GatewayError,
+    InvalidResultError,
+    RolloutError,
+    RolloutLostError,
+)
+from ...trajectory import Trajectory, build_trajectory
+from .groups import CollectConfig, CollectedRollout, MaskReason
+from .rewards import Reward, read_reward
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a rollout ended, before reward and trajectory are looked at."""
+
+    outcome: Outcome
+    record: Mapping[str, Any] | None = None
+    error: BaseException | None = None
+    stage: Stage | None = None
+    elapsed_s: float | None = None
+
+    @property
+    def cause(self) -> Cause | None:
+        return cause_of(self.outcome, self.record, self.error)
+
+    @property
+    def failure(self) -> str | None:
+        """What the policy failed at, where it is the cause."""
+        return None if self.record is None else record_failure(self.record, self.outcome)
+
+
+def end_of_record(record: object, *, session_id: str, input_id: str) -> End:
+    """What a stored record says about how the rollout ended."""
+    if not isinstance(record, Mapping):
+        message = f"the record must be an object, got {type(record).__name__}"
+        return End(outcome=Outcome.INVALID, error=InvalidResultError(message, session_id=session_id, input_id=input_id))
+    outcome = record_outcome(record)
+    if outcome is Outcome.OK:
+        return End(outcome=outcome, record=record)
+    reason = str(record.get("stop_reason") or record.get("error") or "the agent failed without a message")
+    error: RolloutError
+    if outcome is Outcome.AGENT_ERROR:
+        error = AgentError(
+            reason,
+            error_type=record.get("error_type"),
+            agent_traceback=record.get("traceback"),
+            cause=str(record_cause(record, outcome)),
+            failure=record_failure(record, outcome),
+            session_id=session_id,
+            input_id=input_id,
+        )
+    elif outcome is Outcome.INVALID:
+        error = InvalidResultError(reason, session_id=session_id, input_id=input_id)
+    else:
+        error = RolloutLostError(reason, session_id=session_id, input_id=input_id)
+    return End(outcome=outcome, record=record, error=error)
+
+
+def judge(
+    end: End,
+    *,
+    session_id: str,
+    input_id: str,
+    index: int,
+    captured: bool,
+    capture: Any,
+    fetch_error: BaseException | None,
+    config: CollectConfig,
+    weight_version: int | None,
+) -> CollectedRollout:
+    """Turn an end and the captured turns into a `CollectedRollout` with its mask reason.
+
+    ``captured`` says whether the rollout ran against a gateway at all; ``capture`` is None when the gateway had
+    nothing to give, and ``fetch_error`` says why if it failed.
+    """
+    outcome, error, cause = end.outcome, end.error, end.cause
+    reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
+    reward: Reward | None = None
+    if outcome is Outcome.OK and end.record is not None:
+        reward, trouble = _reward(end.record, session_id, input_id, required=config.require_reward)
+        if trouble is not None:
+            outcome, error, reason, cause = Outcome.INVALID, trouble, "no_reward", Cause.AGENT
+    elif cause is Cause.POLICY and end.record is not None:
+        reward, _ = _reward(end.record, session_id, input_id, required=False)
+        reason = None if reward is not None and config.policy_failures == "score" else "policy_failure"
+    trajectory: Trajectory | None = None
+    versions: tuple[int, int] | None = None
+    if captured:
+        trajectory, flaw = _trajectory(capture, fetch_error, session_id, input_id)
+        versions = trained_versions(trajectory)
+        if reason is None and flaw is not None:
+            reason = "no_tokens"
+            if outcome is Outcome.OK:  # a policy that failed before its first token has failed all the same
+                outcome, error, cause = Outcome.INVALID, flaw, Cause.INFRASTRUCTURE
+        if reason is None and config.max_staleness is not None and weight_version is not None:
+            if versions is None:
+                reason = "unknown_version"
+            elif versions[0] < weight_version - config.max_staleness:
+                reason = "stale"
+    return CollectedRollout(
+        session_id=session_id,
+        input_id=input_id,
+        index=index,
+        outcome=outcome,
+        cause=cause,
+        failure=end.failure,
+        reward=reward.value if reward is not None else None,
+        reward_detail=reward,
+        record=end.record,
+        trajectory=trajectory,
+        capture=capture,
+        error=error,
+        stage=end.stage,
+        elapsed_s=end.elapsed_s,
+        weight_version_min=versions[0] if versions else None,
+        weight_version_max=versions[1] if versions else None,
+        mask_reason=reason,
+    )
+
+
+def trained_versions(trajectory: Trajectory | None) -> tuple[int, int] | None:
+    """Oldest and newest weight version of the trained tokens; None when there are none or any has no version."""
+    if trajectory is None:
+        return None
+    known: set[int] = set()
+    for sequence in trajectory.sequences:
+        if sequence.weight_versions.count(None) != sequence.loss_mask.count(0):
+            return None
+        known.update(v for v in set(sequence.weight_versions) if v is not None)
+    return (min(known), max(known)) if known else None
+
+
+def _reward(
+    record: Mapping[str, Any], session_id: str, input_id: str, *, required: bool
+) -> tuple[Reward | None, InvalidResultError | None]:
+    try:
+        reward = read_reward(record)
+    except ContractError as e:
+        return None, InvalidResultError(str(e), session_id=session_id, input_id=input_id)
+    if reward is None and required:
+        message = "the record has neither `rewards` nor `reward`; return one from the rollout entrypoint"
+        return None, InvalidResultError(message, session_id=session_id, input_id=input_id)
+    return reward, None
+
+
+def _trajectory(
+    capture: Any, fetch_error: BaseException | None, session_id: str, input_id: str
+) -> tuple[Trajectory | None, AgentCoreRLError | None]:
+    """The trajectory, and what is wrong with it if it cannot be trained on."""
+    if capture is None:
+        why = f": {fetch_error}" if fetch_error is not None else ""
+        error = GatewayError(f"no trajectory came from the gateway{why}", session_id=session_id, input_id=input_id)
+        error.__cause__ = fetch_error
+        return None, error
+    try:
+        trajectory = build_trajectory(session_id, capture.turns)
+    except AgentCoreRLError as e:
+        return None, e
+    if any(1 in s.loss_mask for s in trajectory.sequences):
+        return trajectory, None
+    return trajectory, InvalidResultError(
+        "the trajectory has no sampled token to train on: did the agent call `_rollout.base_url` with its api_key, and does "
+        "the engine return token ids and logprobs?",
+        cause=Cause.INFRASTRUCTURE,
+        session_id=session_id,
+        input_id=input_id,
+    )

@@ -1,0 +1,132 @@
+"""Groups -> training samples: the one place where rollouts become what a loss sees. Every backend converts from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import ConfigError
+from ...trajectory import ExpertSpan
+from .advantages import STD_EPSILON, Aggregation, Estimator, advantages, sequence_weights
+from .groups import CollectedRollout, Group
+
+# Finish reasons of a last turn that was cut by a length limit, in the words of vLLM, SGLang, OpenAI and Anthropic.
+TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One training sequence of a usable rollout.
+
+    Shapes: `prompt_ids` (P,), the other lists (R,); P + R tokens in all. `response_mask` is 1 where the policy
+    sampled the token and it is trained here; `response_logprobs` and `weight_versions` are None where it is 0.
+    `advantage` is the rollout's, the same for all its sequences; `weight` is the sequence's share of the rollout (see
+    `sequence_weights`). `sequence_index` of `sequences` says which branch of a forked episode this is.
+    """
+
+    session_id: str
+    input_id: str
+    group_index: int
+    rollout_index: int
+    sequence_index: int
+    sequences: int
+    prompt_ids: list[int] = field(repr=False)
+    response_ids: list[int] = field(repr=False)
+    response_mask: list[int] = field(repr=False)
+    response_logprobs: list[float | None] = field(repr=False)
+    weight_versions: list[int | None] = field(repr=False)
+    reward: float
+    advantage: float
+    weight: float
+    turns: int
+    truncated: bool
+    routed_experts: Sequence[ExpertSpan] = field(default=(), repr=False)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    per_turn_rewards: tuple[float, ...] | None = None
+    metadata: Any = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.prompt_ids + self.response_ids
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(self.response_mask)
+
+    @property
+    def version_range(self) -> tuple[int, int] | None:
+        """Oldest and newest weight version of the trained tokens; None when the engine told none."""
+        known = [v for v in set(self.weight_versions) if v is not None]
+        return (min(known), max(known)) if known else None
+
+
+def to_samples(
+    groups: Sequence[Group],
+    *,
+    estimator: Estimator = "grpo",
+    epsilon: float = STD_EPSILON,
+    aggregation: Aggregation = "sequence_mean",
+) -> list[Sample]:
+    """Samples of all usable rollouts, in group, rollout and branch order.
+
+    Rollouts without an advantage (masked, or without a baseline under RLOO) give no sample; nothing is padded or made
+    up. Sequences without a token to train on are left out; they carry weight 0.
+    Raises: ConfigError on an unknown estimator or aggregation, a reward that is not finite, or a usable rollout without one.
+    """
+    bare = next((r for g in groups for r in g.usable if r.reward is None), None)
+    if bare is not None:
+        raise ConfigError(
+            f"rollout {bare.session_id} has no reward (it was collected with require_reward off): give every rollout one "
+            "with `with_rewards` first"
+        )
+    found: list[Sample] = []
+    for group_index, group in enumerate(groups):
+        advantages_G = advantages(group.rewards, estimator=estimator, epsilon=epsilon)
+        for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
+            if advantage is not None:
+                found.extend(rollout_samples(rollout, advantage, group_index, group.request.metadata, aggregation))
+    return found
+
+
+def rollout_samples(
+    rollout: CollectedRollout,
+    advantage: float,
+    group_index: int = 0,
+    metadata: Any = None,
+    aggregation: Aggregation = "sequence_mean",
+) -> list[Sample]:
+    """Samples of one usable rollout; none when it is masked, has no trajectory or no reward."""
+    if not rollout.usable or rollout.trajectory is None or rollout.reward is None:
+        return []
+    sequences = [s for s in rollout.trajectory.sequences if s.trained_tokens]
+    weights_S = sequence_weights([s.trained_tokens for s in sequences], aggregation=aggregation)
+    detail = rollout.reward_detail
+    found = []
+    for index, (sequence, weight) in enumerate(zip(sequences, weights_S, strict=True)):
+        cut = sequence.prompt_length
+        found.append(
+            Sample(
+                session_id=rollout.session_id,
+                input_id=rollout.input_id,
+                group_index=group_index,
+                rollout_index=rollout.index,
+                sequence_index=index,
+                sequences=len(sequences),
+                prompt_ids=sequence.token_ids[:cut],
+                response_ids=sequence.token_ids[cut:],
+                response_mask=sequence.loss_mask[cut:],
+                response_logprobs=sequence.logprobs[cut:],
+                weight_versions=sequence.weight_versions[cut:],
+                reward=rollout.reward,
+                advantage=advantage,
+                weight=weight,
+                turns=len(sequence.turn_ids),
+                truncated=sequence.finish_reason in TRUNCATED_REASONS,
+                routed_experts=sequence.routed_experts,
+                metrics=detail.metrics if detail is not None else {},
+                per_turn_rewards=detail.per_turn if detail is not None else None,
+                metadata=metadata,
+            )
+        )
+    return found

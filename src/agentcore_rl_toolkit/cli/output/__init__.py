@@ -1,0 +1,1 @@
+"""What commands print: dialogues, tables, progress, waiting."""

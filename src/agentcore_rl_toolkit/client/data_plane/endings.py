@@ -1,0 +1,111 @@
+"""Asks a local runtime which sessions are over, and why: a dead session is known in a second instead of by its silence.
+
+AWS has no such question and is never asked it. A data plane elsewhere is asked once; one that does not know the question is not
+asked again, and neither is one that does not answer this client (403). One request asks for all sessions that are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from ...errors import AgentCoreRLError
+from .pacing import backoff_s
+from .transport import DaemonPool, Ending
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 0.5
+SESSIONS_AT_ONCE = 5_000  # in one request; a runtime takes twice as many
+LONGEST_PAUSE_S = 5.0  # between questions of which the last ones failed
+
+
+@runtime_checkable
+class AsksForEndings(Protocol):
+    """What is needed of a transport. The call blocks."""
+
+    def endings(self, session_ids: Sequence[str]) -> Mapping[str, Ending] | None:
+        """Those that are over; None where the data plane does not answer this question.
+
+        Raises: AgentCoreRLError when the runtime cannot be asked at the moment.
+        """
+        ...
+
+
+def asks_for_endings(transport: object) -> AsksForEndings | None:
+    """The transport, where it can ask: one of a user's own need not."""
+    return transport if isinstance(transport, AsksForEndings) else None
+
+
+class Endings:
+    """The sessions that are waited for, and the question for them. Lives on the engine's loop.
+
+    ``source`` None: nobody can be asked.
+    """
+
+    def __init__(self, source: AsksForEndings | None) -> None:
+        self._source = source
+        self._pool = DaemonPool(1, "agentcore-rl-endings")
+        self._watched: dict[str, Callable[[Ending], Awaitable[None]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._failures = 0
+
+    def watch(self, session_id: str, on_end: Callable[[Ending], Awaitable[None]]) -> None:
+        """``on_end(ending)`` is awaited with each answer that says that the session is over and gone, until `forget`."""
+        if self._source is None or self._closed:
+            return
+        self._watched[session_id] = on_end
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    def forget(self, session_id: str) -> None:
+        """It is not waited for any more."""
+        self._watched.pop(session_id, None)
+
+    async def of(self, session_id: str) -> Ending | None:
+        """The ending of one session, now; None when it lives, or when nobody can say."""
+        return (await self._ask([session_id])).get(session_id)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed = True
+        self._watched.clear()
+        if self._task is not None:
+            self._task.cancel()
+        self._pool.close()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S if not self._failures else backoff_s(self._failures, cap_s=LONGEST_PAUSE_S))
+            names = list(self._watched)
+            if not names or self._source is None:
+                self._task = None  # before any other step: `watch` starts the next one
+                return
+            for first in range(0, len(names), SESSIONS_AT_ONCE):
+                found = await self._ask(names[first : first + SESSIONS_AT_ONCE])
+                for name, ending in found.items():
+                    on_end = self._watched.get(name)
+                    if on_end is not None and ending.gone:
+                        await on_end(ending)
+
+    async def _ask(self, names: Sequence[str]) -> Mapping[str, Ending]:
+        if self._source is None:
+            return {}
+        try:
+            found: Mapping[str, Ending] | None = await self._pool.run(self._source.endings, names)
+        except AgentCoreRLError as e:
+            self._failures += 1
+            logger.debug("the runtime could not be asked what became of sessions: %s", e)
+            return {}
+        except Exception:
+            self._failures += 1
+            logger.exception("asking the runtime what became of sessions failed")
+            return {}
+        self._failures = 0
+        if found is None:
+            self._source = None
+            return {}
+        return found

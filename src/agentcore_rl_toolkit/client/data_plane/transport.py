@@ -1,0 +1,441 @@
+"""Calls to the AgentCore data plane: the one module that knows boto3.
+
+Each call is one HTTP request. botocore's own retries are off: they re-send an invoke whose answer was lost, and the
+agent would run again. What may be repeated is decided by the engine from the kind of failure that is raised here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from ...contract import REFUSED
+from ...errors import AgentCoreRLError, ConfigError
+
+CONNECT_TIMEOUT_S = 10.0
+ENDINGS_TIMEOUT_S = 10.0
+AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
+IDLE_THREAD_S = 20.0
+USER_AGENT = "agentcore-rl-toolkit"
+SERVER_ERRORS = ("InternalServerException", "ServiceUnavailableException", "ServiceException")
+NO_CREDENTIALS = "NoCredentials"  # code of the failure when there are none, or none that are accepted
+HOW_TO_HAVE_THEM = (
+    "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); a local runtime without "
+    "credentials of its own takes any, such as AWS_ACCESS_KEY_ID=local AWS_SECRET_ACCESS_KEY=local"
+)
+# botocore's; by name, because older ones lack some
+_LOGIN_ERRORS = frozenset(
+    {
+        "CredentialRetrievalError",
+        "LoginRefreshRequired",
+        "LoginTokenLoadError",
+        "NoAuthTokenError",
+        "SSOError",
+        "SSOTokenLoadError",
+        "TokenRetrievalError",
+        "UnauthorizedSSOTokenError",
+    }
+)
+# Source: AWS, "Common Errors"
+_REFUSED_CREDENTIALS = frozenset(
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "IncompleteSignature",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
+        "UnrecognizedClientException",
+    }
+)
+STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored
+
+
+class InvokeRefusedError(AgentCoreRLError):
+    """The request was answered, or not sent: nothing runs because of it, so it may be sent again.
+
+    ``kind``: "throttled" (429, 402), "busy" (409), "unreachable" (no connection).
+    """
+
+    def __init__(self, message: str = "", *, kind: str = "throttled", **ids: Any) -> None:
+        super().__init__(message, **ids)
+        self.kind = kind
+
+
+class InvokeUncertainError(AgentCoreRLError):
+    """The request went out and no usable answer came back: the agent may run."""
+
+
+class InvokeServerError(InvokeUncertainError):
+    """The runtime answered that it failed itself (500, 503, ...): the agent may run."""
+
+
+class InvokeFailedError(AgentCoreRLError):
+    """The runtime refused for good, or the agent answered with an error. ``code`` is the service's error name."""
+
+    def __init__(self, message: str = "", *, code: str = "", **ids: Any) -> None:
+        super().__init__(message, **ids)
+        self.code = code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """Why a session is over. ``gone``: its process is no more, so it will store nothing. ``log``: where its log is."""
+
+    cause: str
+    gone: bool
+    log: str | None = None
+
+    def __str__(self) -> str:
+        return self.cause if self.log is None else f"{self.cause} (its log: {self.log})"
+
+
+class AgentTransport(Protocol):
+    """What the engine needs of an AgentCore data plane. Both calls block and run on the transport's own threads."""
+
+    def invoke(self, session_id: str, payload: bytes) -> bytes:
+        """Send one invoke. Raises: InvokeRefusedError, InvokeUncertainError (InvokeServerError), InvokeFailedError."""
+        ...
+
+    def stop(self, session_id: str) -> bool:
+        """Stop a session; False when there was none. Raises: InvokeRefusedError, InvokeUncertainError, InvokeFailedError."""
+        ...
+
+
+class DaemonPool:
+    """Threads that grow with the work and never hold up the end of the process.
+
+    `concurrent.futures` joins its threads at exit and then takes no more work, which would lose the last stop requests.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self.size = size
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, Any], None]] | None]
+        self._jobs = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+        self._waiting = 0
+        self._closed = False
+
+    def close(self) -> None:
+        """Let the threads end as soon as they have nothing to do, not only when they had nothing for a while."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._threads):
+                self._jobs.put(None)
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a blocking function on a thread and await its result. Cancelling the wait does not stop the function."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            if done.cancelled():
+                return
+            if error is None:
+                done.set_result(value)
+            else:
+                done.set_exception(error)
+
+        def report(value: Any, error: BaseException | None) -> None:
+            try:
+                loop.call_soon_threadsafe(settle, value, error)
+            except RuntimeError:
+                return  # the loop is gone and with it everyone who would read this
+
+        self._jobs.put((function, args, report))
+        with self._lock:
+            self._waiting += 1
+            grow = self._waiting > self._idle and self._threads < self.size
+            if grow:
+                self._threads += 1
+        if grow:
+            try:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            except RuntimeError:  # no new threads while the interpreter shuts down; those that live do the work
+                with self._lock:
+                    self._threads -= 1
+        return await done
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            try:
+                job = self._jobs.get(timeout=0.0 if self._closed else IDLE_THREAD_S)
+            except queue.Empty:
+                job = None
+            with self._lock:
+                self._idle -= 1
+                if job is None:
+                    if self._waiting > self._idle and not self._jobs.empty():
+                        continue
+                    self._threads -= 1
+                    return
+                self._waiting -= 1
+            function, args, report = job
+            try:
+                value = function(*args)
+            except BaseException as e:
+                report(None, e)
+            else:
+                report(value, None)
+            del job, function, args, report  # an idle thread must not keep the last payload alive
+
+
+class Boto3Transport:
+    """`AgentTransport` over boto3's ``bedrock-agentcore`` client, made on first use.
+
+    Args:
+        read_timeout_s: how long one invoke may take before its fate counts as unknown. The default of boto3 (60 s) is
+            shorter than a slow cold start.
+    Raises: ConfigError when boto3 cannot make the client (no region, unknown service).
+    """
+
+    def __init__(
+        self,
+        agent_runtime_arn: str,
+        *,
+        region: str,
+        endpoint_url: str | None,
+        qualifier: str | None,
+        pool_connections: int,
+        read_timeout_s: float,
+        session: Any = None,
+    ) -> None:
+        self._arn = agent_runtime_arn
+        self._region = region
+        self._endpoint_url = endpoint_url
+        self._qualifier = {"qualifier": qualifier} if qualifier else {}
+        self._pool_connections = pool_connections
+        self._read_timeout_s = read_timeout_s
+        self._session = session
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._http: Any = None  # for what is not an operation of AWS; one thread uses it
+
+    @property
+    def client(self) -> Any:
+        """The boto3 client."""
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client = self._make("bedrock-agentcore", self._endpoint_url)
+        return self._client
+
+    def make_s3_client(self) -> Any:
+        """A boto3 S3 client of the agent's region, for users' own code; the toolkit reads results through its store."""
+        return self._make("s3", None)
+
+    def _make(self, service: str, endpoint_url: str | None) -> Any:
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, PartialCredentialsError
+
+        config = Config(
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            max_pool_connections=self._pool_connections,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=self._read_timeout_s,
+            tcp_keepalive=True,
+            user_agent_extra=USER_AGENT,
+            parameter_validation=False,  # ids are checked by us; this saves a fifth of the CPU of a call
+        )
+        try:
+            return self._boto3_session().client(
+                service, region_name=self._region, endpoint_url=endpoint_url, config=config
+            )
+        except PartialCredentialsError as e:
+            raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM} ({e})") from e
+        except (BotoCoreError, ValueError) as e:
+            raise ConfigError(f"boto3 could not make a {service} client: {e}") from e
+
+    def invoke(self, session_id: str, payload: bytes) -> bytes:
+        client = self.client
+        try:
+            response = client.invoke_agent_runtime(
+                agentRuntimeArn=self._arn,
+                runtimeSessionId=session_id,
+                contentType="application/json",
+                payload=payload,
+                **self._qualifier,
+            )
+        except Exception as e:
+            raise classify(e, session_id) from e
+        try:
+            body: bytes = response["response"].read()
+        except Exception as e:
+            raise InvokeUncertainError(f"the answer to the invoke broke off: {e}", session_id=session_id) from e
+        return body
+
+    def stop(self, session_id: str) -> bool:
+        client = self.client
+        try:
+            client.stop_runtime_session(agentRuntimeArn=self._arn, runtimeSessionId=session_id, **self._qualifier)
+        except Exception as e:
+            error = classify(e, session_id)
+            if isinstance(error, InvokeFailedError) and error.code == "ResourceNotFoundException":
+                return False
+            raise error from e
+        return True
+
+    def endings(self, session_ids: Sequence[str]) -> Mapping[str, Ending] | None:
+        """Which of these sessions are over, of a local runtime; None anywhere else, and at AWS without a request.
+
+        Raises: InvokeUncertainError when it cannot be asked at the moment.
+        """
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import BotoCoreError
+
+        client = self.client
+        url = str(client.meta.endpoint_url)
+        if is_aws(url):
+            return None
+        question = {"agentRuntimeArn": self._arn, **self._qualifier, "sessions": list(session_ids)}
+        headers = {"Content-Type": "application/json"}
+        request = AWSRequest("POST", f"{url.rstrip('/')}/_local/endings", headers, json.dumps(question).encode())
+        try:
+            self._sign(request)
+            answer = self._plain_http().send(request.prepare())
+        except (
+            BotoCoreError,
+            OSError,
+        ) as e:  # its connection errors share no other base with its other transport errors
+            raise InvokeUncertainError(str(e)) from e
+        if answer.status_code >= 500 or answer.status_code == 429:
+            raise InvokeUncertainError(f"the runtime answered with status {answer.status_code}")
+        if answer.status_code != 200:
+            return None
+        return _read_endings(answer.content)
+
+    def _sign(self, request: Any) -> None:
+        from botocore.auth import SigV4Auth
+
+        credentials = self._boto3_session().get_credentials()
+        if credentials is not None:
+            SigV4Auth(credentials.get_frozen_credentials(), "bedrock-agentcore", self._region).add_auth(request)
+
+    def _boto3_session(self) -> Any:
+        if self._session is None:
+            import boto3
+
+            self._session = boto3.Session()
+        return self._session
+
+    def _plain_http(self) -> Any:
+        from botocore.httpsession import URLLib3Session
+
+        if self._http is None:
+            self._http = URLLib3Session(
+                timeout=(CONNECT_TIMEOUT_S, ENDINGS_TIMEOUT_S),
+                max_pool_connections=1,
+                # As botocore's own clients: head and body go out apart, and must not wait for each other.
+                socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+            )
+        return self._http
+
+    def close(self) -> None:
+        """Close pooled connections."""
+        if self._client is not None:
+            self._client.close()
+        if self._http is not None:
+            self._http.close()
+
+
+def is_aws(url: str) -> bool:
+    """Whether an address is AWS's own."""
+    host = urlsplit(url).hostname or ""
+    return host.endswith(AWS_DOMAINS)
+
+
+def _read_endings(body: bytes) -> dict[str, Ending] | None:
+    """A local runtime's answer; None when something else answered."""
+    try:
+        found = json.loads(body)["ended"]
+        return {
+            str(name): Ending(cause=str(entry["cause"]), gone=bool(entry["gone"]), log=entry.get("log"))
+            for name, entry in found.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def classify(error: Exception, session_id: str) -> AgentCoreRLError:
+    """What a boto3 exception says about the fate of an invoke: by status and error type, never by the words of a message.
+
+    Source: error table of InvokeAgentRuntime (429, 402, 409, 424, 500), botocore.exceptions.
+    """
+    from botocore import exceptions as boto
+
+    if isinstance(error, AgentCoreRLError):
+        return error
+    if isinstance(error, boto.ClientError):
+        detail = error.response.get("Error", {})
+        code = str(detail.get("Code", ""))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        text = f"{code or status}: {detail.get('Message', error)}"
+        if status in (429, 402) or code in ("ThrottlingException", "ServiceQuotaExceededException", "TooManyRequests"):
+            return InvokeRefusedError(text, kind="throttled", session_id=session_id)
+        if status == 409 or code == "RetryableConflictException":
+            return InvokeRefusedError(text, kind="busy", session_id=session_id)
+        if (isinstance(status, int) and status >= 500) or code in SERVER_ERRORS:
+            return InvokeServerError(text, session_id=session_id)
+        if code in _REFUSED_CREDENTIALS:
+            text = f"the credentials are refused ({text}): {HOW_TO_HAVE_THEM}"
+            return InvokeFailedError(text, code=NO_CREDENTIALS, session_id=session_id)
+        return InvokeFailedError(text, code=code, session_id=session_id)
+    if isinstance(error, (boto.ConnectTimeoutError, boto.EndpointConnectionError, boto.ProxyConnectionError)):
+        return InvokeRefusedError(str(error), kind="unreachable", session_id=session_id)
+    if isinstance(error, boto.SSLError):
+        return InvokeRefusedError(str(error), kind="unreachable", session_id=session_id)
+    if isinstance(error, (boto.HTTPClientError, ConnectionError, TimeoutError)):
+        return InvokeUncertainError(str(error), session_id=session_id)
+    if isinstance(error, boto.NoCredentialsError):
+        return InvokeFailedError(f"no credentials: {HOW_TO_HAVE_THEM}", code=NO_CREDENTIALS, session_id=session_id)
+    if type(error).__name__ in _LOGIN_ERRORS:
+        text = f"no credentials: {error} ({HOW_TO_HAVE_THEM})"
+        return InvokeFailedError(text, code=NO_CREDENTIALS, session_id=session_id)
+    # Parameters, region: nothing was sent, and sending again would not help.
+    return InvokeFailedError(f"{type(error).__name__}: {error}", code=type(error).__name__, session_id=session_id)
+
+
+def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
+    """Decode an agent's answer to an invoke. Raises: InvokeFailedError when it is not a JSON object or reports an error."""
+    try:
+        reply = json.loads(body)
+    except ValueError as e:
+        raise InvokeFailedError(
+            f"the agent answered with something that is not JSON: {body[:200]!r}",
+            code="BadReply",
+            session_id=session_id,
+        ) from e
+    if not isinstance(reply, dict):
+        raise InvokeFailedError(
+            f"the agent answered with {type(reply).__name__}, not an object", code="BadReply", session_id=session_id
+        )
+    if reply.get("status") == REFUSED:
+        raise InvokeFailedError(str(reply.get("error")), code=STORE_REFUSED, session_id=session_id)
+    if "result_key" not in reply:
+        if reply.get("error"):
+            raise InvokeFailedError(f"the agent refused: {reply['error']}", code="AgentRefused", session_id=session_id)
+        raise InvokeFailedError(
+            f"the agent's answer has no 'result_key' ({sorted(reply)[:8]}); decorate it with @app.rollout_entrypoint",
+            code="BadReply",
+            session_id=session_id,
+        )
+    return reply
+
+
+def monotonic() -> float:
+    """The clock of every deadline here."""
+    return time.monotonic()

@@ -1,0 +1,1 @@
+"""The policy behind HTTP: OpenAI's and vLLM's endpoints, weights, and the process that serves them."""

@@ -1,0 +1,193 @@
+"""Running the policy server as a process: socket, ready file, signals, and no life after its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+
+from ... import _server_keys
+from ..._bounded_http import BoundedProtocol, Bounds
+from ..._host_check import HostCheck
+from ..._open_files import raise_file_limit
+from ...errors import ConfigError
+from ..engine import Engine
+from .app import create_app
+from .keys import ADMIN_KEY_ENV
+
+_PARENT_CHECK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Settings of a policy server process. Units: durations in seconds. ``port`` 0 takes a free one.
+
+    ``make_key``: without an ``admin_key`` one is made and left to this user's clients (`_server_keys`).
+    """
+
+    weights: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    ready_file: Path | None = None
+    parent_pid: int | None = None
+    served_model: str = "policy"
+    threads: int = 1
+    max_batch: int = 64
+    max_queue: int = 1024
+    request_timeout_s: float = 120.0
+    stream_interval: int = 8
+    seed: int | None = None
+    version: int = 0
+    allowed_hosts: tuple[str, ...] = ()
+    admin_key: str | None = field(default=None, repr=False)
+    make_key: bool = True
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to us: uvicorn raises them again after its shutdown, and the exit code would not be 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(config: ServeConfig) -> None:
+    """Serve until SIGTERM, SIGINT or the parent's end. Raises: ConfigError (port in use, no policy there), PolicyError."""
+    if config.admin_key is None and config.make_key and not _server_keys.is_here(config.host):
+        raise ConfigError(
+            f"listening on {config.host} needs an admin key that its clients know: set {ADMIN_KEY_ENV}, or give --no-admin-key"
+        )
+    torch.set_num_threads(config.threads)
+    raise_file_limit()
+    listener = _listen(config.host, config.port)
+    try:
+        engine = Engine.from_directory(
+            config.weights,
+            max_batch=config.max_batch,
+            max_queue=config.max_queue,
+            seed=config.seed,
+            version=config.version,
+        )
+        # The engine's thread gives the interpreter lock away at every operation; with the default of 5 ms it would wait that long
+        # for it whenever the HTTP side is busy.
+        sys.setswitchinterval(0.0005)
+        with engine:
+            asyncio.run(_serve(config, engine, listener))
+    finally:
+        listener.close()
+
+
+async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -> None:
+    made = _server_keys.make() if config.admin_key is None and config.make_key else None
+    app = create_app(
+        engine,
+        admin_key=config.admin_key or made,
+        served_model=config.served_model,
+        request_timeout_s=config.request_timeout_s,
+        stream_interval=config.stream_interval,
+    )
+    bounds = Bounds(hosts=HostCheck((config.host, listener.getsockname()[0]), config.allowed_hosts))
+    protocol: Any = functools.partial(BoundedProtocol, bounds=bounds)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            timeout_keep_alive=120,
+            timeout_graceful_shutdown=3,
+        )
+    )
+
+    def stop() -> None:
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stop)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    watching = None if config.parent_pid is None else asyncio.create_task(_watch(config.parent_pid, stop))
+    while not server.started and not serving.done():  # noqa: ASYNC110  (uvicorn has no event for it)
+        await asyncio.sleep(0.005)
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    key_file: Path | None = None
+    if server.started:
+        key_file = _server_keys.leave("policy", url, made) if made is not None else None
+        if config.ready_file is not None:
+            ready = {
+                "url": url,
+                "pid": os.getpid(),
+                "model": config.served_model,
+                "weight_version": engine.weight_version,
+            }
+            if key_file is not None:
+                ready["admin_key_file"] = str(key_file)
+            _write_atomically(config.ready_file, json.dumps(ready))
+        print(f"policy server at {url}", file=sys.stderr, flush=True)
+        if key_file is not None:
+            print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
+    await serving
+    _server_keys.forget(key_file)
+    if watching is not None:
+        watching.cancel()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(4096)
+    except OSError as e:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {e.strerror}; leave --port out to take a free one"
+        ) from e
+    listener.setblocking(False)
+    return listener
+
+
+async def _watch(parent_pid: int, stop: Callable[[], None]) -> None:
+    """Call ``stop`` when the parent process is gone."""
+    ours = os.getppid() == parent_pid
+    while True:
+        # a zombie parent still answers signal 0, but its children have been given to another process
+        if (ours and os.getppid() != parent_pid) or not _exists(parent_pid):
+            stop()
+            return
+        await asyncio.sleep(_PARENT_CHECK_S)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)

@@ -1,0 +1,637 @@
+"""The collection core over replayed episodes: outcomes, masks, deadlines, early stop, clean-up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.collection.collect import (
+    CollectConfig,
+    CollectedRollout,
+    CollectProgress,
+    GroupRequest,
+    collect,
+    collect_async,
+    summarize,
+    with_rewards,
+)
+from agentcore_rl_toolkit.backends.collection.samples import to_samples
+from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayAddress, ReplayCapture, ReplayGateway
+from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
+from agentcore_rl_toolkit.errors import (
+    AgentError,
+    ConfigError,
+    GatewayError,
+    InvalidResultError,
+    RolloutLostError,
+    RolloutThrottledError,
+)
+from agentcore_rl_toolkit.trajectory import Turn
+
+
+def turn(version: int | None = 3, *, index: int = 0, completion: Sequence[int] = (5, 6), **more: Any) -> Turn:
+    return Turn(
+        turn_id=f"t{index}",
+        index=index,
+        prompt_ids=[1, 2],
+        completion_ids=list(completion),
+        logprobs=[-0.5] * len(completion),
+        finish_reason="stop",
+        weight_version_first=version,
+        weight_version_last=version,
+        **more,
+    )
+
+
+def good(reward: float = 1.0, *, input_id: str = "a", version: int | None = 3, delay_s: float = 0.0) -> Episode:
+    return Episode(
+        input_id=input_id, turns=[turn(version)], record={"rewards": reward, "status_code": 200}, delay_s=delay_s
+    )
+
+
+async def one(
+    episode: Episode, *, config: CollectConfig | None = None, weight_version: int | None = None
+) -> CollectedRollout:
+    replay = Replay([episode])
+    groups = await collect_async(
+        [GroupRequest(input_id=episode.input_id, payload={"prompt": "1+1"})],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=config,
+        weight_version=weight_version,
+    )
+    assert not replay.open_sessions
+    return groups[0].rollouts[0]
+
+
+async def test_an_ok_rollout_comes_back_with_reward_and_tokens() -> None:
+    rollout = await one(good(0.5))
+    assert (rollout.outcome, rollout.reward, rollout.usable) == (Outcome.OK, 0.5, True)
+    assert rollout.trajectory is not None
+    assert rollout.trajectory.sequences[0].token_ids == [1, 2, 5, 6]
+    assert (rollout.weight_version_min, rollout.weight_version_max) == (3, 3)
+    assert rollout.elapsed_s is not None
+    assert rollout.elapsed_s >= 0
+
+
+async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
+    replay = Replay([good()])
+    await collect_async(
+        [GroupRequest(input_id="a", payload={"prompt": "p"}, sampling_params={"temperature": 0.7}, overrides={"x": 1})],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(model_id="m", sampling_params={"max_tokens": 64, "temperature": 1.0}, max_turns=9),
+    )
+    (payload,) = replay.invoked
+    session_id = next(iter(replay.by_session))
+    assert payload == {
+        "prompt": "p",
+        "_rollout": {
+            "input_id": "a",
+            "x": 1,
+            "model_id": "m",
+            "sampling_params": {"max_tokens": 64, "temperature": 0.7},
+            "base_url": f"http://replay/sessions/{session_id}/v1",
+            "api_key": f"key-{session_id}",
+        },
+    }
+
+
+RECORD_ERROR = {"status_code": 500, "stop_reason": "boom", "traceback": "Traceback ... boom", "rewards": 1.0}
+
+
+def raised(cause: str, failure: str | None = None, **fields: Any) -> dict[str, Any]:
+    """The record of an agent that raised, as ours write it."""
+    block = {"outcome": "agent_error", "cause": cause, **({"failure": failure} if failure else {})}
+    return {"status_code": 500, "stop_reason": "boom", "traceback": "Traceback ... boom", "_agent": block, **fields}
+
+
+LOST_IN_AGENT = raised("infrastructure", rewards=1.0)
+
+
+@pytest.mark.parametrize(
+    ("episode", "outcome", "reason", "error"),
+    [
+        (Episode(input_id="a", turns=[turn()], record=RECORD_ERROR), "agent_error", "outcome", AgentError),
+        (Episode(input_id="a", turns=[turn()], record=LOST_IN_AGENT), "agent_error", "outcome", AgentError),
+        (
+            Episode(input_id="a", turns=[turn()], record=raised("policy", "turns")),
+            "agent_error",
+            "policy_failure",
+            AgentError,
+        ),
+        (
+            Episode(input_id="a", turns=[turn()], record=raised("policy", "turns", rewards="x")),
+            "agent_error",
+            "policy_failure",
+            AgentError,
+        ),
+        (
+            Episode(input_id="a", record=raised("policy", "context", rewards=0.0)),
+            "agent_error",
+            "no_tokens",
+            AgentError,
+        ),
+        (Episode(input_id="a", turns=[turn()], failure=RolloutLostError("gone")), "lost", "outcome", RolloutLostError),
+        (Episode(input_id="a", failure=RolloutThrottledError("429")), "throttled", "outcome", RolloutThrottledError),
+        (Episode(input_id="a", failure=OSError("no route")), "lost", "outcome", RolloutLostError),
+        (Episode(input_id="a", turns=[turn()], record={}), "invalid", "no_reward", InvalidResultError),
+        (Episode(input_id="a", turns=[turn()], record={"rewards": "x"}), "invalid", "no_reward", InvalidResultError),
+        (
+            Episode(input_id="a", turns=[turn()], record={"rewards": math.nan}),
+            "invalid",
+            "no_reward",
+            InvalidResultError,
+        ),
+        (Episode(input_id="a", record={"rewards": 1.0}), "invalid", "no_tokens", InvalidResultError),
+        (
+            Episode(input_id="a", turns=[turn(trainable=False)], record={"rewards": 1.0}),
+            "invalid",
+            "no_tokens",
+            InvalidResultError,
+        ),
+    ],
+)
+async def test_a_failure_is_kept_as_data_and_masked(
+    episode: Episode, outcome: str, reason: str, error: type[BaseException]
+) -> None:
+    rollout = await one(episode)
+    assert rollout.outcome == outcome
+    assert rollout.mask_reason == reason
+    assert isinstance(rollout.error, error)
+    assert not rollout.usable
+
+
+async def test_what_the_policy_failed_at_is_trained_with_the_reward_that_its_agent_declares() -> None:
+    cut = Episode(
+        input_id="a", turns=[turn()], record=raised("policy", "tokens", rewards={"reward": -0.5, "format": 0.0})
+    )
+    rollout = await one(cut)
+    assert rollout.usable
+    assert (rollout.outcome, rollout.cause, rollout.failure) == (Outcome.AGENT_ERROR, Cause.POLICY, "tokens")
+    assert (rollout.reward, rollout.score) == (-0.5, 0.0)
+    assert isinstance(rollout.error, AgentError)
+    assert (rollout.error.cause, rollout.error.failure) == ("policy", "tokens")
+    assert rollout.trajectory is not None
+    assert rollout.trajectory.report.trained_tokens == 2
+    masked = await one(cut, config=CollectConfig(policy_failures="mask"))
+    assert (masked.usable, masked.mask_reason, masked.score) == (False, "policy_failure", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("episode", "cause", "score"),
+    [
+        (good(0.5), None, 0.5),
+        (Episode(input_id="a", turns=[turn()], record=raised("policy", "turns")), Cause.POLICY, 0.0),
+        (Episode(input_id="a", turns=[turn()], record=RECORD_ERROR), Cause.AGENT, 0.0),
+        (Episode(input_id="a", turns=[turn()], record=LOST_IN_AGENT), Cause.INFRASTRUCTURE, None),
+        (Episode(input_id="a", turns=[turn()], failure=RolloutLostError("gone")), Cause.INFRASTRUCTURE, None),
+        (Episode(input_id="a", failure=ConfigError("wrong bucket")), Cause.INFRASTRUCTURE, None),
+        (Episode(input_id="a", failure=InvalidResultError("not JSON")), Cause.AGENT, 0.0),
+        (
+            Episode(input_id="a", failure=InvalidResultError("forged", cause="infrastructure")),
+            Cause.INFRASTRUCTURE,
+            None,
+        ),
+        (Episode(input_id="a", turns=[turn()], record={}), Cause.AGENT, None),
+        (Episode(input_id="a", record={"rewards": 1.0}), Cause.INFRASTRUCTURE, None),
+    ],
+)
+async def test_every_failure_has_a_cause_and_the_infrastructures_is_never_scored(
+    episode: Episode, cause: Cause | None, score: float | None
+) -> None:
+    rollout = await one(episode)
+    assert (rollout.cause, rollout.score) == (cause, score)
+
+
+async def test_both_means_of_an_evaluation_and_their_counts_are_told() -> None:
+    records = [raised("policy", "tokens", rewards=-1.0), raised("policy", "turns"), RECORD_ERROR, LOST_IN_AGENT]
+    replay = Replay([good(1.0), good(1.0), *(Episode(input_id="a", turns=[turn()], record=r) for r in records)])
+    groups = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=6)], client=replay.client, gateway=replay.gateway
+    )
+    stats = summarize(groups)
+    assert stats.evaluation() == {
+        "reward": 0.4,
+        "scored": 5,
+        "reward_ok": 1.0,
+        "ok": 2,
+        "outcomes": {"ok": 2, "agent_error": 4},
+        "causes": {"policy": 2, "agent": 1, "infrastructure": 1},
+        "policy_failures": {"tokens": 1, "turns": 1},
+    }
+    assert stats.said() == "reward 0.40 of 5 (1.00 of the 2 that ended ok), 1 not scored"
+    assert (stats.usable, stats.reward_mean, stats.lost_rollouts) == (3, pytest.approx(1 / 3), 2)
+    assert stats.masked == {"policy_failure": 1, "outcome": 2}
+
+
+async def test_an_agent_error_keeps_its_traceback_and_its_turns() -> None:
+    rollout = await one(Episode(input_id="a", turns=[turn()], record=RECORD_ERROR))
+    assert rollout.traceback == "Traceback ... boom"
+    assert str(rollout.error) == "boom"
+    assert rollout.reward is None
+    assert rollout.trajectory is not None
+
+
+async def test_a_foreign_exception_is_kept_as_the_cause() -> None:
+    rollout = await one(Episode(input_id="a", failure=OSError("no route")))
+    assert rollout.error is not None
+    assert isinstance(rollout.error.__cause__, OSError)
+
+
+async def test_per_turn_rewards_and_metrics_travel_along() -> None:
+    record = {"rewards": {"reward": [0.1, 0.2, 0.9], "format": 1.0}, "metrics": {"tool_calls": 2, "note": "x"}}
+    rollout = await one(Episode(input_id="a", turns=[turn()], record=record))
+    assert rollout.reward == 0.9
+    assert rollout.reward_detail is not None
+    assert rollout.reward_detail.per_turn == (0.1, 0.2, 0.9)
+    assert rollout.reward_detail.metrics == {"format": 1.0, "tool_calls": 2.0}
+
+
+async def test_a_rollout_that_never_answers_times_out_and_is_stopped() -> None:
+    replay = Replay([Episode(input_id="a", turns=[turn()], delay_s=math.inf)])
+    began_s = time.monotonic()
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={})],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(rollout_timeout_s=0.1),
+    )
+    assert time.monotonic() - began_s < 5
+    assert group.rollouts[0].outcome == Outcome.TIMEOUT
+    assert group.rollouts[0].stage == Stage.RUN
+    assert len(replay.stopped) == 1
+    assert not replay.open_sessions
+
+
+async def test_rollouts_that_never_got_a_place_time_out_in_the_queue() -> None:
+    replay = Replay([Episode(input_id="a", delay_s=math.inf) for _ in range(3)])
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=3)],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(max_concurrent=1, batch_timeout_s=0.2),
+    )
+    stages = [r.stage for r in group.rollouts]
+    assert stages[0] == Stage.RUN
+    assert stages.count(Stage.QUEUE) >= 1
+    assert all(r.outcome == Outcome.TIMEOUT for r in group.rollouts)
+    assert any(r.elapsed_s is None for r in group.rollouts)
+
+
+async def test_never_more_than_max_concurrent_are_alive() -> None:
+    replay = Replay([good(delay_s=0.01) for _ in range(20)])
+    await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=20)],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(max_concurrent=4),
+    )
+    assert replay.peak_running == 4
+
+
+async def test_over_sampling_cancels_stragglers_once_enough_usable_rollouts_are_in() -> None:
+    episodes = [good(), Episode(input_id="a", turns=[turn()], record=RECORD_ERROR), good(delay_s=0.02), good()]
+    episodes.append(good(delay_s=math.inf))
+    replay = Replay(episodes)
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=3)],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(extra_rollouts=2),
+    )
+    outcomes = [r.outcome for r in group.rollouts]
+    assert outcomes == [Outcome.OK, Outcome.AGENT_ERROR, Outcome.OK, Outcome.OK, Outcome.CANCELLED]
+    assert len(group.usable) == 3
+    assert len(replay.stopped) == 1
+
+
+async def test_surplus_rollouts_are_masked_so_that_a_group_keeps_its_size() -> None:
+    replay = Replay([good() for _ in range(6)])
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=4)],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(extra_rollouts=2),
+    )
+    assert len(group.usable) == 4
+    assert {r.mask_reason for r in group.rollouts if not r.usable} <= {"surplus", "outcome"}
+
+
+async def test_the_batch_ends_when_enough_groups_are_full() -> None:
+    replay = Replay([good(input_id="a"), good(input_id="b", delay_s=math.inf)])
+    slow_b = await collect_async(
+        [GroupRequest(input_id="a", payload={}), GroupRequest(input_id="b", payload={})],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(enough_groups=1),
+    )
+    assert [len(g.usable) for g in slow_b] == [1, 0]
+    assert slow_b[1].rollouts[0].outcome == Outcome.CANCELLED
+
+
+@pytest.mark.parametrize(("version", "reason"), [(7, None), (5, None), (4, "stale"), (None, "unknown_version")])
+async def test_rollouts_sampled_by_weights_that_are_too_old_are_masked(version: int | None, reason: str | None) -> None:
+    rollout = await one(good(version=version), config=CollectConfig(max_staleness=2), weight_version=7)
+    assert rollout.outcome == Outcome.OK
+    assert rollout.mask_reason == reason
+
+
+async def test_cancelling_the_collection_stops_rollouts_and_deletes_sessions() -> None:
+    replay = Replay([good(delay_s=math.inf) for _ in range(4)])
+    task = asyncio.create_task(
+        collect_async([GroupRequest(input_id="a", payload={}, n=4)], client=replay.client, gateway=replay.gateway)
+    )
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(replay.stopped) == 4
+    assert not replay.open_sessions
+    assert replay.running == 0
+
+
+async def test_an_error_in_a_callback_ends_the_batch_at_once_and_cleans_up() -> None:
+    replay = Replay([good(), good(delay_s=math.inf)])
+
+    def explode(rollout: CollectedRollout) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await collect_async(
+            [GroupRequest(input_id="a", payload={}, n=2)],
+            client=replay.client,
+            gateway=replay.gateway,
+            on_rollout=explode,
+        )
+    assert len(replay.stopped) == 1
+    assert not replay.open_sessions
+
+
+class DeafGateway(ReplayGateway):
+    """Makes sessions, then fails or hangs when trajectories are fetched."""
+
+    def __init__(self, replay: Replay, *, hang: bool, failures: int = 10**9) -> None:
+        super().__init__(replay)
+        self.hang, self.failures = hang, failures
+
+    async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> dict[str, ReplayCapture]:
+        self.failures -= 1
+        if self.failures < 0:
+            return await super().fetch_async(session_ids, close=close)
+        if self.hang:
+            await asyncio.sleep(3600)
+        raise GatewayError("refused")
+
+
+@pytest.mark.parametrize("hang", [False, True])
+async def test_a_gateway_that_gives_no_trajectories_invalidates_rollouts_but_not_the_run(hang: bool) -> None:
+    replay = Replay([good()])
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={})],
+        client=replay.client,
+        gateway=DeafGateway(replay, hang=hang),
+        config=CollectConfig(gateway_timeout_s=0.1, gateway_patience_s=0.3),
+    )
+    rollout = group.rollouts[0]
+    assert (rollout.outcome, rollout.mask_reason) == (Outcome.INVALID, "no_tokens")
+    assert isinstance(rollout.error, GatewayError)
+    assert rollout.reward == 1.0
+
+
+async def test_one_failed_fetch_is_tried_again() -> None:
+    replay = Replay([good()])
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={})],
+        client=replay.client,
+        gateway=DeafGateway(replay, hang=False, failures=1),
+    )
+    assert group.rollouts[0].usable
+
+
+class OneBroken(ReplayGateway):
+    """A bulk answer with this session in it cannot be read."""
+
+    broken = ""
+
+    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
+        self.broken = session_ids[5]
+        return await super().create_sessions_async(session_ids, **options)
+
+    async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> dict[str, ReplayCapture]:
+        if self.broken in session_ids:
+            raise ValueError("a corrupt record")
+        return await super().fetch_async(session_ids, close=close)
+
+
+async def test_one_broken_session_takes_no_other_with_it() -> None:
+    replay = Replay([good() for _ in range(16)])
+    gateway = OneBroken(replay)
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=16)], client=replay.client, gateway=gateway
+    )
+    masked = [r for r in group.rollouts if not r.usable]
+    assert [(r.session_id, r.mask_reason) for r in masked] == [(gateway.broken, "no_tokens")]
+    assert masked[0].error is not None
+    assert isinstance(masked[0].error.__cause__, ValueError)
+    assert set(replay.open_sessions) == {gateway.broken}  # what could not be had is not thrown away
+
+
+class LostReply(ReplayGateway):
+    """Opens sessions, but the first answer never arrives."""
+
+    asked = 0
+
+    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
+        made = await super().create_sessions_async(session_ids, **options)
+        self.asked += 1
+        if self.asked == 1:
+            raise ConnectionResetError("reset")
+        return made
+
+
+async def test_sessions_are_asked_for_again_when_the_answer_was_lost() -> None:
+    replay = Replay([good() for _ in range(3)])
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=3)], client=replay.client, gateway=LostReply(replay)
+    )
+    assert len(group.usable) == 3
+    assert not replay.open_sessions
+
+
+class NoSessions(ReplayGateway):
+    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
+        await asyncio.sleep(3600)
+        raise AssertionError("not reached")
+
+
+async def test_a_gateway_that_makes_no_sessions_fails_the_batch_before_anything_runs() -> None:
+    replay = Replay([good()])
+    with pytest.raises(GatewayError, match="is it running"):
+        await collect_async(
+            [GroupRequest(input_id="a", payload={})],
+            client=replay.client,
+            gateway=NoSessions(replay),
+            config=CollectConfig(gateway_timeout_s=0.05, gateway_patience_s=0.2),
+        )
+    assert not replay.invoked
+
+
+async def test_progress_counts_add_up_at_every_moment() -> None:
+    replay = Replay([good(delay_s=0.005 * i) for i in range(8)])
+    seen: list[CollectProgress] = []
+    await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=8)],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(max_concurrent=3),
+        on_progress=seen.append,
+    )
+    assert all(p.queued >= 0 and 0 <= p.running <= 3 and p.queued + p.running + p.done <= p.total for p in seen)
+    assert (seen[-1].done, seen[-1].usable, seen[-1].running, seen[-1].queued) == (8, 8, 0, 0)
+    assert seen[-1].reward_mean == 1.0
+
+
+async def test_summary_counts_outcomes_masks_and_tokens() -> None:
+    replay = Replay([good(1.0), good(0.0), Episode(input_id="a", turns=[turn()], record=RECORD_ERROR)])
+    groups = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=3)], client=replay.client, gateway=replay.gateway
+    )
+    stats = summarize(groups)
+    assert stats.outcomes == {"ok": 2, "agent_error": 1}
+    assert stats.masked == {"outcome": 1}
+    assert (stats.usable, stats.lost_rollouts, stats.reward_mean) == (2, 1, 0.5)
+    assert (stats.sampled_tokens, stats.trained_token_share) == (4, 1.0)
+    assert groups[0].rewards == [1.0, 0.0, None]
+
+
+async def test_rewards_may_be_computed_afterwards() -> None:
+    replay = Replay([Episode(input_id="a", turns=[turn()], record={"status_code": 200, "metrics": {"m": 2}})] * 3)
+    groups = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=3)],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(require_reward=False),
+    )
+    assert [r.reward for r in groups[0].usable] == [None, None, None]
+    with pytest.raises(ConfigError, match="with_rewards"):
+        to_samples(groups)
+    values = iter([1.0, None, 0.0])
+    rewarded = with_rewards(groups, lambda rollout: next(values))
+    assert rewarded[0].rewards == [1.0, None, 0.0]
+    assert rewarded[0].rollouts[1].mask_reason == "no_reward"
+    assert [s.reward for s in to_samples(rewarded)] == [1.0, 0.0]
+    with pytest.raises(ConfigError, match="finite"):
+        with_rewards(groups, lambda rollout: math.nan)
+
+
+async def test_a_reward_computed_afterwards_leaves_the_policys_failures_theirs() -> None:
+    replay = Replay([good(), Episode(input_id="a", turns=[turn()], record=raised("policy", "tokens", rewards=-1.0))])
+    groups = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=2)],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(require_reward=False),
+    )
+    assert with_rewards(groups, lambda rollout: 0.25)[0].rewards == [0.25, -1.0]
+
+
+async def test_metrics_beside_the_reward_are_averaged_over_usable_rollouts() -> None:
+    def with_metrics(**metrics: float) -> Episode:
+        return Episode(input_id="a", turns=[turn()], record={"rewards": 1.0, "status_code": 200, "metrics": metrics})
+
+    failed = Episode(input_id="a", turns=[turn()], record={**RECORD_ERROR, "metrics": {"calls": 100}})
+    replay = Replay([with_metrics(calls=1), with_metrics(calls=3, depth=2), failed])
+    groups = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=3)], client=replay.client, gateway=replay.gateway
+    )
+    assert summarize(groups).metrics == {"calls": 2.0, "depth": 2.0}
+
+
+async def test_without_a_gateway_a_rewarded_rollout_is_usable() -> None:
+    replay = Replay([good()])
+    (group,) = await collect_async([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=None)
+    assert group.rollouts[0].usable
+    assert group.rollouts[0].trajectory is None
+
+
+def test_the_sync_face_gives_the_same_groups() -> None:
+    replay = Replay([good(0.25)])
+    (group,) = collect([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=replay.gateway)
+    assert group.rewards == [0.25]
+
+
+async def test_the_sync_face_works_inside_a_running_loop() -> None:
+    replay = Replay([good(0.25)])
+    (group,) = collect([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=replay.gateway)
+    assert group.rewards == [0.25]
+
+
+INTERRUPTED = """
+import math, os, signal, threading
+from agentcore_rl_toolkit.backends.collection.collect import GroupRequest, collect
+from agentcore_rl_toolkit.backends.replay import Episode, Replay
+
+replay = Replay([Episode(input_id="a", delay_s=math.inf) for _ in range(3)])
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    collect([GroupRequest(input_id="a", payload={}, n=3)], client=replay.client, gateway=replay.gateway)
+except KeyboardInterrupt:
+    print("stopped", len(replay.stopped), "open", len(replay.open_sessions))
+"""
+
+
+def test_ctrl_c_stops_the_sessions_before_it_reaches_the_caller() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "stopped 3 open 0", done.stderr
+
+
+async def test_no_requests_give_no_groups() -> None:
+    replay = Replay([])
+    assert await collect_async([], client=replay.client, gateway=replay.gateway) == []
+
+
+BAD: list[tuple[Mapping[str, Any], str]] = [
+    ({"max_concurrent": 0}, "max_concurrent"),
+    ({"extra_rollouts": -1}, "extra_rollouts"),
+    ({"enough_groups": 0}, "enough_groups"),
+    ({"max_staleness": -1}, "max_staleness"),
+    ({"rollout_timeout_s": 0.0}, "rollout_timeout_s"),
+    ({"gateway_timeout_s": math.inf}, "gateway_timeout_s"),
+    ({"batch_timeout_s": 0.0}, "batch_timeout_s"),
+    ({"batch_timeout_s": -5.0}, "batch_timeout_s"),
+    ({"batch_timeout_s": math.nan}, "batch_timeout_s"),
+    ({"gateway_patience_s": -1.0}, "gateway_patience_s"),
+    ({"max_turns": 0}, "max_turns"),
+    ({"policy_failures": "drop"}, "policy_failures"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "match"), BAD)
+def test_bad_settings_are_refused(arguments: Mapping[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        CollectConfig(**arguments)
+
+
+async def test_two_groups_with_one_input_id_are_refused() -> None:
+    replay = Replay([])
+    with pytest.raises(ConfigError, match="twice"):
+        await collect_async([GroupRequest(input_id="a", payload={})] * 2, client=replay.client, gateway=replay.gateway)
+
+
+async def test_a_staleness_bound_needs_to_know_the_current_version() -> None:
+    replay = Replay([])
+    with pytest.raises(ConfigError, match="weight_version"):
+        await collect_async(
+            [GroupRequest(input_id="a", payload={})],
+            client=replay.client,
+            gateway=replay.gateway,
+            config=CollectConfig(max_staleness=1),
+        )

@@ -1,0 +1,79 @@
+"""What agents print is shown on the user's terminal, and not obeyed."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.cli.output.terminal import visible
+from agentcore_rl_toolkit.errors import RolloutError
+
+TITLE, CLIPBOARD, UP = "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07", "\x1b[1A\x1b[2K"
+
+
+@pytest.mark.threat(
+    who="an agent's model output",
+    tries="command the terminal of whoever reads a log or an error: title, clipboard, erasing lines, turned text",
+    stopped_by="every command that prints such text writes control characters out",
+    leaves="`runtime logs --raw`, which is for pipes",
+)
+def test_commands_to_a_terminal_are_written_out() -> None:
+    assert visible(f"a{TITLE}b{CLIPBOARD}c") == "a\\e]0;owned\\ab\\e]52;c;cm0gLXJm\\ac"
+    assert visible(f"one\ntwo{UP}") == "one\ntwo\\e[1A\\e[2K"
+    assert visible("bar 10%\rbar 20%\r\ndone\tok") == "bar 10%\nbar 20%\ndone\tok"
+    assert visible("\x9b2J \u202egnp.exe \x7f \ud800") == "\\x9b2J \\u202egnp.exe \\x7f \\ud800"
+    assert visible("Grüße, 世界 🙂") == "Grüße, 世界 🙂"
+    every = "".join(map(chr, range(0x3000)))
+    assert not any(c in visible(every) for c in map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0)]))
+
+
+CODE = """
+import logging, sys
+from agentcore_rl_toolkit.cli import main, runtime
+from agentcore_rl_toolkit.errors import LocalRuntimeError
+from agentcore_rl_toolkit.runtime.remote import RuntimeView
+def find(url=None):
+    logging.getLogger("agent").warning("said %s", "\\x1b[2J")
+    raise {error}("an agent's words: \\x1b[2J\\x9b2J [red]x[/red]")
+RuntimeView.find = find
+sys.argv = ["agentcore-rl", "runtime", "ps"]
+main.main()
+"""
+
+
+@pytest.mark.parametrize(("error", "status"), [("LocalRuntimeError", 2), ("KeyError", 1)])
+def test_errors_logs_and_tracebacks_command_no_terminal(error: str, status: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(error=error)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status
+    assert "\x1b" not in done.stderr
+    assert "\x9b" not in done.stderr
+    assert "[red]x[/red]" in done.stderr
+    assert "said \\e[2J" in done.stderr
+
+
+def test_markup_in_an_error_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What an agent's error says reaches the end of a run, which is printed with colours."""
+    pytest.importorskip("rich")
+    command = importlib.import_module("agentcore_rl_toolkit.cli.training.quickstart")
+    words = "[/red] [link=http://evil.example]here[/link] \x1b]0;owned\x07"
+
+    async def fail(*args: object) -> None:
+        raise RolloutError(words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "run", fail)
+        with pytest.raises(SystemExit):
+            command.command.callback(  # type: ignore[misc]
+                **{**dict.fromkeys(p.name for p in command.command.params), "out": tmp_path / "[bold]", "resume": False}
+            )
+    captured = capsys.readouterr()
+    shown = (captured.out + captured.err).replace("\n", "")
+    assert "[/red] [link=http://evil.example]here[/link] \\e]0;owned\\a" in shown
+    assert "[bold]" in shown
+    assert "\x1b]" not in shown

@@ -1,0 +1,200 @@
+"""An invoke that the runtime answered with 500 or 503: what is sent again, what is not, and how soon that is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.client import Deadlines
+from agentcore_rl_toolkit.client.data_plane.delivery import CONVINCED_AFTER, AgentWord
+from agentcore_rl_toolkit.client.testing import ScriptedRuntime
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import ConfigError, RolloutLostError
+
+MakeClient = Callable[..., RolloutClient]
+QUICK = Deadlines(confirm_error_s=0.5)
+
+
+def script(**what: Any) -> dict[str, Any]:
+    return {"script": what}
+
+
+def published(**what: Any) -> dict[str, Any]:
+    """An agent of the published toolkit: no heartbeat, and it runs as often as it is called."""
+    return script(heartbeat=False, runs_once=False, **what)
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "500_after"])
+def test_an_agent_that_runs_once_is_asked_again_with_the_same_session(
+    make_client: MakeClient, runtime: ScriptedRuntime, fault: str
+) -> None:
+    client = make_client(push=False)
+    client.invoke(script()).result(20)  # from its answer the client knows
+    runtime.faults.extend([fault, fault])
+    began_s = time.monotonic()
+    future = client.invoke(script(run_s=0.2, result={"n": 1}))
+    assert future.result(30)["n"] == 1
+    assert time.monotonic() - began_s < 15  # pauses of at most 0.5 and 1 s
+    assert future.attempt == 1
+    assert runtime.requests["invoke"] == 4
+    assert runtime.sessions[future.session_id].runs == 1
+    assert client.stats["server_errors"] == 2
+    client.flush()
+    assert runtime.live == []
+
+
+def test_what_one_client_heard_all_clients_of_the_process_know(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    make_client().invoke(script()).result(20)
+    runtime.faults.append("500_after")
+    other = make_client(push=False, deadlines=Deadlines(confirm_error_s=60))
+    future = other.submit(script(run_s=0.2, result={"n": 1}))
+    assert future.result(20)["n"] == 1
+    assert runtime.sessions[future.session_id].runs == 1
+
+
+def test_errors_without_end_are_lost_within_seconds_and_the_session_is_stopped(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    client = make_client(push=False, deadlines=QUICK, max_retry_attempts=3)
+    client.invoke(script()).result(20)
+    client.flush()
+    runtime.faults.extend(["500"] * 100)
+    began_s = time.monotonic()
+    future = client.submit(script())
+    error = future.exception(30)
+    assert isinstance(error, RolloutLostError)
+    assert "InternalServerException" in str(error)
+    assert "3 times" in str(error)
+    assert time.monotonic() - began_s < 15
+    assert runtime.requests["invoke"] == 1 + 3
+    client.flush()
+    assert runtime.requests["stop"] == 2
+
+
+def test_a_session_that_runs_although_every_answer_was_an_error_is_followed(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    client = make_client(push=False, max_retry_attempts=2)
+    client.invoke(script()).result(20)
+    runtime.faults.extend(["500_after"] * 100)
+    future = client.invoke(script(run_s=4.0, result={"n": 1}))  # returns when the session showed life
+    assert not future.done()
+    assert future.result(30)["n"] == 1
+    assert runtime.sessions[future.session_id].runs == 1
+
+
+def test_of_an_agent_not_known_yet_the_running_session_is_found(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults.append("500_after")
+    client = make_client(push=False)
+    assert client.invoke(script(run_s=0.5, result={"n": 1})).result(20)["n"] == 1
+    assert runtime.requests["invoke"] == 1
+    assert runtime.runs == 1
+
+
+def test_of_an_agent_not_known_yet_the_invoke_is_sent_again_when_there_is_no_such_session(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults.append("500")
+    future = make_client(push=False, deadlines=QUICK).submit(script(result={"n": 1}))
+    assert future.result(20)["n"] == 1
+    assert runtime.requests["invoke"] == 2
+    assert runtime.sessions[future.session_id].runs == 1
+
+
+def test_an_agent_that_may_run_twice_is_not_asked_again_where_its_session_exists(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    client = make_client(push=False, deadlines=QUICK)
+    client.invoke(published()).result(20)
+    runtime.faults.append("500_after")
+    began_s = time.monotonic()
+    future = client.submit(published(run_s=60))
+    assert isinstance(future.exception(20), RolloutLostError)
+    assert time.monotonic() - began_s < 10
+    assert runtime.sessions[future.session_id].runs == 1
+    assert runtime.requests["invoke"] == 2
+    client.flush()
+    assert runtime.live == []
+    runtime.faults.append("500")  # that one never came to be
+    assert client.submit(published(result={"n": 1})).result(20)["n"] == 1
+
+
+def test_a_lost_one_runs_again_as_a_new_session_where_retries_are_asked_for(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    client = make_client(push=False, deadlines=QUICK, on_failure="retry")
+    runtime.faults.append("500_after")
+    future = client.submit(published(run_s=1.0, result={"n": 1}))
+    assert future.result(20)["n"] == 1
+    assert future.attempt == 2
+    assert all(session.runs == 1 for session in runtime.sessions.values())
+
+
+@pytest.mark.parametrize("fault", ["500", "500_after"])
+def test_resend_true_sends_again_whoever_the_agent_is(
+    make_client: MakeClient, runtime: ScriptedRuntime, fault: str
+) -> None:
+    runtime.faults.append(fault)
+    client = make_client(push=False, resend=True, deadlines=Deadlines(confirm_error_s=60))
+    future = client.submit(published(run_s=0.3, result={"n": 1}))
+    assert future.result(20)["n"] == 1
+    assert runtime.requests["invoke"] == 2
+
+
+def test_resend_false_never_sends_again(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(push=False, resend=False, deadlines=QUICK)
+    client.invoke(script()).result(20)
+    runtime.faults.append("500")
+    future = client.submit(script())
+    assert isinstance(future.exception(20), RolloutLostError)
+    assert runtime.requests["invoke"] == 2
+
+
+def test_a_batch_loses_none_of_its_rollouts_to_passing_errors(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults.extend([None, "500", None, "503", "500_after"] * 5)
+    client = make_client(push=False, deadlines=QUICK)
+    items = client.map([script(run_s=0.1, result={"n": n}) for n in range(30)], 8, timeout=60)
+    assert [item.outcome for item in items] == [Outcome.OK] * 30
+    assert [item.attempt for item in items] == [1] * 30
+    assert all(session.runs == 1 for session in runtime.sessions.values())
+    client.flush()
+    assert runtime.live == []
+
+
+def test_an_error_then_a_refusal_leaves_no_session(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(push=False, deadlines=Deadlines(throttle_s=0.5))
+    client.invoke(script()).result(20)
+    runtime.faults.extend(["500_after", *["429"] * 1000])
+    assert client.submit(script(run_s=60)).exception(20) is not None
+    client.flush()
+    assert runtime.live == []
+
+
+def test_a_resend_that_is_none_of_the_three_is_refused(make_client: MakeClient) -> None:
+    with pytest.raises(ConfigError, match="resend"):
+        make_client(resend="sometimes")
+
+
+def test_one_answer_that_does_not_say_so_takes_many_to_outweigh() -> None:
+    word = AgentWord()
+    assert not word.runs_once
+    word.heard({"runs_once": True})
+    assert word.runs_once
+    word.heard({"status": "processing"})  # an agent of an older version in the same fleet
+    assert not word.runs_once
+    for _ in range(CONVINCED_AFTER):
+        assert not word.runs_once
+        word.heard({"runs_once": True})
+    assert word.runs_once
+    word.heard({"runs_once": "yes"})
+    assert not word.runs_once

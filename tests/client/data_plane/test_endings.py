@@ -1,0 +1,150 @@
+"""A session that died at a local runtime is known at once, with the runtime's own cause; AWS is never asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.client import RolloutClient
+from agentcore_rl_toolkit.client.data_plane.transport import Boto3Transport, InvokeUncertainError, is_aws
+from agentcore_rl_toolkit.client.testing import ScriptedRuntime
+from agentcore_rl_toolkit.contract import Outcome, new_session_id
+from agentcore_rl_toolkit.errors import RolloutLostError
+from agentcore_rl_toolkit.runtime.isolation import cgroups
+
+from ...runtime.conftest import Server, start_server, wait_for
+
+__all__ = ["start_server"]  # a fixture
+AGENT = Path(__file__).parents[1] / "mortal_agent.py"
+LIMITS = ("--memory-mb", "250", "--disk-mb", "20")
+LATE_S = 10.0  # of a machine with five times as many busy processes as cores; the mechanism takes about one
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("runtime"), *LIMITS, agent=AGENT)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def local(server: Server, tmp_path: Path, boto3_session: Any) -> Iterator[RolloutClient]:
+    with RolloutClient(
+        server.arn, f"file://{tmp_path}/store", "exp", endpoint_url=server.url, boto3_session=boto3_session
+    ) as client:
+        yield client
+
+
+def lateness_s(server: Server, session_id: str, known_s: float) -> float:
+    """Seconds from the end of the session's process until the client knew."""
+    return known_s - float(wait_for(lambda: (server.ended(session_id) or {}).get("gone_unix_s")))
+
+
+def lost(
+    server: Server, client: RolloutClient, payload: dict[str, Any], act: Callable[[str], None] | None = None
+) -> str:
+    """The first line of the error of a rollout whose session dies."""
+    future = client.invoke(payload)
+    if act is not None:
+        wait_for(lambda: server.session(future.session_id))
+        act(future.session_id)
+    error = future.exception(60)
+    known_s = time.time()
+    assert isinstance(error, RolloutLostError)
+    assert future.outcome is Outcome.LOST
+    late_s = lateness_s(server, future.session_id, known_s)
+    print(f"{payload['how']}: known {late_s:.2f} s after the session's end")
+    assert late_s < LATE_S
+    return str(error).splitlines()[0]
+
+
+def test_the_cause_of_a_death_is_the_first_line_of_the_error(server: Server, local: RolloutClient) -> None:
+    assert "the session's process ended with status 3" in lost(server, local, {"how": "exit"})
+
+
+def test_a_kill_from_outside_is_known_too(server: Server, local: RolloutClient) -> None:
+    def kill(session_id: str) -> None:
+        session = server.session(session_id)
+        assert session is not None
+        os.kill(session["pid"], signal.SIGKILL)
+
+    assert "killed by SIGKILL" in lost(server, local, {"how": "wait"}, kill)
+
+
+def test_a_session_above_its_limits_says_which(server: Server, local: RolloutClient) -> None:
+    assert "more than its limit (20 MiB)" in lost(server, local, {"how": "disk"})
+    where = cgroups.detect()
+    if where is not None and "memory" in where.controllers:
+        assert "killed for using more than its memory limit (250 MiB)" in lost(server, local, {"how": "memory"})
+
+
+def test_a_session_that_somebody_stopped_says_so(server: Server, local: RolloutClient) -> None:
+    why = lost(server, local, {"how": "wait"}, lambda session_id: str(server.view.stop(session_id)))
+    assert "the session was stopped by a request to its runtime" in why
+
+
+def test_limits_of_time_are_causes(start_server: Callable[..., Server], tmp_path: Path, boto3_session: Any) -> None:
+    server = start_server("--max-lifetime", "2", agent=AGENT)
+    with RolloutClient(
+        server.arn, f"file://{tmp_path}/s", "e", endpoint_url=server.url, boto3_session=boto3_session
+    ) as client:
+        assert "at its maximum lifetime of 2 s" in lost(server, client, {"how": "wait"})
+
+
+def test_one_death_is_nobody_elses(server: Server, local: RolloutClient) -> None:
+    payloads = [{"how": "ok", "after_s": 1.5}, {"how": "exit"}, {"how": "ok", "after_s": 1.5}]
+    items = local.map(payloads, 3, timeout=60)
+    assert [item.outcome for item in items] == [Outcome.OK, Outcome.LOST, Outcome.OK]
+
+
+def test_a_runtime_that_asks_for_signatures_answers_signed_questions(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    import boto3
+
+    server = start_server(agent=AGENT, credential="AKMINE:s3cr3t-of-mine")
+    session = boto3.Session("AKMINE", "s3cr3t-of-mine", region_name="us-west-2")
+    with RolloutClient(
+        server.arn, f"file://{tmp_path}/s", "e", endpoint_url=server.url, boto3_session=session
+    ) as client:
+        future = client.invoke({"how": "exit"})
+        error = future.exception(60)
+    assert "ended with status 3" in str(error)
+
+
+def test_a_data_plane_without_the_question_is_asked_once(runtime: ScriptedRuntime, client: RolloutClient) -> None:
+    client.invoke({"script": {"run_s": 2.0}}).result(60)
+    assert (
+        runtime.requests["unknown"] == 1
+    )  # though the rollout took four times as long as the pause between two questions
+
+
+def test_a_runtime_that_is_away_is_asked_again_later_without_a_word_in_the_log() -> None:
+    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a-AbCdEfGhIj"
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        transport = Boto3Transport(
+            arn, region="us-west-2", endpoint_url=url, qualifier=None, pool_connections=1, read_timeout_s=1.0
+        )
+        with pytest.raises(InvokeUncertainError, match="Could not connect"):  # what the asking loop expects
+            transport.endings([new_session_id()])
+
+
+def test_aws_is_never_asked() -> None:
+    assert is_aws("https://bedrock-agentcore.us-west-2.amazonaws.com")
+    assert is_aws("https://bedrock-agentcore.cn-north-1.amazonaws.com.cn")
+    assert not is_aws("http://127.0.0.1:8080")
+    assert not is_aws("https://amazonaws.com.example.org")
+    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a-AbCdEfGhIj"
+    transport = Boto3Transport(
+        arn, region="us-west-2", endpoint_url=None, qualifier=None, pool_connections=1, read_timeout_s=1.0
+    )
+    assert transport.endings([new_session_id()]) is None

@@ -1,0 +1,151 @@
+"""Pace arithmetic, with a clock that the tests turn by hand."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.client.data_plane.pacing import (
+    DECREASE_SPACING_S,
+    RECOVERY_S,
+    PaceLimits,
+    Pacer,
+    RateBucket,
+    backoff_s,
+    shared_pacer,
+)
+
+
+def admit(bucket: RateBucket, until_s: float) -> list[float]:
+    """Times at which a greedy caller gets its slots, from 0 on."""
+    now, times = 0.0, []
+    while now <= until_s:
+        delay_s = bucket.delay_s(now)
+        if delay_s > 0:
+            now += delay_s + 1e-9
+            continue
+        bucket.take(now)
+        times.append(now)
+    return times
+
+
+@given(rate=st.floats(0.5, 200), burst=st.floats(1, 50))
+def test_no_second_holds_more_than_rate_plus_burst(rate: float, burst: float) -> None:
+    times = admit(RateBucket(rate, burst), 3.0)
+    for start in times:
+        assert sum(start <= t < start + 1 for t in times) <= rate + burst + 1
+
+
+def test_long_run_rate_is_the_limit() -> None:
+    assert len(admit(RateBucket(25, 5), 100)) == pytest.approx(25 * 100 + 5, abs=2)
+
+
+def test_idle_time_earns_at_most_the_burst() -> None:
+    bucket = RateBucket(10, 3)
+    bucket.take(0.0)
+    granted = 0
+    while bucket.delay_s(1000.0) <= 0:
+        bucket.take(1000.0)
+        granted += 1
+    assert granted == 3
+
+
+def test_refusal_halves_the_rate_once_per_burst_of_refusals_and_recovers() -> None:
+    bucket = RateBucket(100, 10)
+    for _ in range(20):
+        bucket.refused(50.0)
+    assert bucket.rate(50.0) == pytest.approx(50)
+    bucket.refused(50.0 + DECREASE_SPACING_S)
+    assert 25 < bucket.rate(50.0 + DECREASE_SPACING_S) < 30  # half of what was regained meanwhile
+    assert bucket.rate(52.0 + 2 * RECOVERY_S) == 100
+
+
+def test_refusals_forever_leave_a_rate_that_still_probes() -> None:
+    bucket = RateBucket(25, 5)
+    for second in range(1000):
+        bucket.refused(float(second))
+    assert bucket.rate(999.0) > 0.1
+
+
+def test_refund_gives_the_slot_back() -> None:
+    bucket = RateBucket(1, 1)
+    bucket.take(0.0)
+    assert bucket.delay_s(0.0) == pytest.approx(1)
+    bucket.refund(0.0)
+    assert bucket.delay_s(0.0) == 0
+
+
+def test_sessions_per_minute_bind_when_lower_than_requests() -> None:
+    pacer = Pacer()
+    limits = PaceLimits(tps=100, stop_tps=100, sessions_per_minute=60)
+    pacer.join(limits)
+    granted, now = 0, 0.0
+    while now < 10:
+        delay_s = pacer.try_start(now)
+        granted += delay_s <= 0
+        now += max(delay_s, 1e-6)
+    assert granted == pytest.approx(10, abs=2)
+
+
+def test_a_refused_start_does_not_use_up_the_session_quota() -> None:
+    pacer = Pacer()
+    limits = PaceLimits(tps=1000, stop_tps=1000, sessions_per_minute=60)
+    pacer.join(limits)
+    assert pacer.try_start(0.0) == 0
+    pacer.start_refused(0.0)
+    assert pacer.try_start(5.0) == 0
+    assert pacer.refusals == 1
+
+
+def test_lowest_limit_of_all_members_wins_until_it_leaves() -> None:
+    pacer = Pacer()
+    fast, slow = PaceLimits(100, 100, None), PaceLimits(10, 10, None)
+    pacer.join(fast)
+    pacer.join(slow)
+    assert pacer.start_rate(0.0) == 10
+    pacer.leave(slow)
+    assert pacer.start_rate(0.0) == 100
+
+
+def test_stops_have_a_budget_of_their_own() -> None:
+    pacer = Pacer()
+    limits = PaceLimits(tps=1, stop_tps=1, sessions_per_minute=None)
+    pacer.join(limits)
+    assert pacer.try_start(0.0) == 0
+    assert pacer.try_stop(0.0) == 0
+    assert pacer.try_start(0.0) > 0
+
+
+def test_process_shares_one_pacer_per_agent_and_endpoint() -> None:
+    assert shared_pacer("arn:a", None) is shared_pacer("arn:a", None)
+    assert shared_pacer("arn:a", None) is not shared_pacer("arn:b", None)
+    assert shared_pacer("arn:a", None) is not shared_pacer("arn:a", "http://127.0.0.1:1")
+
+
+def test_threads_never_exceed_the_limit_together() -> None:
+    pacer = Pacer()
+    limits = PaceLimits(tps=10, stop_tps=10, sessions_per_minute=None)
+    pacer.join(limits)
+    granted: list[int] = []
+
+    def ask() -> None:
+        for _ in range(2000):
+            if pacer.try_start(5.0) <= 0:
+                granted.append(1)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(granted) == 2  # the burst at one instant, whoever asks
+
+
+@given(failures=st.integers(1, 10_000), jitter=st.floats(0, 0.999))
+def test_backoff_grows_to_its_cap_and_never_to_nothing(failures: int, jitter: float) -> None:
+    delay_s = backoff_s(failures, base_s=0.5, cap_s=20, jitter=jitter)
+    assert 0.25 <= delay_s <= 20
+    assert backoff_s(failures + 1, base_s=0.5, cap_s=20) >= backoff_s(failures, base_s=0.5, cap_s=20)

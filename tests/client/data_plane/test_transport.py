@@ -1,0 +1,176 @@
+"""One call is one request, and the kind of failure says what is known about the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from botocore.exceptions import ClientError
+
+from agentcore_rl_toolkit.client.data_plane.transport import (
+    Boto3Transport,
+    DaemonPool,
+    InvokeFailedError,
+    InvokeRefusedError,
+    InvokeServerError,
+    InvokeUncertainError,
+    classify,
+    parse_reply,
+)
+from agentcore_rl_toolkit.client.testing import ARN, ScriptedRuntime
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import ConfigError
+
+
+def transport(url: str, read_timeout_s: float = 5.0) -> Boto3Transport:
+    return Boto3Transport(
+        ARN,
+        region="us-west-2",
+        endpoint_url=url,
+        qualifier="DEFAULT",
+        pool_connections=8,
+        read_timeout_s=read_timeout_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "kind"),
+    [
+        ("429", InvokeRefusedError, "throttled"),
+        ("402", InvokeRefusedError, "throttled"),
+        ("409", InvokeRefusedError, "busy"),
+        ("500", InvokeServerError, None),
+        ("503", InvokeServerError, None),
+        ("drop_after", InvokeUncertainError, None),
+        ("drop", InvokeUncertainError, None),
+        ("424", InvokeFailedError, None),
+        ("403", InvokeFailedError, None),
+    ],
+)
+def test_each_fault_sends_one_request_and_gets_its_kind(
+    runtime: ScriptedRuntime, fault: str, error: type[Exception], kind: str | None
+) -> None:
+    runtime.faults.append(fault)
+    with pytest.raises(error) as caught:
+        transport(runtime.url).invoke(new_session_id(), b'{"script": {"reply": 1}}')
+    assert getattr(caught.value, "kind", None) == kind
+    assert runtime.requests["invoke"] == 1
+
+
+def test_read_timeout_is_uncertain_and_not_sent_again(runtime: ScriptedRuntime) -> None:
+    with pytest.raises(InvokeUncertainError):
+        transport(runtime.url, read_timeout_s=0.3).invoke(new_session_id(), b'{"script": {"cold_start_s": 3}}')
+    time.sleep(0.5)
+    assert runtime.requests["invoke"] == 1
+
+
+def test_nobody_listening_is_a_refusal() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        with pytest.raises(InvokeRefusedError) as caught:  # it is bound and does not listen
+            transport(url).invoke(new_session_id(), b"{}")
+    assert caught.value.kind == "unreachable"
+
+
+def test_missing_credentials_are_a_failure_before_anything_is_sent(
+    runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    with pytest.raises(InvokeFailedError, match=r"^no credentials: export AWS_ACCESS_KEY_ID and"):
+        transport(runtime.url).invoke(new_session_id(), b"{}")
+    assert runtime.requests["invoke"] == 0
+
+
+def test_unusable_region_is_a_config_error() -> None:
+    broken = Boto3Transport(ARN, region="", endpoint_url=None, qualifier=None, pool_connections=1, read_timeout_s=1.0)
+    with pytest.raises(ConfigError):
+        _ = broken.client
+
+
+def test_stop_of_an_unknown_session_is_no_error(runtime: ScriptedRuntime) -> None:
+    t = transport(runtime.url)
+    session_id = new_session_id()
+    assert t.stop(session_id) is False
+    t.invoke(session_id, b'{"script": {}}')
+    assert t.stop(session_id) is True
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"not json", "BadReply"),
+        (b"[1]", "BadReply"),
+        (b'{"status": "done"}', "BadReply"),
+        (b'{"error": "exp_id missing"}', "AgentRefused"),
+    ],
+)
+def test_reply_that_names_no_result_is_a_failure(body: bytes, code: str) -> None:
+    with pytest.raises(InvokeFailedError) as caught:
+        parse_reply(body, "s")
+    assert caught.value.code == code
+
+
+async def test_pool_runs_as_many_at_once_as_its_size_and_no_more() -> None:
+    pool = DaemonPool(20, "test-pool")
+    running, most, lock = 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+
+    await asyncio.gather(*(pool.run(work) for _ in range(60)))
+    assert most == 20
+
+
+async def test_pool_hands_exceptions_back() -> None:
+    def work() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await DaemonPool(1, "test-pool").run(work)
+
+
+@pytest.mark.parametrize("rounds", [3])
+async def test_pool_serves_single_jobs_one_after_another(rounds: int) -> None:
+    pool = DaemonPool(4, "test-pool")
+    answer: Callable[[int], int] = abs
+    for i in range(rounds):
+        assert await asyncio.wait_for(pool.run(answer, -i), 5) == i
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (424, "RuntimeClientError", InvokeFailedError),
+        (429, "ThrottlingException", InvokeRefusedError),
+        (402, "ServiceQuotaExceededException", InvokeRefusedError),
+        (409, "RetryableConflictException", InvokeRefusedError),
+        (500, "InternalServerException", InvokeServerError),
+        (503, "ServiceUnavailableException", InvokeServerError),
+        (502, "", InvokeServerError),
+        (400, "ValidationException", InvokeFailedError),
+        (403, "AccessDeniedException", InvokeFailedError),
+        (404, "ResourceNotFoundException", InvokeFailedError),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", ["", "Runtime initialization time exceeded", "Rate exceeded (429)", "InternalServerException", "500"]
+)
+def test_the_words_of_a_message_decide_nothing(status: int, code: str, kind: type[Exception], words: str) -> None:
+    answer = {"Error": {"Code": code, "Message": words}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = classify(ClientError(answer, "InvokeAgentRuntime"), "s")
+    assert type(error) is kind

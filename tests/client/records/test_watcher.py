@@ -1,0 +1,354 @@
+"""How the store is looked at: which way, how often, and what silence means."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.client.records.watcher import (
+    LOCAL_COST,
+    REMOTE_COST,
+    Plan,
+    Watcher,
+    choose_plan,
+    round_interval_s,
+)
+from agentcore_rl_toolkit.contract import alive_key
+from agentcore_rl_toolkit.errors import (
+    ConfigError,
+    RolloutLostError,
+    StoreError,
+    StorePermissionError,
+    UnlistableError,
+)
+from agentcore_rl_toolkit.store import ObjectStore, open_store
+
+
+def plan(in_flight: dict[str, int], known: dict[str, int], cost: Any = REMOTE_COST, may_list: bool = True) -> Plan:
+    return choose_plan("e/", in_flight, known, cost, may_list=may_list)
+
+
+def test_many_inputs_of_a_young_experiment_take_one_listing() -> None:
+    assert plan({f"e/i{n}/": 1 for n in range(100)}, {}).prefixes == ("e/",)
+
+
+def test_few_inputs_of_an_old_experiment_are_listed_one_by_one() -> None:
+    inputs = {"e/i1/": 8, "e/i2/": 8}
+    assert plan(inputs, {"e/": 50_000}).prefixes == tuple(inputs)
+
+
+def test_an_input_with_thousands_of_old_records_is_not_listed() -> None:
+    assert plan({"e/i1/": 1}, {"e/": 90_000, "e/i1/": 40_000}).prefixes is None
+
+
+def test_local_store_lists_inputs_rather_than_walking_everything() -> None:
+    inputs = {f"e/i{n}/": 8 for n in range(8)}
+    assert plan(inputs, {"e/": 1200}, LOCAL_COST).prefixes == tuple(inputs)
+
+
+def test_without_permission_to_list_keys_are_asked_for() -> None:
+    assert plan({"e/i/": 5}, {}, may_list=False).prefixes is None
+
+
+@given(
+    flying=st.dictionaries(st.integers(0, 50).map(lambda n: f"e/i{n}/"), st.integers(1, 50), min_size=1),
+    old=st.integers(0, 200_000),
+)
+def test_plan_is_never_dearer_than_one_listing_of_everything(flying: dict[str, int], old: int) -> None:
+    chosen = plan(flying, {"e/": old})
+    requests = 2 * sum(flying.values()) if chosen.prefixes is None else len(chosen.prefixes)
+    if chosen.prefixes != ("e/",):
+        assert requests <= REMOTE_COST.listing(max(old, sum(flying.values()))) + 1
+
+
+@given(idle=st.floats(0, 1e5), cost=st.floats(0, 10))
+def test_interval_stays_within_its_bounds(idle: float, cost: float) -> None:
+    assert 0.5 <= round_interval_s(idle_s=idle, round_cost_s=cost, min_s=0.5, max_s=1.0) <= 1.0
+
+
+def watcher(store: Any, *, local: bool = True, **options: float) -> Watcher:
+    settings = {"min_s": 0.01, "max_s": 0.05, "push_s": 1.0, **options}
+    return Watcher(store, "e/", local=local, **settings)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(f"file://{tmp_path}")
+
+
+async def test_record_is_noticed_within_a_few_looks(store: ObjectStore) -> None:
+    w = watcher(store)
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.5)
+    await asyncio.sleep(0.1)
+    assert not waiter.found.done()
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 1) is True
+    assert len(w) == 0
+
+
+async def test_session_that_falls_silent_is_lost(store: ObjectStore) -> None:
+    w = watcher(store)
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.5)
+    for _ in range(5):
+        await store.put_async(alive_key("e/i/s.json"), b"{}")
+        await asyncio.sleep(0.2)
+    assert not waiter.found.done()
+    with pytest.raises(RolloutLostError, match="the session died, or the agent stopped running") as caught:
+        await asyncio.wait_for(waiter.found, 5)
+    assert caught.value.key == "e/i/s.json"
+
+
+async def test_session_without_heartbeats_is_never_called_lost(store: ObjectStore) -> None:
+    waiter = watcher(store).add("e/i/s.json", expects_life=False, silence_s=0.1)
+    await asyncio.sleep(0.6)
+    assert not waiter.found.done()
+
+
+async def test_a_session_without_heartbeats_is_not_lost_because_its_neighbour_shows_life(store: ObjectStore) -> None:
+    w = watcher(store)
+    silent = w.add("e/i/silent.json", expects_life=False, silence_s=0.3)
+    lively = w.add("e/i/lively.json", expects_life=False, silence_s=0.3)
+    await store.put_async(alive_key("e/i/lively.json"), b"{}")
+    with pytest.raises(RolloutLostError):  # it was seen alive, so its own silence counts
+        await asyncio.wait_for(lively.found, 10)
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 1.0:
+        await asyncio.sleep(0.05)
+        assert not silent.found.done()
+    await store.put_async("e/i/silent.json", b"{}")
+    assert await asyncio.wait_for(silent.found, 10) is True
+
+
+async def test_each_session_has_a_silence_of_its_own(store: ObjectStore) -> None:
+    w = watcher(store)
+    patient = w.add("e/i/p.json", expects_life=True, silence_s=30.0)
+    with pytest.raises(RolloutLostError):
+        await asyncio.wait_for(w.add("e/i/q.json", expects_life=True, silence_s=0.2).found, 5)
+    assert not patient.found.done()
+    w.close()
+
+
+async def test_session_whose_agent_is_known_to_show_life_is_lost_when_it_shows_none(store: ObjectStore) -> None:
+    waiter = watcher(store).add("e/i/s.json", expects_life=True, silence_s=0.2)
+    with pytest.raises(RolloutLostError, match="at once, or its agent writes elsewhere"):
+        await asyncio.wait_for(waiter.found, 5)
+
+
+class FlakyStore:
+    """A real store that fails on demand."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store, self.error = store, None
+        self.lists = self.heads = 0
+        self.denied: set[str] = set()
+        self.broken: dict[str, BaseException] = {}
+
+    error: BaseException | None
+
+    async def list_async(self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = None) -> Any:
+        self.lists += 1
+        if self.error is not None:
+            raise self.error
+        if prefix in self.broken:
+            raise self.broken[prefix]
+        return await self.store.list_async(prefix)
+
+    async def head_async(self, key: str, *, timeout_s: float | None = None) -> Any:
+        self.heads += 1
+        if key in self.broken:
+            raise self.broken[key]
+        if key in self.denied:
+            raise StorePermissionError("403", key=key)
+        return await self.store.head_async(key)
+
+
+async def test_store_outage_loses_nobody(store: ObjectStore) -> None:
+    flaky = FlakyStore(store)
+    w = watcher(flaky)
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.4)
+    await store.put_async(alive_key("e/i/s.json"), b"{}")
+    await asyncio.wait_for(waiter.seen_life.wait(), 2)
+    flaky.error = StoreError("503")
+    await asyncio.sleep(1.0)  # longer than the silence that means loss
+    assert not waiter.found.done()
+    flaky.error = None
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 3) is True
+
+
+@pytest.mark.parametrize("trouble", [StoreError("503"), StorePermissionError("403")])
+async def test_trouble_with_several_listings_at_once_is_trouble_with_one(
+    store: ObjectStore, trouble: Exception
+) -> None:
+    flaky = FlakyStore(store)
+    w = watcher(flaky, local=False)
+    w._known["e/"] = 50_000  # then a remote store is asked for its inputs one by one, together
+    first, second = (w.add(f"e/{name}/s.json", expects_life=False, silence_s=9.0) for name in ("i1", "i2"))
+    flaky.error = trouble
+    while flaky.lists < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    flaky.error = None
+    for waiter in (first, second):
+        await store.put_async(waiter.key, b"{}")
+        assert await asyncio.wait_for(waiter.found, 5) is True
+
+
+async def test_loss_that_nobody_waits_for_any_more_is_no_complaint(store: ObjectStore) -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    w = watcher(store)
+    waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.1)
+    await asyncio.wait({waiter.found}, timeout=5)  # as where a deadline passes while the watcher looks one last time
+    assert waiter.found.done()
+    del waiter
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
+
+
+async def test_denied_listing_falls_back_to_single_keys_and_denied_keys_wait(store: ObjectStore) -> None:
+    flaky = FlakyStore(store)
+    flaky.error = StorePermissionError("403")
+    w = watcher(flaky)
+    hidden, seen = (
+        w.add("e/i/hidden.json", expects_life=False, silence_s=0.5),
+        w.add("e/i/seen.json", expects_life=False, silence_s=0.5),
+    )
+    flaky.denied = {"e/i/hidden.json"}
+    await store.put_async("e/i/seen.json", b"{}")
+    assert await asyncio.wait_for(seen.found, 3) is True
+    assert not hidden.found.done()
+    assert flaky.lists == 1
+    w.close()
+
+
+async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -> None:
+    flaky = FlakyStore(store)
+    w = watcher(flaky, push_s=30.0)
+    first, second = (
+        w.add("e/i/a.json", expects_life=False, silence_s=90.0),
+        w.add("e/i/b.json", expects_life=False, silence_s=90.0),
+    )
+    began_s = time.monotonic()
+    w.pushed(first)
+    w.push_was_true()
+    assert await first.found is True
+    assert time.monotonic() - began_s < 0.5
+    await asyncio.sleep(0.3)
+    looks = flaky.lists
+    await asyncio.sleep(0.5)
+    assert flaky.lists - looks <= 1
+    assert not second.found.done()
+    w.close()
+
+
+async def test_watching_goes_on_after_everything_was_found(store: ObjectStore) -> None:
+    w = watcher(store)
+    for name in ("a", "b"):
+        waiter = w.add(f"e/i/{name}.json", expects_life=False, silence_s=0.5)
+        await store.put_async(f"e/i/{name}.json", b"{}")
+        assert await asyncio.wait_for(waiter.found, 2) is True
+        await asyncio.sleep(0.1)
+
+
+UNFORESEEN = [RecursionError("too deep"), ValueError("a key of another form"), ConfigError("object key"), MemoryError()]
+
+
+@pytest.mark.parametrize("trouble", UNFORESEEN, ids=lambda e: type(e).__name__)
+async def test_a_listing_that_fails_in_a_way_nobody_foresaw_blinds_nobody(
+    store: ObjectStore, trouble: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    flaky, counted = FlakyStore(store), []
+    flaky.error = trouble
+    w = Watcher(flaky, "e/", local=True, min_s=0.01, max_s=0.05, push_s=1.0, on_trouble=lambda: counted.append(1))
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=9.0)
+    while not flaky.heads:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 10) is True
+    assert counted
+    assert [r for r in caplog.records if r.exc_info is not None and r.exc_info[1] is trouble]
+    w.close()
+
+
+@pytest.mark.parametrize("trouble", [*UNFORESEEN, asyncio.CancelledError()], ids=lambda e: type(e).__name__)
+async def test_a_watcher_whose_task_ends_is_started_again(
+    store: ObjectStore, trouble: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    w = Watcher(store, "e/", local=True, min_s=0.01, max_s=0.05, push_s=1.0, on_trouble=lambda: counted.append(1))
+    real, rounds = w._round, []
+
+    async def broken() -> None:
+        rounds.append(1)
+        if len(rounds) <= 3:
+            raise trouble
+        await real()
+
+    monkeypatch.setattr(w, "_round", broken)
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=9.0)
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 30) is True
+    assert len(counted) == 3
+    assert any("e/" in r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
+    if isinstance(trouble, Exception):
+        assert [r for r in caplog.records if r.exc_info is not None and r.exc_info[1] is trouble]
+    w.close()
+
+
+@pytest.mark.parametrize("kind", ["listing", "key"])
+@pytest.mark.parametrize("trouble", [UnlistableError("too many"), StoreError("EIO"), ValueError("odd")], ids=repr)
+async def test_trouble_with_one_input_neither_hides_its_neighbours_nor_keeps_the_lost_from_being_lost(
+    store: ObjectStore, kind: str, trouble: Exception
+) -> None:
+    flaky = FlakyStore(store)
+    w = watcher(flaky)
+    w._known["e/"] = 50_000  # inputs are listed one by one
+    if kind == "key":
+        w._may_list = False
+    bad = w.add("e/bad/s.json", expects_life=True, silence_s=0.2)
+    good = w.add("e/good/s.json", expects_life=False, silence_s=9.0)
+    lost = w.add("e/lost/s.json", expects_life=True, silence_s=0.2)
+    flaky.broken = {"e/bad/": trouble, "e/bad/s.json": trouble}
+    with pytest.raises(RolloutLostError):
+        await asyncio.wait_for(lost.found, 10)
+    await store.put_async("e/good/s.json", b"{}")
+    assert await asyncio.wait_for(good.found, 10) is True
+    assert not bad.found.done()  # nobody could look at it
+    flaky.broken = {}
+    await store.put_async("e/bad/s.json", b"{}")
+    assert await asyncio.wait_for(bad.found, 10) is True
+    w.close()
+
+
+async def test_a_look_at_one_object_after_a_listing_is_no_sign_of_life(store: ObjectStore) -> None:
+    """S3 tells the time of an object to the millisecond in listings and to the second elsewhere."""
+
+    class Rounded(FlakyStore):
+        async def head_async(self, key: str, *, timeout_s: float | None = None) -> Any:
+            found = await super().head_async(key)
+            return dataclasses.replace(found, last_modified=found.last_modified.replace(microsecond=0))
+
+    w = watcher(Rounded(store))
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=1.0)
+    await store.put_async(alive_key("e/i/s.json"), b"{}")
+    await asyncio.wait_for(waiter.seen_life.wait(), 5)
+
+    async def change_the_way() -> None:
+        while True:
+            w._may_list = not w._may_list
+            await asyncio.sleep(0.1)
+
+    changing = asyncio.create_task(change_the_way())
+    with pytest.raises(RolloutLostError):
+        await asyncio.wait_for(waiter.found, 10)
+    changing.cancel()
