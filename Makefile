@@ -19,10 +19,10 @@ TOGETHER := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart wheel packages test nightly check fix docs bench policy examples verl slime clean setup
+.PHONY: help quickstart wheel packages test nightly check fix docs docs-serve bench policy examples verl slime clean setup
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 $(VENV)/.base:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python >= 3.11 is needed, this is $$($(PYTHON) --version). Set one with: make PYTHON=python3.12 ..."; exit 1; }
@@ -84,9 +84,14 @@ bench: $(VENV)/.dev ## Run every benchmark in its quick form
 examples: $(VENV)/.dev ## Run every example end to end (scripted model) and print one table; EXAMPLES="NAME ... --quick"
 	$(BIN)/python scripts/examples.py $(EXAMPLES)
 
-docs: $(VENV)/.dev ## Make the threat table, then check the documentation: links resolve, commands exist
+docs: $(VENV)/.dev ## Make the tables that documents are made of, build the site into build/site, check links and commands
 	$(BIN)/python scripts/threats.py --write
+	$(BIN)/python scripts/cli_reference.py --write
 	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_threats.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+
+docs-serve: $(VENV)/.dev ## Show the documentation at http://127.0.0.1:8000 while you write it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 verl: $(VENV)/.dev ## Run the tests that need verl itself, in .venvs/verl (2 GB, built at the first call)
 	@BASE=$(BIN)/python sh tests/backends/environment.sh verl

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect_async
-from agentcore_rl_toolkit.backends.collection.samples import to_samples
+from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect_async, to_samples
 from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayCapture, ReplayGateway
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.slime.convert import to_slime

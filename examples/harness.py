@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collection.collect import (
+from agentcore_rl_toolkit.backends import (
     CollectConfig,
     CollectedRollout,
     GroupRequest,

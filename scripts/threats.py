@@ -83,7 +83,7 @@ def table(rows: list[Threat]) -> str:
             lines += ["", f"### {who[0].upper()}{who[1:]}", ""]
             lines += ["| tries to | is stopped by | what that leaves | test |", "|---|---|---|---|"]
             for row in mine:
-                test = f"[{row.test.removeprefix('test_')}](../{row.file})"
+                test = f"`{row.file}` {row.test.removeprefix('test_')}"
                 cells = (row.tries, row.stopped_by, row.leaves or "-", test)
                 lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines).strip()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -43,10 +45,10 @@ def code_lines(document: Path) -> list[str]:
 
 
 def test_every_make_target_in_the_documents_exists() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document in DOCUMENTS:
         for line in code_lines(document):
-            for name in re.findall(r"^\s*(?:\$ )?make ((?:[a-z]+ ?)+)", line):
+            for name in re.findall(r"^\s*(?:\$ )?make ((?:[a-z-]+ ?)+)", line):
                 for target in name.split():
                     assert target in targets, f"{document}: make {target}"
 
@@ -99,3 +101,35 @@ def test_nothing_installs_the_product_that_has_our_name_on_the_package_index() -
             assert not [d for d in dependencies if d.startswith("agentcore-rl-toolkit")], file
         if file.name.startswith("requirements"):
             assert not re.search(r"^agentcore-rl-toolkit", text, re.MULTILINE), file
+
+
+def test_the_command_line_reference_is_that_of_the_commands() -> None:
+    made = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "cli_reference.py"], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    assert made == (ROOT / "docs" / "reference" / "cli.md").read_text(), "run `make docs`"
+
+
+def test_every_public_name_has_an_entry_in_the_reference() -> None:
+    import agentcore_rl_toolkit
+
+    pages = (ROOT / "docs" / "reference" / "python.md").read_text() + (ROOT / "docs" / "errors.md").read_text()
+    for name in agentcore_rl_toolkit.__all__:
+        assert name == "__version__" or re.search(rf"\b{name}\b", pages), f"{name} is on no page of the reference"
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "RolloutClient" in (tmp_path / "reference" / "python.html").read_text()
+    # nothing that a reader's browser would fetch from elsewhere
+    for page in tmp_path.rglob("*.html"):
+        assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:js|css|woff2?)"', page.read_text()), page

@@ -49,5 +49,5 @@ def test_a_mark_becomes_a_row_below_its_attacker(threats: ModuleType, tmp_path: 
         "",
         "| tries to | is stopped by | what that leaves | test |",
         "|---|---|---|---|",
-        "| read a\\|b | the kernel | - | [reading](../tests/test_x.py) |",
+        "| read a\\|b | the kernel | - | `tests/test_x.py` reading |",
     ]

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agentcore_rl_toolkit.backends.collection.collect import (
+from agentcore_rl_toolkit.backends import (
     CollectConfig,
     CollectedRollout,
     GroupRequest,

@@ -34,7 +34,7 @@ import torch
 from safetensors.torch import save_file
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collection.collect import (
+from agentcore_rl_toolkit.backends import (
     CollectConfig,
     Group,
     GroupRequest,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect, summarize
+from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect, summarize
 from agentcore_rl_toolkit.backends.settings import from_mapping, read_settings
 from agentcore_rl_toolkit.backends.trl.adapter import make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig

@@ -139,7 +139,7 @@ class PolicyFailure(AgentCoreRLError):  # noqa: N818  (the policy's failure is a
 
     ``reason`` is a key of `POLICY_FAILURES` (tokens, turns, context, calls), or any text, which counts as "other".
 
-    Example::
+    Example:
 
         for _ in range(TURNS):
             ...

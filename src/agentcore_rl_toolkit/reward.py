@@ -12,7 +12,7 @@ class RewardFunction(ABC):
     Subclass it and implement `__call__`; what it returns goes under ``rewards`` in the agent's result. Arguments are keyword-only
     so that each task can name what it scores.
 
-    Example::
+    Example:
 
         class ExactMatch(RewardFunction):
             def __call__(self, *, response: str, answer: str, **_: object) -> float:

@@ -30,7 +30,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     Takes the base class's arguments. Constructing it opens nothing: no socket, no thread, no client, so the process may be
     snapshotted or forked afterwards. Settings come from the environment at the first request, or from `settings`.
 
-    Example::
+    Example:
 
         app = AgentCoreRLApp()
 

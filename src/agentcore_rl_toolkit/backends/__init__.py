@@ -1,4 +1,58 @@
-"""Trainers on one shared core: `collect` runs groups of rollouts, `samples` turns them into training data.
+"""Trainers on one shared core: `collect` runs groups of rollouts, `to_samples` turns them into training data.
 
 Each trainer has a folder of its own (`trl`, `slime`, `verl`, `rllm`, `tinker`), imported only when asked for.
+Names load on first use.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .collection.collect import collect as collect
+    from .collection.collect import collect_async as collect_async
+    from .collection.groups import CollectConfig as CollectConfig
+    from .collection.groups import CollectedRollout as CollectedRollout
+    from .collection.groups import CollectStats as CollectStats
+    from .collection.groups import Group as Group
+    from .collection.groups import GroupRequest as GroupRequest
+    from .collection.groups import check_usable as check_usable
+    from .collection.groups import summarize as summarize
+    from .collection.groups import with_rewards as with_rewards
+    from .collection.samples import Sample as Sample
+    from .collection.samples import to_samples as to_samples
+    from .service import RolloutService as RolloutService
+
+_HOME = {
+    **dict.fromkeys(("collect", "collect_async"), ".collection.collect"),
+    **dict.fromkeys(
+        (
+            "CollectConfig",
+            "CollectStats",
+            "CollectedRollout",
+            "Group",
+            "GroupRequest",
+            "check_usable",
+            "summarize",
+            "with_rewards",
+        ),
+        ".collection.groups",
+    ),
+    **dict.fromkeys(("Sample", "to_samples"), ".collection.samples"),
+    "RolloutService": ".service",
+}
+__all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,79 @@
+"""The command-line reference, made from the commands themselves.
+
+python scripts/cli_reference.py            # print the page
+python scripts/cli_reference.py --write    # put it into docs/reference/cli.md
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from agentcore_rl_toolkit.cli.main import cli
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
+HEAD = """# Command line
+
+Every command with every option. `agentcore-rl COMMAND --help` shows the usual options; `--help-all`, where a command has it,
+shows all of them. This page is made by `make docs` from the commands.
+"""
+
+
+def page() -> str:
+    return HEAD + "".join(f"\n{text}\n" for text in _sections(cli, click.Context(cli, info_name="agentcore-rl")))
+
+
+def _sections(group: click.Group, context: click.Context) -> Iterator[str]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        inner = click.Context(command, info_name=name, parent=context)
+        yield _section(command, inner)
+        if isinstance(command, click.Group):
+            yield from _sections(command, inner)
+
+
+def _section(command: click.Command, context: click.Context) -> str:
+    usage = " ".join(command.collect_usage_pieces(context))
+    lines = [f"## {context.command_path}", "", f"`{context.command_path} {usage}`".replace(" `", "`"), ""]
+    lines += [_text(inspect.cleandoc(command.help or "")), ""]
+    rows = [row for row in (_row(p, context) for p in command.params) if row is not None]
+    if rows:
+        lines += ["| option | default | |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines).rstrip()
+
+
+def _row(parameter: click.Parameter, context: click.Context) -> str | None:
+    if not isinstance(parameter, click.Option) or parameter.hidden or "--help-all" in parameter.opts:
+        return None
+    record = parameter.get_help_record(context)
+    if record is None:
+        return None
+    # click writes the default behind the help; it has a column of its own here
+    default = parameter.default
+    plain = isinstance(default, int | float | str | Path) and not isinstance(default, bool) and default != ""
+    names = record[0].replace("|", "\\|")
+    return f"| `{names}` | {f'`{default}`' if plain else ''} | {_text(parameter.help or '')} |"
+
+
+def _text(text: str) -> str:
+    """Help as Markdown: one paragraph stays one, and what HTML or tables would read is escaped."""
+    return "\n\n".join(map(_paragraph, text.split("\n\n")))
+
+
+def _paragraph(text: str) -> str:
+    if text.startswith("\b"):  # click's sign for lines that stay as they are
+        return "```text\n" + text.removeprefix("\b").strip("\n") + "\n```"
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(page())
+    else:
+        print(page(), end="")
