@@ -21,6 +21,7 @@
     │   ├── RolloutCancelledError (concurrent.futures.CancelledError)
     │   └── InvalidResultError (ValueError) a record that cannot be used: broken, or without a reward
     ├── GatewayError                        the model gateway refused or failed
+    │   ├── GatewayLostError                one of several gateways does not answer (`found` is what the others gave)
     │   ├── CaptureError                    tokens of a turn are missing or inconsistent
     │   └── UpstreamError                   the inference server behind the gateway failed
     ├── LocalRuntimeError                   the local AgentCore Runtime failed
@@ -41,6 +42,7 @@ pickle: the message is positional, everything else keyword-only with a default.
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # What the policy may fail at: the words that stand in records and counts, and what each means.
@@ -244,6 +246,27 @@ class GatewayError(AgentCoreRLError):
     def __init__(self, message: str = "", *, status: int | None = None, **ids: Any) -> None:
         super().__init__(message, **ids)
         self.status = status
+
+
+class GatewayLostError(GatewayError):
+    """One of several gateways does not answer.
+
+    ``gateway`` is its URL, ``session_ids`` those that it may have, ``found`` what the other gateways gave.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        gateway: str | None = None,
+        session_ids: Sequence[str] = (),
+        found: Mapping[str, Any] | None = None,
+        **ids: Any,
+    ) -> None:
+        super().__init__(message, **ids)
+        self.gateway = gateway
+        self.session_ids = list(session_ids)
+        self.found = dict(found or {})
 
 
 class CaptureError(GatewayError):

@@ -18,6 +18,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.record import NO_BASE, decode, encode
+from agentcore_rl_toolkit.gateway.client.one import OneGateway
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.store.journal import CALL
 from agentcore_rl_toolkit.gateway.store.restore import UNREADABLE, readable
@@ -101,7 +102,8 @@ async def test_what_is_deleted_during_a_bulk_fetch_is_absent_and_the_rest_is_the
         url, body = session.base_url + "/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}
         assert (await request("POST", url, body=body, key=session.api_key))[0] == 200
     before = len(gateway.journal.segments)
-    reader = client._fetch(names, False)
+    one = OneGateway(gateway.url, public_url=gateway.url, admin_key=None, timeout_s=30.0)
+    reader = one.read(names, close=False)
     found = {(await anext(reader)).session_id}
     kept = [*names[:20], names[-1]]
     await client.delete_async(name for name in names if name not in kept)

@@ -1,0 +1,8 @@
+"""The trainer's client: one gateway, or several that are used as one."""
+
+from .addresses import gateway_urls as gateway_urls
+from .captures import SessionCapture as SessionCapture
+from .client import GatewayClient as GatewayClient
+from .fleet import Place as Place
+from .one import ADMIN_KEY_ENV as ADMIN_KEY_ENV
+from .one import SessionHandle as SessionHandle

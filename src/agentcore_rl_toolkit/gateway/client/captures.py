@@ -1,0 +1,81 @@
+"""What was recorded of sessions, read from the answer to a bulk fetch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ...errors import GatewayError
+from ...trajectory import Turn
+from ..capture.record import CallRecord, decode, expand
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionCapture:
+    """Everything recorded of one session. ``dialogue`` is for people; ``turns`` are for training.
+
+    ``errors`` lists the calls that did not become turns, each with ``status`` (error, partial, aborted, invalid),
+    ``http_status``, ``type`` and ``message``.
+    """
+
+    session_id: str
+    turns: list[Turn] = field(repr=False)
+    dialogue: list[dict[str, Any]] = field(repr=False)
+    errors: list[dict[str, Any]] = field(repr=False)
+    closed: bool = False
+    created_s: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    records: list[CallRecord] = field(default_factory=list, repr=False)
+
+
+class _Head(msgspec.Struct):
+    session_id: str
+    known: bool
+    closed: bool = False
+    records: int = 0
+    created_s: float = 0.0
+    metadata: dict[str, Any] = {}
+
+
+_head = msgspec.msgpack.Decoder(_Head)
+
+
+async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCapture]:
+    """The sessions that the gateway knows. Raises: GatewayError when the answer breaks off."""
+    frames = _frames(chunks)
+    async for data in frames:
+        head = _head.decode(data)
+        records = [decode(await anext(frames)) for _ in range(head.records)]
+        if not head.known:
+            continue
+        whole = expand(records)
+        yield SessionCapture(
+            session_id=head.session_id,
+            turns=whole.turns,
+            dialogue=whole.dialogue,
+            errors=whole.errors,
+            closed=head.closed,
+            created_s=head.created_s,
+            metadata=head.metadata,
+            records=whole.records,
+        )
+
+
+async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Length-prefixed frames out of a byte stream. Raises: GatewayError when it ends inside one."""
+    buffer = bytearray()
+    async for chunk in chunks:
+        buffer += chunk
+        start = 0
+        while len(buffer) - start >= 4:
+            size = int.from_bytes(buffer[start : start + 4], "little")
+            if len(buffer) - start - 4 < size:
+                break
+            yield bytes(buffer[start + 4 : start + 4 + size])
+            start += 4 + size
+        del buffer[:start]
+    if buffer:
+        raise GatewayError("the gateway's answer broke off")

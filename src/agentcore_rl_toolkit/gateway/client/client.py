@@ -1,0 +1,295 @@
+"""A trainer's client of the gateway: open sessions, fetch what was recorded, move weight versions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..._portal import Portal
+from ...errors import ConfigError, GatewayError
+from .addresses import Urls, gateway_urls, public_urls
+from .captures import SessionCapture
+from .fleet import Fleet, Place
+from .one import OneGateway, SessionHandle
+
+_portal = Portal("agentcore-rl-gateway-client")
+
+
+class GatewayClient:
+    """Talks to one gateway, or to several as one. Every method has an `_async` twin. ``timeout_s`` bounds each request, and
+    for bulk fetches each read.
+
+    ``url`` is one URL, several in a list, or several in one text with commas between. Of several, each new session goes to the
+    one on which this client has the fewest open sessions (between equals its id decides); the session's ``base_url`` names it.
+    Weight versions and pauses go to all. One that does not answer delays no other: its sessions cannot be fetched
+    (GatewayLostError), the others take the new ones, and it is used again when it answers again.
+
+    ``admin_key`` is by default that of the environment (AGENTCORE_RL_GATEWAY_ADMIN_KEY), else the one that a gateway of this
+    machine made for itself. ``public_url`` is the gateway as agents see it, when that is another address than the trainer's; of
+    several, one for each, in the same order.
+    Raises: GatewayError (its ``status`` is the HTTP status, None when the gateway could not be reached).
+    """
+
+    def __init__(
+        self, url: Urls, *, admin_key: str | None = None, timeout_s: float = 30.0, public_url: Urls | None = None
+    ) -> None:
+        self.urls = gateway_urls(url)
+        self.public_urls = public_urls(self.urls, public_url)
+        self.timeout_s = timeout_s
+        self._fleet = Fleet(
+            OneGateway(at, public_url=seen, admin_key=admin_key, timeout_s=timeout_s)
+            for at, seen in zip(self.urls, self.public_urls, strict=True)
+        )
+
+    @property
+    def url(self) -> str:
+        """The gateway, or all of them with commas between."""
+        return ",".join(self.urls)
+
+    # -- sessions
+
+    async def create_sessions_async(
+        self,
+        session_ids: Sequence[str],
+        *,
+        sampling_params: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        max_turns: int | None = None,
+        max_tokens: int | None = None,
+        allowed_models: Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> list[SessionHandle]:
+        """Open sessions, all with the same settings.
+
+        ``sampling_params`` win over what the agent asks for, ``model_id`` replaces its model name, ``max_tokens``
+        bounds the length of a reply.
+        """
+        settings = {
+            "sampling_params": dict(sampling_params or {}),
+            "model_id": model_id,
+            "max_turns": max_turns,
+            "max_tokens": max_tokens,
+            "allowed_models": None if allowed_models is None else list(allowed_models),
+            "metadata": dict(metadata or {}),
+        }
+        return await self._fleet.create(_listed(session_ids), settings)
+
+    async def fetch_async(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
+        """What was recorded of these sessions; unknown ones are absent from the result.
+
+        ``close`` ends the sessions first: a call that is still running is stopped and becomes no turn, and none can
+        come later.
+        Raises: GatewayLostError when one of several gateways that may have them is away; its ``found`` is what the others gave.
+        """
+        return await self._fleet.fetch(_listed(session_ids), close=close)
+
+    async def finished_async(self, *, after: Place = 0, wait_s: float = 20.0) -> tuple[list[str], Place]:
+        """Sessions closed since place ``after``, in order, waiting up to ``wait_s`` for one;
+
+        and the place to go on from. A place is 0 or what an earlier answer gave. After a restart of the gateway
+        an earlier place stands for the start: what was told before may come again, and nothing is missed.
+        """
+        news, place = await self._fleet.news(after, wait_s)
+        return [name for _, names in news for name in names], place
+
+    async def stream_finished_async(self, *, after: Place = 0) -> AsyncIterator[SessionCapture]:
+        """Every session that is closed, as it is closed, with what was recorded of it.
+
+        Ends only when it is broken off.
+        """
+        async for capture in self._fleet.stream(after):
+            yield capture
+
+    async def close_sessions_async(self, session_ids: Iterable[str]) -> int:
+        """End sessions without fetching them. Returns how many were open."""
+        return await self._fleet.close(_listed(session_ids))
+
+    async def delete_async(self, session_ids: Iterable[str]) -> int:
+        """Forget sessions and their calls, for good. Returns how many there were."""
+        return await self._fleet.delete(_listed(session_ids))
+
+    # -- weights
+
+    async def set_weight_version_async(self, version: int, *, sampler: str | None = None) -> None:
+        """Tell which weights answer from now on. An engine that says it itself in its replies is believed instead.
+
+        ``sampler`` is for engine tinker: the ``tinker://`` path of these weights, from which calls are sampled once this
+        returns.
+        """
+        await self._fleet.publish(version, sampler)
+
+    async def pause_async(
+        self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0
+    ) -> dict[str, Any]:
+        """Start no further calls: new ones wait ("hold") or get 429 ("reject"); running ones "finish" (waited for),
+        "abort" or "continue".
+
+        Returns {"paused": True, "in_flight": calls still running}.
+        """
+        return {"paused": True, "in_flight": await self._fleet.pause(arriving, in_flight, timeout_s)}
+
+    async def resume_async(self) -> None:
+        await self._fleet.resume()
+
+    # -- operation
+
+    async def away_async(self) -> dict[str, float]:
+        """The gateways that do not answer, and since how many seconds they have not. Asks each, at the same time."""
+        return await self._fleet.away()
+
+    async def catch_up_async(self, url: str) -> None:
+        """Send a gateway that was started again the weight version and the pause that hold."""
+        for member in self._fleet.members.all:
+            if member.url == url.rstrip("/"):
+                await self._fleet.catch_up(member)
+
+    async def stats_async(self) -> dict[str, Any]:
+        """What the gateway counts; see `metrics.snapshot`. Of several: the sum, and each one's own under ``gateways``."""
+        return _together(await self._fleet.everywhere("say what it counts", lambda g: g.call("GET", "/admin/stats")))
+
+    async def health_async(self) -> dict[str, Any]:
+        """How the gateway is. Of several: "ok" when all are, and each one's own answer under ``gateways``."""
+        answers = await self._fleet.everywhere("say how it is", lambda g: g.call("GET", "/healthz"))
+        together = _together(answers)
+        silent = [url for url in self.urls if url not in answers]
+        unwell = [f"{url}: {answer['status']}" for url, answer in answers.items() if answer["status"] != "ok"]
+        if len(self.urls) > 1:
+            together["status"] = "; ".join([*unwell, *(f"{url}: does not answer" for url in silent)]) or "ok"
+        return together
+
+    async def workers_async(self) -> list[dict[str, Any]]:
+        """The inference servers. Of several gateways each one's, with its URL under ``gateway``."""
+        answers = await self._fleet.everywhere("list its servers", lambda g: g.call("GET", "/admin/workers"))
+        if len(self.urls) == 1:
+            return list(answers[self.urls[0]])
+        return [{**worker, "gateway": url} for url, workers in answers.items() for worker in workers]
+
+    async def add_worker_async(
+        self,
+        url: str,
+        *,
+        engine: str | None = None,
+        weight: float | None = None,
+        api_key: str | None = None,
+        api_path: str | None = None,
+    ) -> str:
+        """Add an inference server; its host must have been allowed when the gateway was started. Returns its id.
+
+        One that is there already goes on with what is given here; the rest stays as it was. ``api_path`` is where its
+        OpenAI routes are, below the URL, if that is not ``/v1``. Of several gateways all get it.
+        """
+        body = {"url": url, "engine": engine, "weight": weight, "api_key": api_key, "api_path": api_path}
+        answers = await self._fleet.everywhere("add the server", lambda g: g.call("POST", "/admin/workers", body))
+        ids = {str(answer["worker_id"]) for answer in answers.values()}
+        if len(ids) > 1:
+            raise GatewayError(
+                f"the gateways know {url} by different ids ({', '.join(sorted(ids))}): start them with the same servers"
+            )
+        return ids.pop()
+
+    async def remove_worker_async(self, worker_id: str) -> None:
+        """Take an inference server out: running calls finish there, no new ones start."""
+        await self._fleet.everywhere("remove the server", lambda g: g.call("DELETE", f"/admin/workers/{worker_id}"))
+
+    async def aclose(self) -> None:
+        """Nothing is kept open between requests; here for symmetry with other clients."""
+
+    async def __aenter__(self) -> GatewayClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    # -- the sync face
+
+    def create_sessions(self, session_ids: Sequence[str], **settings: Any) -> list[SessionHandle]:
+        return _portal.call(self.create_sessions_async(session_ids, **settings))
+
+    def fetch(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
+        return _portal.call(self.fetch_async(session_ids, close=close))
+
+    def close_sessions(self, session_ids: Iterable[str]) -> int:
+        return _portal.call(self.close_sessions_async(session_ids))
+
+    def finished(self, *, after: Place = 0, wait_s: float = 20.0) -> tuple[list[str], Place]:
+        return _portal.call(self.finished_async(after=after, wait_s=wait_s))
+
+    def stream_finished(self, *, after: Place = 0) -> Iterator[SessionCapture]:
+        while True:
+            captures, after = _portal.call(self._fleet.closed(after, 20.0))
+            yield from captures
+
+    def delete(self, session_ids: Iterable[str]) -> int:
+        return _portal.call(self.delete_async(session_ids))
+
+    def set_weight_version(self, version: int, *, sampler: str | None = None) -> None:
+        _portal.call(self.set_weight_version_async(version, sampler=sampler))
+
+    def pause(self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
+        return _portal.call(self.pause_async(arriving=arriving, in_flight=in_flight, timeout_s=timeout_s))
+
+    def resume(self) -> None:
+        _portal.call(self.resume_async())
+
+    def away(self) -> dict[str, float]:
+        return _portal.call(self.away_async())
+
+    def catch_up(self, url: str) -> None:
+        _portal.call(self.catch_up_async(url))
+
+    def stats(self) -> dict[str, Any]:
+        return _portal.call(self.stats_async())
+
+    def health(self) -> dict[str, Any]:
+        return _portal.call(self.health_async())
+
+    def workers(self) -> list[dict[str, Any]]:
+        return _portal.call(self.workers_async())
+
+    def add_worker(
+        self,
+        url: str,
+        *,
+        engine: str | None = None,
+        weight: float | None = None,
+        api_key: str | None = None,
+        api_path: str | None = None,
+    ) -> str:
+        adding = self.add_worker_async(url, engine=engine, weight=weight, api_key=api_key, api_path=api_path)
+        return _portal.call(adding)
+
+    def remove_worker(self, worker_id: str) -> None:
+        _portal.call(self.remove_worker_async(worker_id))
+
+    def close(self) -> None:
+        """See `aclose`."""
+
+    def __enter__(self) -> GatewayClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _listed(session_ids: Iterable[str]) -> list[str]:
+    """Raises: ConfigError for a single id, whose letters would be taken for ids."""
+    if isinstance(session_ids, str):
+        raise ConfigError(f"session_ids are several ids: give [{session_ids!r}]")
+    return list(session_ids)
+
+
+def _together(answers: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """One answer out of several: numbers added (times and versions: the largest), the rest the first one's."""
+    if len(answers) == 1:
+        return dict(next(iter(answers.values())))
+    together: dict[str, Any] = {}
+    for answer in answers.values():
+        for name, value in answer.items():
+            known = together.get(name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                together[name] = (known or value) if isinstance(value, bool) else value if known is None else known
+            elif known is None:
+                together[name] = value
+            else:
+                together[name] = max(known, value) if name.endswith(("_s", "_version")) else known + value
+    return {**together, "gateways": dict(answers)}
