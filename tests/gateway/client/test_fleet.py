@@ -1,0 +1,273 @@
+"""Several gateways used as one: in this process, and as processes that are killed, stopped and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import GatewayError, GatewayLostError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionCapture, SessionHandle
+from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+Start = Callable[..., Awaitable[Gateway]]
+KEY = "key-of-the-administrator"
+
+
+async def ask(session: SessionHandle) -> int:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    return (await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key))[0]
+
+
+async def all_answer(client: GatewayClient) -> None:
+    async with asyncio.timeout(60):
+        while await client.away_async():  # noqa: ASYNC110  (other processes)
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def two(engine: ScriptedEngine, start_gateway: Start) -> list[Gateway]:
+    return [await start_gateway(engine, admin_key=KEY, upstream_hosts=("127.0.0.1",)) for _ in range(2)]
+
+
+@pytest.fixture
+def both(two: list[Gateway]) -> GatewayClient:
+    return GatewayClient([gateway.url for gateway in two], admin_key=KEY)
+
+
+async def test_sessions_are_spread_and_everything_of_them_is_found(both: GatewayClient, two: list[Gateway]) -> None:
+    names = [new_session_id() for _ in range(10)]
+    sessions = await both.create_sessions_async(names, max_turns=3)
+    assert [s.session_id for s in sessions] == names
+    assert Counter(s.gateway for s in sessions) == {gateway.url: 5 for gateway in two}
+    assert all(s.base_url.startswith(s.gateway) for s in sessions)
+    assert await asyncio.gather(*map(ask, sessions * 2)) == [200] * 20
+    captures = await both.fetch_async([*names, "nobody"], close=False)
+    assert {name: len(c.turns) for name, c in captures.items()} == dict.fromkeys(names, 2)
+    assert await both.close_sessions_async(names[:4]) == 4
+    [more] = await both.create_sessions_async([new_session_id()])
+    assert (
+        len(await GatewayClient(both.url, admin_key=KEY).fetch_async(names)) == 10
+    )  # a client that opened none of them
+    stats = await both.stats_async()
+    assert (stats["turns"], stats["sessions"], len(stats["gateways"])) == (20, 11, 2)
+    health = await both.health_async()
+    assert (health["status"], health["sessions"]) == ("ok", 11)
+    assert await both.delete_async([*names, more.session_id, "nobody"]) == 11
+    assert [len(gateway.sessions.by_id) for gateway in two] == [0, 0]
+
+
+async def test_a_session_that_is_opened_again_stays_where_it_is(both: GatewayClient, two: list[Gateway]) -> None:
+    [first] = await both.create_sessions_async(["rollout-1"], max_turns=1)
+    await both.create_sessions_async(["filler-1", "filler-2", "filler-3"])
+    [again] = await both.create_sessions_async(["rollout-1"], max_turns=2)
+    assert again == first
+    with pytest.raises(GatewayError, match="session id"):
+        await both.create_sessions_async(["new", "a//b", "rollout-1"], max_turns=9)
+    assert sum(len(gateway.sessions.by_id) for gateway in two) == 4
+    assert len(await both.fetch_async(["new"])) == 0
+
+
+async def test_versions_pauses_and_servers_are_those_of_all(both: GatewayClient, two: list[Gateway]) -> None:
+    sessions = await both.create_sessions_async([new_session_id() for _ in range(4)])
+    await both.set_weight_version_async(7)
+    assert await both.pause_async(arriving="reject") == {"paused": True, "in_flight": 0}
+    assert [gateway.paused for gateway in two] == ["reject", "reject"]
+    assert await asyncio.gather(*map(ask, sessions)) == [429] * 4
+    await both.resume_async()
+    assert await asyncio.gather(*map(ask, sessions)) == [200] * 4
+    captures = await both.fetch_async([s.session_id for s in sessions])
+    assert {c.turns[0].weight_version_first for c in captures.values()} == {7}
+    async with ScriptedEngine() as other:
+        added = await both.add_worker_async(other.url)
+        assert Counter(w["gateway"] for w in await both.workers_async()) == {gateway.url: 2 for gateway in two}
+        await both.remove_worker_async(added)
+    with pytest.raises(GatewayError, match="sampler"):
+        await both.set_weight_version_async(8, sampler="tinker://none")
+    assert [gateway.weight_version for gateway in two] == [7, 7]
+
+
+async def test_closed_sessions_of_all_are_streamed_each_once(both: GatewayClient, two: list[Gateway]) -> None:
+    sessions = await both.create_sessions_async([new_session_id() for _ in range(8)])
+    names = {s.session_id for s in sessions}
+    assert await asyncio.gather(*map(ask, sessions)) == [200] * 8
+    got: list[SessionCapture] = []
+
+    async def read() -> None:
+        async for capture in both.stream_finished_async():
+            got.append(capture)
+            if len(got) == 8:
+                return
+
+    reading = asyncio.ensure_future(read())
+    for session in sessions:
+        await both.close_sessions_async([session.session_id])
+    async with asyncio.timeout(30):
+        await reading
+    assert {c.session_id: len(c.turns) for c in got} == dict.fromkeys(names, 1)
+    seen, place = await both.finished_async(wait_s=0)
+    while more := (await both.finished_async(after=place, wait_s=0))[0]:
+        seen, place = [*seen, *more], (await both.finished_async(after=place, wait_s=0))[1]
+    assert sorted(seen) == sorted(names)
+    assert isinstance(place, dict)
+    assert set(place) == {gateway.url for gateway in two}
+
+
+async def test_a_request_that_one_gateway_refuses_opens_nothing_at_the_other(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    small = await start_gateway(engine, limits=Limits(sessions=2))
+    large = await start_gateway(engine)
+    client = GatewayClient([small.url, large.url])
+    await client.create_sessions_async(["old-1", "old-2"])
+    with pytest.raises(GatewayError, match="may be 2"):
+        await client.create_sessions_async([f"new-{i}" for i in range(6)])
+    held = {s for gateway in (small, large) for s in gateway.sessions.by_id}
+    assert held == {b"old-1", b"old-2"}
+
+
+class Process:
+    """A gateway as a process, which comes back at the same address and store."""
+
+    def __init__(self, folder: Path, engine: str) -> None:
+        self.folder, self.engine, self.port, self.url = folder, engine, 0, ""
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        ready = self.folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
+        line += ["--upstream", self.engine, "--store", str(self.folder / "store"), "--ready-file", str(ready)]
+        line += ["--port", str(self.port), "--admin-key", KEY, "--parent-pid", str(os.getpid())]
+        self.process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.DEVNULL)
+        async with asyncio.timeout(60):
+            while not ready.exists():
+                assert self.process.poll() is None
+                await asyncio.sleep(0.02)
+        self.url = json.loads(ready.read_text())["url"]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        if number == signal.SIGKILL:
+            self.process.wait()
+
+
+@pytest.fixture
+async def processes(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[Sequence[Process]]:
+    made = [Process(tmp_path / name, engine.url) for name in ("first", "second")]
+    try:
+        await asyncio.gather(*(each.start() for each in made))
+        yield made
+    finally:
+        for each in made:
+            if each.process is not None:
+                each.process.kill()
+                each.process.wait()
+
+
+async def test_one_that_is_killed_costs_its_sessions_only_and_is_used_again_when_it_is_back(
+    processes: Sequence[Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    killed, other = processes
+    client = GatewayClient([p.url for p in processes], admin_key=KEY)
+    sessions = await client.create_sessions_async([new_session_id() for _ in range(6)])
+    theirs = {p.url: [s for s in sessions if s.gateway == p.url] for p in processes}
+    assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
+    killed.signal(signal.SIGKILL)
+    with pytest.raises(GatewayLostError) as lost:
+        await client.fetch_async([s.session_id for s in sessions])
+    assert lost.value.gateway == killed.url
+    assert set(lost.value.session_ids) == {s.session_id for s in theirs[killed.url]}
+    assert {n: len(c.turns) for n, c in lost.value.found.items()} == {s.session_id: 1 for s in theirs[other.url]}
+    assert set(await client.away_async()) == {killed.url}
+    await client.set_weight_version_async(5)
+    await client.pause_async(arriving="reject")
+    assert "does not answer" in (await client.health_async())["status"]
+    more = await client.create_sessions_async([new_session_id() for _ in range(4)])
+    assert {s.gateway for s in more} == {other.url}
+    assert await client.delete_async([theirs[killed.url][0].session_id, theirs[other.url][0].session_id]) == 1
+    assert caplog.text.count("does not answer; the other gateways get its new sessions") == 1
+
+    await killed.start()
+    await all_answer(client)
+    assert "answers again" in caplog.text
+    alone = GatewayClient(killed.url, admin_key=KEY)
+    assert ((await alone.stats_async())["weight_version"], (await alone.health_async())["paused"]) == (5, True)
+    rest = [s.session_id for s in theirs[killed.url]]
+    captures = await client.fetch_async(rest)  # nothing that was recorded is gone, and what was deleted is
+    assert {n: len(c.turns) for n, c in captures.items()} == dict.fromkeys(rest[1:], 1)
+    await client.resume_async()
+    again = await client.create_sessions_async([new_session_id() for _ in range(6)])
+    assert {s.gateway for s in again} >= {killed.url}
+    assert await asyncio.gather(*map(ask, again)) == [200] * 6
+
+
+async def test_one_that_hangs_delays_nothing_beyond_the_deadline_and_doubles_nothing(
+    processes: Sequence[Process],
+) -> None:
+    hung, other = processes
+    limit_s = 4.0
+    client = GatewayClient([p.url for p in processes], admin_key=KEY, timeout_s=limit_s)
+    old = await client.create_sessions_async([new_session_id() for _ in range(4)])
+    hung.signal(signal.SIGSTOP)
+    try:
+        names = [new_session_id() for _ in range(6)]
+        began_s = time.monotonic()
+        async with asyncio.timeout(6 * limit_s):
+            sessions = await client.create_sessions_async(names)
+        assert {s.gateway for s in sessions} == {other.url}
+        assert time.monotonic() - began_s >= limit_s  # it was asked, and its deadline waited for
+        async with asyncio.timeout(3 * limit_s):  # it is known to be away now: a look at it is all that may wait
+            assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
+            await client.create_sessions_async([new_session_id()])
+            assert len(await client.fetch_async(names, close=False)) == 6
+        async with asyncio.timeout(6 * limit_s):
+            await client.set_weight_version_async(3)
+            with pytest.raises(GatewayLostError):
+                await client.fetch_async([s.session_id for s in old])
+            assert await client.close_sessions_async([names[0]]) == 1
+            assert (await client.finished_async(wait_s=0.1))[0]
+    finally:
+        hung.signal(signal.SIGCONT)
+    await all_answer(client)
+    alone = GatewayClient(hung.url, admin_key=KEY)
+    assert not await alone.fetch_async(names)  # what it opened late is deleted: each session is at one gateway
+    assert (await alone.stats_async())["weight_version"] == 3
+    captures = await client.fetch_async(names)
+    assert {n: len(c.turns) for n, c in captures.items()} == dict.fromkeys(names, 1)
+
+
+async def test_where_none_answers_the_error_is_that_of_a_gateway_that_is_away(processes: Sequence[Process]) -> None:
+    client = GatewayClient([p.url for p in processes], admin_key=KEY, timeout_s=10.0)
+    [session] = await client.create_sessions_async([new_session_id()])
+    for each in processes:
+        each.signal(signal.SIGKILL)
+    for attempt in (
+        client.create_sessions_async([new_session_id()]),
+        client.fetch_async([session.session_id]),
+        client.set_weight_version_async(1),
+        client.delete_async([session.session_id]),
+        client.finished_async(wait_s=0),
+        client.health_async(),
+    ):
+        with pytest.raises(GatewayError) as error:
+            await attempt
+        assert error.value.status is None
+    for each in processes:
+        await each.start()
+    await all_answer(client)
+    assert await asyncio.gather(*map(ask, await client.create_sessions_async(["a", "b"]))) == [200, 200]
