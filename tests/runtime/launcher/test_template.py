@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import AgentLoadError
+from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess, TemplateSpec
 
 from ..conftest import AGENTS, Server, wait_for
 
@@ -67,6 +71,45 @@ def test_agent_that_never_runs_a_server_is_told_how(tmp_path: Path) -> None:
     done = run_serve("--agent", f"silent={tmp_path / 'silent.py'}")
     assert done.returncode == 2
     assert "app.run()" in done.stderr
+
+
+def load(script: Path, text: str, limit_s: float) -> TemplateProcess:
+    """Start a template of this script, and end it. Raises: AgentLoadError."""
+    script.write_text(text)
+
+    async def started() -> TemplateProcess:
+        spec = TemplateSpec(
+            script=script, env=dict(os.environ), log_path=script.with_suffix(".log"), load_timeout_s=limit_s
+        )
+        template = TemplateProcess(spec)
+        await template.start()
+        await template.close()
+        return template
+
+    return asyncio.run(started())
+
+
+BUSY = """
+import os, subprocess, sys, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+spin = "import time\\nwhile time.process_time() < 0.8: pass"
+for other in [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(4)]:
+    other.wait()
+from bedrock_agentcore import BedrockAgentCoreApp
+BedrockAgentCoreApp().run()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not say who waits for a CPU")
+def test_time_in_which_no_cpu_was_free_does_not_count_against_loading(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    load(tmp_path / "busy.py", BUSY, limit_s=2.5)
+    assert time.monotonic() - began_s > 3.2  # four times 0.8 s on one CPU
+
+
+def test_a_script_that_does_not_come_to_its_server_ends_at_the_deadline(tmp_path: Path) -> None:
+    with pytest.raises(AgentLoadError, match=r"stuck\.py did not reach its server within [1-9].* s.*; output: "):
+        load(tmp_path / "stuck.py", "import time\ntime.sleep(600)\n", limit_s=1.0)
 
 
 @pytest.mark.parametrize("ending", ["import os; os._exit(5)", "raise SystemExit(6)"])
