@@ -62,14 +62,16 @@ def tasks(domain: Domain, split: Split) -> list[Task]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What the benchmark says of an episode. Each is 0.0 or 1.0.
+    """What the benchmark says of an episode. Each is 0.0 or 1.0, but for the share.
 
     ``published``: the reward on the basis that the task names (the leaderboard's number). ``actions``: every gold action was
-    taken; surplus ones do not count against it. ``state``: the assertions about the environment, or its database, alone.
+    taken; surplus ones do not count against it. ``share``: how many of them were. ``state``: the assertions about the
+    environment, or its database, alone.
     """
 
     published: float
     actions: float
+    share: float
     state: float
 
     @property
@@ -127,7 +129,8 @@ class Episode:
         unknown = basis - {RewardType.DB, RewardType.ENV_ASSERTION, RewardType.ACTION, RewardType.COMMUNICATE}
         if unknown:
             raise ValueError(f"task {self.task.id} is rewarded for {unknown}, which takes a judge model")
-        actions = float(ActionEvaluator.calculate_reward(self.task, self.messages).reward)
+        taken = ActionEvaluator.calculate_reward(self.task, self.messages)
+        actions, checks = float(taken.reward), taken.action_checks or []
         state = EnvironmentEvaluator.calculate_reward(
             environment_constructor=functools.partial(_constructor, self.domain),
             task=self.task,
@@ -139,7 +142,8 @@ class Episode:
             published *= actions
         if RewardType.COMMUNICATE in basis:
             published *= CommunicateEvaluator.calculate_reward(self.task, self.messages).reward
-        return Scores(published=float(published), actions=actions, state=float(state))
+        share = sum(check.action_match for check in checks) / len(checks) if checks else actions
+        return Scores(published=float(published), actions=actions, share=share, state=float(state))
 
 
 def gold_actions(task: Task) -> list[tuple[str, dict[str, Any]]]:

@@ -16,9 +16,11 @@ from wording import tool_spec
 MAX_TURNS = 30  # the longest published solution has 12 actions
 
 
-def rows(domain: Domain, split: Split, *, repeats: int = 1, seed: int | None = None) -> list[dict[str, Any]]:
+def rows(
+    domain: Domain, split: Split, *, repeats: int = 1, seed: int | None = None, **more: Any
+) -> list[dict[str, Any]]:
     """The payloads of a split, each ``repeats`` times; with a seed in a random order. Telecom is rendered compactly."""
-    how = {"rendering": "compact", "max_turns": MAX_TURNS} if domain == "telecom" else {}
+    how = {"rendering": "compact", "max_turns": MAX_TURNS, **more} if domain == "telecom" else more
     found = [{"domain": domain, "task_id": task_id, **how} for task_id in splits(domain)[split]]
     if seed is not None:
         random.Random(seed).shuffle(found)
@@ -59,6 +61,9 @@ def main() -> None:
     parser.add_argument("--domain", choices=("telecom", "retail", "airline"), default="telecom")
     parser.add_argument("--repeats", type=int, default=4, help="times that each test task is run in an evaluation")
     parser.add_argument("--demonstrations", type=int, default=24, help="of each train task of telecom; 0: none")
+    parser.add_argument(
+        "--partial-credit", type=float, default=0.0, help="what the share of the gold actions is worth in training"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.solutions is not None:
@@ -66,7 +71,8 @@ def main() -> None:
             print(json.dumps(solution))
         return
     options.out.mkdir(parents=True, exist_ok=True)
-    write(options.out / "train.jsonl", rows(options.domain, "train", seed=options.seed))
+    credit = {"partial_credit": options.partial_credit} if options.partial_credit else {}
+    write(options.out / "train.jsonl", rows(options.domain, "train", seed=options.seed, **credit))
     write(options.out / "test.jsonl", rows(options.domain, "test", repeats=options.repeats))
     if options.domain == "telecom" and options.demonstrations:
         rng = random.Random(options.seed)

@@ -12,8 +12,8 @@ class Request(BaseModel):
     """One task of the benchmark. Other keys are refused, those that begin with an underscore (``_rollout``) are not looked at.
 
     ``rendering``: how the model reads policy, tools and replies (`wording.py`). ``max_turns``: model calls. ``ticket_number``
-    stands in front of a telecom ticket. ``user_lines``: what a scripted user says, one line a turn; without them a model plays
-    the user of a retail or airline task.
+    stands in front of a telecom ticket. ``partial_credit``: what the share of the gold actions is worth (`reward.py`).
+    ``user_lines``: what a scripted user says, one line a turn; without them a model plays the user of a retail or airline task.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -22,6 +22,7 @@ class Request(BaseModel):
     task_id: str = Field(min_length=1, max_length=500)
     rendering: Literal["full", "compact"] = "full"
     max_turns: int = Field(default=60, ge=1, le=200)
+    partial_credit: float = Field(default=0.0, ge=0.0, le=10.0)
     ticket_number: int | None = Field(default=None, ge=0)
     user_lines: list[str] | None = Field(default=None, min_length=1)
 

@@ -24,10 +24,11 @@ async def invoke_agent(payload):
     PolicyFailure.check_stop(work.stop_reason)  # out of turns: 0, as in the benchmark
     scores = work.episode.scores()
     return {
-        "rewards": reward(scores=scores),
+        "rewards": reward(scores=scores, partial_credit=request.partial_credit),
         "metrics": {
             "published": scores.published,
             "actions": scores.actions,
+            "share": scores.share,
             "state": scores.state,
             "tool_calls": work.episode.calls,
         },

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +19,13 @@ from ...errors import AgentLoadError, LocalRuntimeError
 from ..isolation import cgroups
 from . import linux
 from .disk import hold_to
+from .fair_deadline import FairDeadline
 from .pids import Children
 from .session_log import log_tail
 
 log = logging.getLogger(__name__)
 BOOT = Path(__file__).with_name("boot.py")
 LOAD_TIMEOUT_S = 120.0
-LOAD_TIMEOUT_MOST = 10.0  # times that, however busy the machine is
 LOAD_LOOK_S = 1.0
 END_S = 8.0
 CAUSE_WAIT_S = 0.5  # the end of a process is known a little later than its connections break
@@ -37,9 +36,8 @@ class TemplateSpec:
     """What to run: the script, the interpreter of its environment, and the environment variables it sees.
 
     ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``. ``disk_bytes`` bounds all files of a
-    session together: they are measured every two seconds, and a session above it is killed. ``load_timeout_s`` bounds what
-    the script takes to its server, without the time in which it could have run and no CPU was free (not on Linux: with it);
-    ten times that bounds all of it.
+    session together: they are measured every two seconds, and a session above it is killed. ``load_timeout_s`` is the
+    `FairDeadline` of the script's way to its server.
     """
 
     script: Path
@@ -221,21 +219,13 @@ class TemplateProcess:
     async def _first_line(self, reader: asyncio.StreamReader) -> bytes:
         """What the template says first. Raises: TimeoutError, whose text is the time it had."""
         assert self.process is not None
-        limit_s = self.spec.load_timeout_s
-        began_s = looked_s = time.monotonic()
-        excused_s = seen_s = 0.0
+        deadline = FairDeadline(self.process.pid, self.spec.load_timeout_s)
         reading = asyncio.create_task(reader.readline())
         try:
             while not reading.done():
-                await asyncio.wait({reading}, timeout=min(LOAD_LOOK_S, limit_s))
-                now_s, waited_s = time.monotonic(), linux.waited_for_cpu_s(self.process.pid)
-                # Processes that waited side by side excuse no more than the time that has passed.
-                excused_s += max(0.0, min(waited_s - seen_s, now_s - looked_s))
-                looked_s, seen_s = now_s, waited_s
-                took_s = now_s - began_s
-                if not reading.done() and (took_s - excused_s > limit_s or took_s > limit_s * LOAD_TIMEOUT_MOST):
-                    busy = f", and {excused_s:.0f} s in which no CPU was free" if excused_s >= 1 else ""
-                    raise TimeoutError(f"{took_s - excused_s:.3g} s{busy}")
+                await asyncio.wait({reading}, timeout=min(LOAD_LOOK_S, deadline.limit_s))
+                if not reading.done() and deadline.passed():
+                    raise TimeoutError(str(deadline))
             return reading.result()
         finally:
             reading.cancel()
