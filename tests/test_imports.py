@@ -243,7 +243,7 @@ LIGHT = {
     "agentcore_rl_toolkit.app": {"torch", "transformers", "openai"},
     "agentcore_rl_toolkit.client": {"torch", "transformers", "starlette", "uvicorn"},
     "agentcore_rl_toolkit.gateway": {"torch", "boto3"},
-    "agentcore_rl_toolkit.runtime": {"torch", "transformers", "boto3"},
+    "agentcore_rl_toolkit.runtime": {"torch", "transformers", "boto3", "aiodocker", "kubernetes_asyncio"},
     "agentcore_rl_toolkit.cli.main": {"torch", "transformers", "boto3", "starlette", "uvicorn", "obstore"},
 }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
 from agentcore_rl_toolkit.runtime.cluster import kubernetes
 from agentcore_rl_toolkit.runtime.cluster.kubernetes import (
     ApiServer,
@@ -37,9 +38,13 @@ def server() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def client(server: ScriptedServer, tmp_path: Path) -> SandboxClient:
+async def client(server: ScriptedServer, tmp_path: Path) -> AsyncIterator[SandboxClient]:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
-    return SandboxClient(ApiServer(url=server.url, namespace="rollouts", token_file=tmp_path / "token", timeout_s=5.0))
+    client = SandboxClient(
+        ApiServer(url=server.url, namespace="rollouts", token_file=tmp_path / "token", timeout_s=5.0)
+    )
+    yield client
+    await client.close()
 
 
 async def test_claim_per_session_names_its_pool_session_and_end(client: SandboxClient, server: ScriptedServer) -> None:
@@ -193,6 +198,7 @@ async def test_silent_server_is_an_error_in_time() -> None:
         with pytest.raises(KubernetesError, match="was not reached") as raised:
             await client.list_async()
         assert raised.value.status is None
+        await client.close()
 
 
 def test_address_and_token_of_the_pod_it_runs_in(tmp_path: Path) -> None:
@@ -235,3 +241,9 @@ def test_manifests_fit_the_client() -> None:
     assert f'apiGroups: ["{kubernetes.GROUP}"]' in kinds["Role"]
     assert 'verbs: ["create", "get", "list", "delete"]' in kinds["Role"]
     assert "containerPort: 8080" in kinds["SandboxTemplate"]
+
+
+def test_without_its_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
+    with pytest.raises(MissingExtraError, match=r"\[kubernetes\]"):
+        SandboxClient(ApiServer(url="http://127.0.0.1:1", namespace="n"))

@@ -16,7 +16,6 @@ import botocore.exceptions
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.runtime.containers.client import Frames
 
 from ..conftest import Server, wait_for
 from ..container_images import IMAGE, build_agent, containers, podman
@@ -269,11 +268,3 @@ def test_without_an_engine_the_creation_says_what_to_install(
     assert state["status"] == "CREATE_FAILED"
     assert "podman is not on PATH" in state["failureReason"]
     assert "apt-get install podman" in state["failureReason"]
-
-
-def test_frames_are_the_same_however_the_bytes_arrive() -> None:
-    stream = b"\x01\0\0\0\0\0\0\x03out\x02\0\0\0\0\0\0\x00\x01\0\0\0\0\0\x01\x00" + b"x" * 256
-    expected = [(1, b"out"), (2, b""), (1, b"x" * 256)]
-    for cut in range(len(stream)):
-        frames = Frames()
-        assert [*frames.feed(stream[:cut]), *frames.feed(stream[cut:])] == expected

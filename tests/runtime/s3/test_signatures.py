@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import http.client
 import time
 import urllib.parse
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -42,9 +40,12 @@ def test_unsigned_requests_are_served_where_none_are(start_server: Callable[...,
     assert fetch(f"{open_server.url}/open/k") == (200, b"x")
 
 
-@pytest.mark.parametrize("version", ["s3v4", "s3"])
-def test_presigned_urls_of_both_versions(server: Server, bucket: str, version: str) -> None:
+@pytest.mark.parametrize("version", ["s3v4", None])
+def test_presigned_urls_of_both_versions(server: Server, bucket: str, version: str | None) -> None:
+    """boto3 by itself presigns with version 2 in most regions."""
     client = client_for(server.url, signature_version=version)
+    presigned = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"})
+    assert ("AWSAccessKeyId=" in presigned) is (version is None)
     params = {"Bucket": bucket, "Key": "a b/é"}
     put = client.generate_presigned_url(
         "put_object", Params={**params, "ContentType": "text/x", "Metadata": {"k": "v"}}
@@ -92,6 +93,18 @@ def signed(method: str, url: str, body: bytes, headers: dict[str, str], when: st
     return dict(request.headers.items())
 
 
+def signed_as(payload: str, method: str, url: str, headers: dict[str, str]) -> dict[str, str]:
+    """Headers of a request signed by botocore over another payload's hash."""
+
+    class Auth(S3SigV4Auth):
+        def payload(self, request: AWSRequest) -> str:
+            return payload
+
+    request = AWSRequest(method, url, headers=headers)
+    Auth(Credentials(ACCESS, SECRET), "s3", "us-east-1").add_auth(request)
+    return dict(request.headers.items())
+
+
 def send(url: str, method: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
     parts = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(parts.netloc, timeout=20)
@@ -125,63 +138,12 @@ def test_an_unsigned_amz_header_is_refused(server: Server, bucket: str) -> None:
     assert send(url, "PUT", b"x", headers)[0] == 403
 
 
-def chunk_signed_body(seed: str, date: str, scope: str, chunks: list[bytes], trailers: bytes = b"") -> bytes:
-    """A body whose chunks are signed one after the other, written from the published algorithm."""
-    key = b"AWS4" + SECRET.encode()
-    for part in scope.split("/"):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    out, previous, empty = b"", seed, hashlib.sha256(b"").hexdigest()
-    for chunk in [*chunks, b""]:
-        text = f"AWS4-HMAC-SHA256-PAYLOAD\n{date}\n{scope}\n{previous}\n{empty}\n{hashlib.sha256(chunk).hexdigest()}"
-        previous = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-        out += f"{len(chunk):x};chunk-signature={previous}\r\n".encode() + (chunk + b"\r\n" if chunk else b"")
-    if trailers:
-        text = f"AWS4-HMAC-SHA256-TRAILER\n{date}\n{scope}\n{previous}\n{hashlib.sha256(trailers).hexdigest()}"
-        last = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-        out += trailers.replace(b"\n", b"\r\n") + f"x-amz-trailer-signature:{last}\r\n".encode()
-    return out + b"\r\n"
-
-
-@pytest.mark.parametrize("trailer", [False, True])
-@pytest.mark.parametrize("change", ["nothing", "bytes", "trailer"])
-def test_signed_chunks(server: Server, bucket: str, s3: Any, trailer: bool, change: str) -> None:
-    url, chunks = f"{server.url}/{bucket}/k", [b"a" * 70000, b"b" * 10]
-    kind = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" + ("-TRAILER" if trailer else "")
-    extra = {"x-amz-trailer": "x-amz-checksum-sha1"} if trailer else {}
-    import base64
-
-    sha1 = base64.b64encode(hashlib.sha1(b"".join(chunks)).digest())
-    date = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    scope = f"{date[:8]}/us-east-1/s3/aws4_request"
-    headers = {
-        "x-amz-content-sha256": kind,
-        "x-amz-date": date,
-        "x-amz-decoded-content-length": "70010",
-        "content-encoding": "aws-chunked",
-        "host": urllib.parse.urlsplit(url).netloc,
-        **extra,
-    }
-    names = ";".join(sorted(headers))
-    canonical = "\n".join(["PUT", f"/{bucket}/k", "", *(f"{n}:{headers[n]}" for n in sorted(headers)), "", names, kind])
-    to_sign = f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-    key = b"AWS4" + SECRET.encode()
-    for part in scope.split("/"):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    seed = hmac.new(key, to_sign.encode(), hashlib.sha256).hexdigest()
-    headers["authorization"] = f"AWS4-HMAC-SHA256 Credential={ACCESS}/{scope},SignedHeaders={names},Signature={seed}"
-    body = chunk_signed_body(seed, date, scope, chunks, b"x-amz-checksum-sha1:" + sha1 + b"\n" if trailer else b"")
-    if change == "bytes":
-        body = body.replace(b"bbbb", b"bbcb", 1)
-    elif change == "trailer":
-        body = body.replace(sha1, base64.b64encode(bytes(20)), 1)
+def test_a_body_of_signed_chunks_is_refused_by_name(server: Server, bucket: str, s3: Any) -> None:
+    url = f"{server.url}/{bucket}/k"
+    kind = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+    body = b"1;chunk-signature=" + b"0" * 64 + b"\r\nx\r\n0;chunk-signature=" + b"0" * 64 + b"\r\n\r\n"
+    wanted = {"x-amz-content-sha256": kind, "content-encoding": "aws-chunked", "x-amz-decoded-content-length": "1"}
+    headers = signed_as(kind, "PUT", url, wanted)
     status, answer = send(url, "PUT", body, headers)
-    if change == "bytes" or (change == "trailer" and trailer):
-        assert status == 403
-        assert b"SignatureDoesNotMatch" in answer
-        assert refused(lambda: s3.head_object(Bucket=bucket, Key="k")) == ("404", 404)
-    else:
-        assert (status, answer) == (200, b"")
-        got = s3.get_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")
-        assert got["Body"].read() == b"".join(chunks)
-        assert got.get("ChecksumSHA1") == (sha1.decode() if trailer else None)
-        assert "ContentEncoding" not in got
+    assert (status, b"chunks are signed" in answer) == (501, True)
+    assert s3.list_objects_v2(Bucket=bucket)["KeyCount"] == 0

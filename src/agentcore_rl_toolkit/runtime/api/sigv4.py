@@ -1,7 +1,13 @@
-"""AWS Signature Version 4: verify it on requests, and sign our own. Source: AWS, "Create a signed AWS API request"."""
+"""AWS Signature Version 4: what a request says of its signature, what that must be, and our own requests' signatures.
+
+`begin` and `verify` refuse as AgentCore does; the S3 endpoint (`s3.signatures`) refuses in S3's words.
+
+Source: AWS, "Create a signed AWS API request"; Amazon S3 API Reference, "Authenticating Requests (AWS Signature Version 4)".
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import re
@@ -12,32 +18,111 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from ..wire import Headers, WireError
 
+ALGORITHM = "AWS4-HMAC-SHA256"
 UNSIGNED = "UNSIGNED-PAYLOAD"
 MAX_SKEW_S = 300.0
 MAX_PRESIGNED_S = 604_800  # a week, SigV4's own limit
 _REGION, _SERVICE = "us-west-2", "bedrock-agentcore"  # of our own requests; a runtime takes any
 _AUTHORIZATION = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/([^/]+)/aws4_request, ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]{64})"
+    r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+), ?SignedHeaders=([^,\s]+), ?Signature=([0-9a-f]{64})"
 )
+Pairs = Sequence[tuple[str, str]]
 
 
-def _refused(message: str) -> WireError:
-    return WireError("AccessDeniedException", message)
-
-
-@dataclass(frozen=True)
-class _Claim:
+@dataclass(frozen=True, kw_only=True)
+class Claim:
     """What a request says about its own signature, in its header or, presigned, in its query."""
 
     access_key: str
-    day: str
-    region: str
-    service: str
+    scope: tuple[str, str, str]  # day, region, service
     signed: str
     signature: str
     stamp: str
     query: str
-    lifetime_s: float | None = None  # of a presigned address
+    lifetime_s: int | None = None  # of a presigned address
+
+    @property
+    def signed_at_s(self) -> float | None:
+        """Unix seconds; None when the request does not say it, or says it in another way."""
+        try:
+            return datetime.strptime(self.stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return None
+
+    def expected(self, secret: str, method: str, path: str, headers: Mapping[str, str], payload: str) -> Expected:
+        """The signature that a request with this claim must have. ``path``: as it is signed; ``payload``: its hash."""
+        names = self.signed.split(";")
+        lines = [f"{name}:{' '.join(headers.get(name, '').split())}" for name in names]
+        canonical = "\n".join((method, path, self.query, *lines, "", self.signed, payload))
+        scope = "/".join((*self.scope, "aws4_request"))
+        to_sign = f"{ALGORITHM}\n{self.stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        signature = hmac.digest(_signing_key(secret, *self.scope), to_sign.encode(), "sha256").hex()
+        return Expected(signature, to_sign, canonical)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A signature, and what it was made from."""
+
+    signature: str
+    to_sign: str
+    canonical: str
+
+
+@functools.lru_cache(maxsize=64)
+def _signing_key(secret: str, *scope: str) -> bytes:
+    key = f"AWS4{secret}".encode()
+    for part in (*scope, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
+def claim_of(headers: Mapping[str, str], query: Pairs) -> Claim | None:
+    """What a request's ``authorization`` says; None when that is no signature of version 4."""
+    match = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
+    if match is None:
+        return None
+    return _claim(*match.groups(), stamp=headers.get("x-amz-date", ""), query=_canonical_query(query))
+
+
+def presigned_claim_of(query: Pairs) -> Claim | None:
+    """What a presigned address says; None when it does not say all of it."""
+    given = {name.removeprefix("X-Amz-"): value for name, value in reversed(query) if name.startswith("X-Amz-")}
+    if given.get("Algorithm") != ALGORITHM or not given.get("Expires", "").isdecimal():
+        return None
+    return _claim(
+        given.get("Credential", ""),
+        given.get("SignedHeaders", ""),
+        given.get("Signature", ""),
+        stamp=given.get("Date", ""),
+        query=_canonical_query([(k, v) for k, v in query if k != "X-Amz-Signature"]),
+        lifetime_s=int(given["Expires"][:9]),
+    )
+
+
+def _claim(
+    credential: str, signed: str, signature: str, *, stamp: str, query: str, lifetime_s: int | None = None
+) -> Claim | None:
+    access_key, *scope = credential.rsplit("/", 4)
+    if len(scope) != 4 or scope[0] != stamp[:8] or scope[3] != "aws4_request":
+        return None
+    return Claim(
+        access_key=access_key,
+        scope=(scope[0], scope[1], scope[2]),
+        signed=signed,
+        signature=signature,
+        stamp=stamp,
+        query=query,
+        lifetime_s=lifetime_s,
+    )
+
+
+def _canonical_query(query: Pairs) -> str:
+    return "&".join(f"{k}={v}" for k, v in sorted((quote(k, safe="-_.~"), quote(v, safe="-_.~")) for k, v in query))
+
+
+def _refused(message: str) -> WireError:
+    return WireError("AccessDeniedException", message)
 
 
 @dataclass(frozen=True)
@@ -76,9 +161,8 @@ def verify(
     now: float,
 ) -> None:
     """Check a request that is there whole: `begin`, then `finish`. Raises: WireError 403."""
-    begin(credentials, method=method, raw_path=raw_path, query_string=query_string, headers=headers, now=now).finish(
-        body
-    )
+    pending = begin(credentials, method=method, raw_path=raw_path, query_string=query_string, headers=headers, now=now)
+    pending.finish(body)
 
 
 def begin(
@@ -95,10 +179,12 @@ def begin(
     Raises: WireError 403 when the signature is missing, of an unknown key, older than five minutes (a presigned one: than it
     says), or wrong.
     """
-    by_name: dict[str, list[str]] = {}
+    by_name: dict[str, str] = {}
     for key, value in headers:
-        by_name.setdefault(key.decode("latin-1"), []).append(" ".join(value.decode("latin-1").split()))
-    claim = _in_header(by_name, query_string.decode("latin-1")) or _in_query(query_string.decode("latin-1"))
+        name, text = key.decode("latin-1"), value.decode("latin-1")
+        by_name[name] = f"{by_name[name]},{text}" if name in by_name else text
+    query = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+    claim = claim_of(by_name, query) or presigned_claim_of(query)
     if claim is None:
         raise _refused("Missing Authentication Token")
     secret = credentials.get(claim.access_key)
@@ -107,20 +193,31 @@ def begin(
     _check_time(claim, now)
     if "host" not in claim.signed.split(";"):
         raise _refused("Host must be a signed header.")
+    # Every service but S3 encodes the path once more on top of how it is sent.
+    path = quote(raw_path.split(b"?", 1)[0].decode("latin-1") or "/", safe="/~")
 
     def compare(payload_hash: str) -> None:
-        path = raw_path.split(b"?", 1)[0].decode("latin-1")
-        if not hmac.compare_digest(_signature(claim, secret, method, path, by_name, payload_hash), claim.signature):
+        expected = claim.expected(secret, method, path, by_name, payload_hash)
+        if not hmac.compare_digest(expected.signature, claim.signature):
             raise _refused(
                 "The request signature we calculated does not match the signature you provided. "
                 "Check your AWS Secret Access Key and signing method."
             )
 
-    said = by_name.get("x-amz-content-sha256")
-    claimed = said[0] if said else None
+    claimed = by_name.get("x-amz-content-sha256")
     if claimed is not None:
         compare(claimed)
     return Pending(claimed is not None, claimed, compare)
+
+
+def _check_time(claim: Claim, now: float) -> None:
+    if claim.lifetime_s is not None and not 1 <= claim.lifetime_s <= MAX_PRESIGNED_S:
+        raise _refused(f"X-Amz-Expires must be 1 to {MAX_PRESIGNED_S} seconds.")
+    if claim.signed_at_s is None:
+        raise _refused("X-Amz-Date is missing or malformed.")
+    oldest_s = MAX_SKEW_S if claim.lifetime_s is None else claim.lifetime_s
+    if not -MAX_SKEW_S <= now - claim.signed_at_s <= oldest_s:
+        raise _refused(f"Signature expired: {claim.stamp} is not within {oldest_s:g} seconds of now.")
 
 
 def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes, now: float) -> dict[str, str]:
@@ -132,90 +229,17 @@ def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes, now
     parts = urlsplit(url)
     stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
     payload_hash = hashlib.sha256(body).hexdigest()
-    claim = _Claim(
-        access_key,
-        stamp[:8],
-        _REGION,
-        _SERVICE,
-        "host;x-amz-content-sha256;x-amz-date",
-        "",
-        stamp,
-        _canonical_query(parts.query),
+    claim = Claim(
+        access_key=access_key,
+        scope=(stamp[:8], _REGION, _SERVICE),
+        signed="host;x-amz-content-sha256;x-amz-date",
+        signature="",
+        stamp=stamp,
+        query=_canonical_query(parse_qsl(parts.query, keep_blank_values=True)),
     )
-    by_name = {"host": [parts.netloc], "x-amz-content-sha256": [payload_hash], "x-amz-date": [stamp]}
-    signature = _signature(claim, secret, method, parts.path, by_name, payload_hash)
-    scope = f"{claim.day}/{claim.region}/{claim.service}/aws4_request"
-    return {
-        "x-amz-date": stamp,
-        "x-amz-content-sha256": payload_hash,
-        "authorization": f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}, SignedHeaders={claim.signed}, Signature={signature}",
-    }
-
-
-def _signature(
-    claim: _Claim, secret: str, method: str, path: str, by_name: Mapping[str, Sequence[str]], payload_hash: str
-) -> str:
-    canonical = "\n".join(
-        (
-            method,
-            quote(path or "/", safe="/~"),  # every service but S3 encodes the path once more on top of how it is sent
-            claim.query,
-            *(f"{name}:{','.join(by_name.get(name, []))}" for name in claim.signed.split(";")),
-            "",
-            claim.signed,
-            payload_hash,
-        )
-    )
-    scope = f"{claim.day}/{claim.region}/{claim.service}/aws4_request"
-    to_sign = f"AWS4-HMAC-SHA256\n{claim.stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-    key = f"AWS4{secret}".encode()
-    for part in (claim.day, claim.region, claim.service, "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    return hmac.new(key, to_sign.encode(), "sha256").hexdigest()
-
-
-def _in_header(by_name: Mapping[str, list[str]], query: str) -> _Claim | None:
-    match = _AUTHORIZATION.fullmatch(", ".join(by_name.get("authorization", [])))
-    if match is None:
-        return None
-    access_key, day, region, service, signed, signature = match.groups()
-    stamp = (by_name.get("x-amz-date") or [""])[0]
-    return _Claim(access_key, day, region, service, signed, signature, stamp, _canonical_query(query))
-
-
-def _in_query(query: str) -> _Claim | None:
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    scope = given.get("X-Amz-Credential", "").split("/")
-    if given.get("X-Amz-Algorithm") != "AWS4-HMAC-SHA256" or len(scope) != 5 or scope[4] != "aws4_request":
-        return None
-    lifetime = given.get("X-Amz-Expires", "")
-    if not lifetime.isdigit() or not 1 <= int(lifetime[:9]) <= MAX_PRESIGNED_S:
-        raise _refused(f"X-Amz-Expires must be 1 to {MAX_PRESIGNED_S} seconds.")
-    access_key, day, region, service, _ = scope
-    return _Claim(
-        access_key,
-        day,
-        region,
-        service,
-        given.get("X-Amz-SignedHeaders", ""),
-        given.get("X-Amz-Signature", ""),
-        given.get("X-Amz-Date", ""),
-        _canonical_query(query, without="X-Amz-Signature"),
-        float(lifetime),
-    )
-
-
-def _check_time(claim: _Claim, now: float) -> None:
-    try:
-        signed_at = datetime.strptime(claim.stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        raise _refused("X-Amz-Date is missing or malformed.") from None
-    age_s, oldest_s = now - signed_at, MAX_SKEW_S if claim.lifetime_s is None else claim.lifetime_s
-    if not claim.stamp.startswith(claim.day) or not -MAX_SKEW_S <= age_s <= oldest_s:
-        raise _refused(f"Signature expired: {claim.stamp} is not within {oldest_s:g} seconds of now.")
-
-
-def _canonical_query(query: str, without: str | None = None) -> str:
-    pairs = parse_qsl(query, keep_blank_values=True)
-    sent = sorted((quote(k, safe="-_.~"), quote(v, safe="-_.~")) for k, v in pairs if k != without)
-    return "&".join(f"{k}={v}" for k, v in sent)
+    headers = {"x-amz-content-sha256": payload_hash, "x-amz-date": stamp}
+    path = quote(parts.path or "/", safe="/~")
+    signature = claim.expected(secret, method, path, {"host": parts.netloc, **headers}, payload_hash).signature
+    credential_scope = "/".join((access_key, *claim.scope, "aws4_request"))
+    authorization = f"{ALGORITHM} Credential={credential_scope}, SignedHeaders={claim.signed}, Signature={signature}"
+    return {**headers, "authorization": authorization}

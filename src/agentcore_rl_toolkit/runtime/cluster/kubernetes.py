@@ -1,4 +1,4 @@
-"""A small client for the agent-sandbox resources of a Kubernetes cluster: one SandboxClaim per session.
+"""The agent-sandbox resources of a Kubernetes cluster, through kubernetes-asyncio: one SandboxClaim per session.
 
 A claim takes a ready pod from a SandboxWarmPool; the pod's container serves the AgentCore contract on its port 8080. What is here
 speaks to the API server only: claims are created, awaited, listed and deleted.
@@ -13,10 +13,8 @@ import asyncio
 import contextlib
 import datetime
 import hashlib
-import http.client
 import json
 import re
-import ssl
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -24,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..._installation import missing_extra
 from ...errors import ConfigError, LocalRuntimeError
 
 GROUP, VERSION = "extensions.agents.x-k8s.io", "v1beta1"
@@ -152,12 +151,41 @@ def claim_name(session_id: str) -> str:
 
 
 class SandboxClient:
-    """Claims in one namespace. Every call has the server's ``timeout_s``; none is repeated by itself."""
+    """Claims in one namespace. Every call has the server's ``timeout_s``; none is repeated by itself. `close` when done.
+
+    Raises: MissingExtraError without kubernetes-asyncio.
+    """
 
     def __init__(self, server: ApiServer) -> None:
+        try:
+            from kubernetes_asyncio import client
+        except ImportError as e:
+            raise missing_extra("sessions on Kubernetes need kubernetes-asyncio", "kubernetes") from e
         self.server = server
-        self._path = f"/apis/{GROUP}/{VERSION}/namespaces/{urllib.parse.quote(server.namespace)}/sandboxclaims"
-        self._tls = ssl.create_default_context(cafile=server.ca_file) if server.url.startswith("https:") else None
+        configuration = client.Configuration(host=server.url)
+        if server.ca_file is not None:
+            configuration.ssl_ca_cert = str(server.ca_file)
+        if server.token_file is not None:
+            configuration.api_key["BearerToken"] = ""  # the hook is asked for keys that are there only
+            configuration.refresh_api_key_hook = self._read_token
+        self._configuration = configuration
+        self._api: Any = None
+        self._which = {
+            "group": GROUP,
+            "version": VERSION,
+            "namespace": server.namespace,
+            "plural": "sandboxclaims",
+            "_request_timeout": server.timeout_s,
+        }
+
+    def _read_token(self, configuration: Any) -> None:
+        if self.server.token_file is not None:
+            configuration.api_key["BearerToken"] = f"Bearer {self.server.token_file.read_text().strip()}"
+
+    async def close(self) -> None:
+        """Close its connections."""
+        if self._api is not None:
+            await self._api.api_client.close()
 
     async def create_async(
         self,
@@ -185,11 +213,11 @@ class SandboxClient:
             },
             "spec": spec,
         }
-        return Claim.parse(await self._request("POST", self._path, body))
+        return Claim.parse(await self._ask("create", body=body))
 
     async def get_async(self, name: str) -> Claim:
         """Raises: ClaimNotFoundError, ForbiddenError, QuotaError, KubernetesError."""
-        return Claim.parse(await self._request("GET", f"{self._path}/{urllib.parse.quote(name)}"))
+        return Claim.parse(await self._ask("get", name=name))
 
     async def wait_ready_async(self, name: str, *, timeout_s: float) -> Claim:
         """Until the sandbox is ready and has an address. 0: look once.
@@ -233,10 +261,9 @@ class SandboxClient:
         found: list[Claim] = []
         following = ""
         while True:
-            query = {"labelSelector": selector, "limit": str(LIST_LIMIT)}
-            if following:
-                query["continue"] = following
-            page = await self._request("GET", f"{self._path}?{urllib.parse.urlencode(query)}")
+            page = await self._ask("list", label_selector=selector, limit=LIST_LIMIT, _continue=following or None)
+            if not isinstance(page, dict):
+                raise KubernetesError(f"the API server sent something that is no list: {str(page)[:300]}")
             found += [Claim.parse(item) for item in page.get("items") or []]
             following = (page.get("metadata") or {}).get("continue") or ""
             if not following:
@@ -250,55 +277,35 @@ class SandboxClient:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
         body = options if grace_s is None else {**options, "gracePeriodSeconds": grace_s}
         try:
-            await self._request("DELETE", f"{self._path}/{urllib.parse.quote(name)}", body)
+            await self._ask("delete", name=name, body=body)
         except ClaimNotFoundError:
             return False
         return True
 
-    # -- HTTP
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        status, headers, data = await asyncio.to_thread(self._call, method, path, body)
-        try:
-            answer = json.loads(data)
-        except ValueError:
-            answer = {"message": data[:300].decode(errors="replace")}
-        if not isinstance(answer, dict):
-            answer = {"message": f"not an object: {str(answer)[:300]}"}
-            status = status if status >= 400 else 502
-        if status >= 400:
-            raise _error(method, path, status, headers, answer)
-        return answer
+    async def _ask(self, verb: str, **more: Any) -> Any:
+        """One request; the reply's JSON. Raises: KubernetesError."""
+        import aiohttp
+        from kubernetes_asyncio import client
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Mapping[str, str], bytes]:
-        parts = urllib.parse.urlsplit(self.server.url)
-        assert parts.hostname is not None
-        headers = {"Accept": "application/json"}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        timeout_s = self.server.timeout_s
-        connection = (
-            http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=self._tls)
-            if self._tls is not None
-            else http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-        )
+        if self._api is None:
+            self._api = client.CustomObjectsApi(client.ApiClient(self._configuration))
         try:
-            if self.server.token_file is not None:
-                headers["Authorization"] = f"Bearer {self.server.token_file.read_text().strip()}"
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            reply = connection.getresponse()
-            return reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read()
-        except (OSError, http.client.HTTPException) as e:
+            return await getattr(self._api, f"{verb}_namespaced_custom_object")(**self._which, **more)
+        except client.ApiException as e:
+            raise _error(verb, e) from e
+        except (aiohttp.ClientError, OSError, TimeoutError) as e:
             raise KubernetesError(f"the API server at {self.server.url} was not reached: {e}") from e
-        finally:
-            connection.close()
 
 
-def _error(
-    method: str, path: str, status: int, headers: Mapping[str, str], answer: Mapping[str, Any]
-) -> KubernetesError:
+def _error(verb: str, failure: Any) -> KubernetesError:
+    status: int = failure.status
+    try:
+        answer = json.loads(failure.body)
+    except ValueError:
+        answer = {"message": str(failure.body)[:300]}
     message = str(answer.get("message", ""))
     reason = str(answer.get("reason", ""))
-    text = f"{method} {path.partition('?')[0]}: {status} {reason}: {message}"
+    text = f"{verb} SandboxClaim: {status} {reason}: {message}"
     kinds: dict[int, type[KubernetesError]] = {
         401: ForbiddenError,
         403: ForbiddenError,
@@ -314,5 +321,5 @@ def _error(
     error.status, error.reason = status, reason
     if isinstance(error, QuotaError):
         with contextlib.suppress(KeyError, ValueError):
-            error.retry_after_s = float(headers["retry-after"])
+            error.retry_after_s = float(failure.headers["Retry-After"])
     return error

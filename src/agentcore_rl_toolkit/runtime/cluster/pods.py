@@ -318,6 +318,7 @@ class KubernetesPods:
             process.stop(0.0)
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self.client.close()
 
     # -- for whoever looks after the cluster
     def nodes(self) -> list[dict[str, Any]]:

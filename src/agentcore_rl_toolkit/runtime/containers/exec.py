@@ -7,7 +7,7 @@ import logging
 import re
 import signal
 
-from .client import Engine, EngineError, Frames
+from .client import Engine, EngineError
 
 log = logging.getLogger(__name__)
 _PID_LINE = re.compile(rb"(\d+)\n")
@@ -54,23 +54,22 @@ class ContainerCommand:
     async def _execute(self, writers: list[asyncio.StreamWriter]) -> int:
         # The shell leads a process group of its own (the runtimes see to that) and says its id first, by which it can be killed.
         command = ["/bin/sh", "-c", 'echo $$; exec /bin/sh -c "$1"', "sh", self._text]
-        settings = {"Cmd": command, "AttachStdout": True, "AttachStderr": True}
-        made = await self._engine.call("POST", f"/containers/{self._container}/exec", settings)
-        frames = Frames()
         begun = b""
-        stream = self._engine.stream("POST", f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
-        async for data in stream:
-            for kind, text in frames.feed(data):
-                if kind == 1 and self._inner_pid is None:
-                    begun += text
-                    match = _PID_LINE.match(begun)
-                    if match is None:
-                        continue
-                    self._inner_pid, text = int(match[1]), begun[match.end() :]
-                writer = writers[0 if kind == 1 else 1]
-                writer.write(text)
-                await writer.drain()
-        found = await self._engine.call("GET", f"/exec/{made['Id']}/json")
+        async with self._engine.asked(timeout_s=None):
+            made = await self._engine.container(self._container).exec(command)
+            async with made.start(detach=False) as stream:
+                while (message := await stream.read_out()) is not None:
+                    text = message.data
+                    if message.stream == 1 and self._inner_pid is None:
+                        begun += text
+                        match = _PID_LINE.match(begun)
+                        if match is None:
+                            continue
+                        self._inner_pid, text = int(match[1]), begun[match.end() :]
+                    writer = writers[0 if message.stream == 1 else 1]
+                    writer.write(text)
+                    await writer.drain()
+            found = await made.inspect()
         if self._inner_pid is None:
             raise EngineError("the container has no /bin/sh to run it with")
         code = int(found["ExitCode"])
@@ -84,8 +83,9 @@ class ContainerCommand:
             return
         command = ["/bin/sh", "-c", f"kill -9 -{self._inner_pid} || kill -9 {self._inner_pid}"]
         try:
-            made = await self._engine.call("POST", f"/containers/{self._container}/exec", {"Cmd": command})
-            await self._engine.call("POST", f"/exec/{made['Id']}/start", {"Detach": True})
+            async with self._engine.asked():
+                killing = await self._engine.container(self._container).exec(command)
+                await killing.start(detach=True)
         except EngineError as e:
             log.warning("a command that took too long could not be killed: %s", e)
             self.lose()

@@ -7,9 +7,11 @@ have the system libraries that the environment's interpreter was built against.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -22,7 +24,7 @@ from ..config import IsolationConfig
 from ..isolation.spec import Limits
 from ..sessions.node import SessionOrder
 from .client import Engine
-from .images import fetch
+from .images import ARCHITECTURES, fetch
 
 IMAGE = "localhost/agentcore-rl/host:2"
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -64,7 +66,7 @@ class HostFiles:
         if self._config.image is not None:
             return await fetch(engine, self._config.image)
         if await engine.image(IMAGE) is None:
-            await engine.import_image(_empty_image(), IMAGE)
+            await engine.load_image(_image(_empty_layer(), IMAGE))
         return await fetch(engine, IMAGE)
 
     def fill(self, order: SessionOrder) -> None:
@@ -130,7 +132,7 @@ def _outermost(paths: list[Path]) -> list[Path]:
     return [p for p in unique if not any(p != other and p.is_relative_to(other) for other in unique)]
 
 
-def _empty_image() -> bytes:
+def _empty_layer() -> bytes:
     """A root file system of empty folders, and of the links that this machine has in place of its /bin and /lib."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
@@ -144,4 +146,22 @@ def _empty_image() -> bytes:
                 entry = tarfile.TarInfo(name)
                 entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(link)
                 tar.addfile(entry)
+    return out.getvalue()
+
+
+def _image(layer: bytes, name: str) -> bytes:
+    """An image of one layer, as an archive that engines load. Source: Docker Image Specification v1.2."""
+    config = {
+        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    files = {"config.json": config, "manifest.json": manifest}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for path, data in {"layer.tar": layer, **{k: json.dumps(v).encode() for k, v in files.items()}}.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
     return out.getvalue()

@@ -18,7 +18,7 @@ from .client import Engine, EngineError
 log = logging.getLogger(__name__)
 BUILD_TIMEOUT_S = 3_600
 _BUILT_HERE = "localhost/"  # what Podman calls images that were never pushed; there is no registry to ask
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def image_of(fields: Mapping[str, Any]) -> str | None:
@@ -45,7 +45,7 @@ async def fetch(engine: Engine, name: str) -> str:
 
 
 def _warn_of_architecture(name: str, architecture: str) -> None:
-    here = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    here = ARCHITECTURES.get(platform.machine(), platform.machine())
     if architecture and architecture != here:
         log.warning("image %s is for %s, this machine is %s: it runs by emulation, if at all", name, architecture, here)
     elif architecture == "amd64":

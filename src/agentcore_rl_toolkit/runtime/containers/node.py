@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import AgentLoadError, ConfigError, LocalRuntimeError
+from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExtraError
 from .. import roots
 from ..agents.agent import Agent
 from ..config import IsolationConfig
@@ -117,8 +117,8 @@ class ContainerNode:
         for found in await engine.with_labels([f"{MACHINE_LABEL}={_machine()}"]):
             root = Path(found["Labels"].get(RUNTIME_LABEL, ""))
             if root.parent == self._root.parent and not await asyncio.to_thread(root.exists):
-                log.info("removing container %s of a runtime that is gone", found["Id"][:12])
-                await engine.remove(found["Id"])
+                log.info("removing container %s of a runtime that is gone", found.id[:12])
+                await engine.remove(found.id)
 
     async def prepare(self, agent: Agent) -> None:
         """See to the agent's image. Raises: AgentLoadError with the reason."""
@@ -128,7 +128,7 @@ class ContainerNode:
                 found = await images.fetch(self.engine, agent.image)
             else:
                 found = await self._host.prepare(self.engine, agent)
-        except (ConfigError, LocalRuntimeError, TimeoutError) as e:
+        except (ConfigError, LocalRuntimeError, MissingExtraError) as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         for endpoint in self._endpoints:
             if parse_endpoint(endpoint)[1] == AGENT_PORT and self.relay is not None:

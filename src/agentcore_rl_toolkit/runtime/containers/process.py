@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..launcher.session_log import log_bytes, shorten
 from ..sessions.connection import Connection, UpstreamLostError, connect_over
 from ..sessions.grants import Grant
 from ..sessions.node import SessionOrder
-from .client import Engine, EngineError, Frames
+from .client import Engine, EngineError
 from .exec import ContainerCommand
 from .network import ContainerNetwork
 
@@ -137,11 +137,11 @@ class ContainerProcess:
     async def _live(self, container: str) -> int:
         """Start it and stay until it has ended. Returns its exit status."""
         # Attached before it starts, so that nothing is lost. Following its log instead costs Podman's service 2 % of a core each.
-        output = self._engine.stream("POST", f"/containers/{container}/attach", stream="1", stdout="1", stderr="1")
         attached = asyncio.Event()
-        logs = self._keep(self._write_log(output, attached))
+        logs = self._keep(self._write_log(container, attached))
         await asyncio.wait([logs, self._keep(attached.wait())], return_when=asyncio.FIRST_COMPLETED)
-        await self._engine.call("POST", f"/containers/{container}/start")
+        async with self._engine.asked():
+            await self._engine.container(container).start()
         waiting = asyncio.ensure_future(self._until_ended(container))
         helpers = [self._keep(self._deliver_signals(container)), self._keep(self._get_ready(container))]
         if self._disk_bytes is not None:
@@ -161,9 +161,8 @@ class ContainerProcess:
     async def _until_ended(self, container: str) -> int:
         """Its exit status."""
         if self._engine.name == "docker":
-            path = f"/containers/{container}/wait"
-            answer = await self._engine.call("POST", path, timeout_s=None, condition="not-running")
-            return int(answer["StatusCode"])
+            async with self._engine.asked(timeout_s=None):
+                return int((await self._engine.container(container).wait(condition="not-running"))["StatusCode"])
         # Podman's service answers the same request by asking itself as fast as it can, which takes half a core.
         watching: asyncio.Task[None] | None = None
         try:
@@ -237,19 +236,19 @@ class ContainerProcess:
             if connection is not None:
                 connection.close()
 
-    async def _write_log(self, output: AsyncIterator[bytes], attached: asyncio.Event) -> None:
-        frames = Frames()
+    async def _write_log(self, container: str, attached: asyncio.Event) -> None:
         limit, written = log_limit(self._disk_bytes), log_bytes(self._order.log_path)
+        output = self._engine.container(container).attach(stdout=True, stderr=True)
         with self._order.log_path.open("ab") as file:  # a local file of small writes
-            async for data in output:
-                attached.set()  # the first piece is empty: the engine has answered
-                for _, text in frames.feed(data):
-                    file.write(text)
-                    written += len(text)
-                file.flush()
-                if written > limit:
-                    shorten(self._order.log_path, limit)
-                    written = log_bytes(self._order.log_path)
+            async with self._engine.asked(timeout_s=None), output:
+                attached.set()
+                while (message := await output.read_out()) is not None:
+                    file.write(message.data)
+                    file.flush()
+                    written += len(message.data)
+                    if written > limit:
+                        shorten(self._order.log_path, limit)
+                        written = log_bytes(self._order.log_path)
 
     async def _deliver_signals(self, container: str) -> None:
         while True:
@@ -264,7 +263,7 @@ class ContainerProcess:
         while True:
             await asyncio.sleep(POLL_S)
             with contextlib.suppress(EngineError):
-                info = await self._engine.call("GET", f"/containers/{container}/json", size="1")
+                info = await self._engine.inspect(container, size=True)
                 used = int(info.get("SizeRw") or 0) + log_bytes(self._order.log_path)
                 used += await asyncio.to_thread(used_bytes, self._order.directory, most=limit)
                 if used > limit:

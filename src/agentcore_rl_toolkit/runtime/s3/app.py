@@ -140,10 +140,10 @@ class S3App:
         """Who calls: None may do everything."""
         key = claimed_key(request.signed)
         if self.access is None or key in self.config.credentials:
-            request.chunk_signer = verify(request.signed, self.config.credentials, self._now())
+            verify(request.signed, self.config.credentials, self._now())
             return None
         limits = await self.access.scope(asgi_scope, key)
-        request.chunk_signer = verify(request.signed, self.access.secrets_of(key), self._now())
+        verify(request.signed, self.access.secrets_of(key), self._now())
         return limits
 
     async def _answer(self, request: Request, asgi_scope: Mapping[str, Any]) -> Answer:

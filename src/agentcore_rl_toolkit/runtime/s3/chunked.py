@@ -1,36 +1,26 @@
-"""``Content-Encoding: aws-chunked``, sans I/O: encoded bytes in, payload bytes out, trailers and chunk signatures at hand.
+"""``Content-Encoding: aws-chunked``, sans I/O: encoded bytes in, payload bytes out, trailers at hand.
 
-    <hex size>[;chunk-signature=<64 hex>]\\r\\n <bytes> \\r\\n ... 0[;chunk-signature=...]\\r\\n [name:value\\r\\n ...] \\r\\n
+    <hex size>[;extension]\\r\\n <bytes> \\r\\n ... 0\\r\\n [name:value\\r\\n ...] \\r\\n
 
-Source: Amazon S3 API Reference, "Signature calculations for the Authorization header: Transferring payload in multiple chunks"
-and "... including trailing headers".
+Source: Amazon S3 API Reference, "Signature calculations for the Authorization header: Transferring payload in multiple chunks
+including trailing headers".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .errors import S3Error
 
 _LONGEST_LINE = 4096
-CheckChunk = Callable[[bytes, str], None]
 
 
 class ChunkedDecoder:
-    """Feed it the body as it comes. ``check_chunk(payload, signature)`` is called for each signed chunk, the last one included.
+    """Feed it the body as it comes."""
 
-    With ``check_chunk`` a chunk's bytes are handed out only after its signature was checked.
-    """
-
-    def __init__(self, check_chunk: CheckChunk | None = None) -> None:
+    def __init__(self) -> None:
         self.trailers: dict[str, str] = {}
-        self.trailer_text = b""  # as it is signed: "name:value\n" per trailer, without the signature
         self.finished = False
-        self._check = check_chunk
         self._buffer = bytearray()
         self._left = 0  # payload bytes of the current chunk still to come
-        self._held = bytearray()
-        self._signature = ""
         self._state = "size"
 
     def feed(self, data: bytes) -> bytes:
@@ -53,12 +43,8 @@ class ChunkedDecoder:
                 return False
             del self._buffer[: len(taken)]
             self._left -= len(taken)
-            if self._check is None:
-                out += taken
-            else:
-                self._held += taken
+            out += taken
             if self._left == 0:
-                self._end_chunk(out)
                 self._state = "gap"
             return True
         line = self._line()
@@ -69,7 +55,7 @@ class ChunkedDecoder:
                 raise S3Error("InvalidRequest", "A chunk of the body is longer than it says.")
             self._state = "size"
         elif self._state == "size":
-            self._begin_chunk(line, out)
+            self._begin_chunk(line)
         elif self._state == "trailers":
             self._trailer(line)
         else:
@@ -86,30 +72,15 @@ class ChunkedDecoder:
         del self._buffer[: end + 1]
         return line.removesuffix(b"\r")
 
-    def _begin_chunk(self, line: bytes, out: bytearray) -> None:
-        size, *extensions = line.split(b";")
+    def _begin_chunk(self, line: bytes) -> None:
+        size = line.partition(b";")[0]
         try:
             self._left = int(size, 16) if size.strip().isalnum() else -1
         except ValueError:
             self._left = -1
         if self._left < 0:
             raise S3Error("InvalidRequest", "A chunk of the body does not begin with its size.")
-        self._signature = ""
-        for extension in extensions:
-            name, _, value = extension.strip().partition(b"=")
-            if name == b"chunk-signature":
-                self._signature = value.decode("latin-1")
-        if self._left:
-            self._state = "bytes"
-        else:
-            self._end_chunk(out)
-            self._state = "trailers"
-
-    def _end_chunk(self, out: bytearray) -> None:
-        if self._check is not None:
-            self._check(bytes(self._held), self._signature)
-            out += self._held
-            self._held.clear()
+        self._state = "bytes" if self._left else "trailers"
 
     def _trailer(self, line: bytes) -> None:
         if not line:
@@ -119,7 +90,4 @@ class ChunkedDecoder:
         name, separator, value = line.partition(b":")
         if not separator:
             raise S3Error("InvalidRequest", "A trailing header has no value.")
-        key = name.strip().lower().decode("latin-1")
-        self.trailers[key] = value.strip().decode("latin-1")
-        if key != "x-amz-trailer-signature":
-            self.trailer_text += key.encode("latin-1") + b":" + value.strip() + b"\n"
+        self.trailers[name.strip().lower().decode("latin-1")] = value.strip().decode("latin-1")

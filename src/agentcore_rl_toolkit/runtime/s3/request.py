@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from .errors import S3Error
-from .signatures import ChunkSigner, Signed
+from .signatures import Signed
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -51,7 +51,6 @@ class Request:
             raise S3Error("InvalidURI") from None
         if len(raw_key) > MAX_KEY_BYTES and len(self.key.encode()) > MAX_KEY_BYTES:
             raise S3Error("KeyTooLongError", Size=str(len(self.key.encode())), MaxSizeAllowed=str(MAX_KEY_BYTES))
-        self.chunk_signer: ChunkSigner | None = None
         self._receive = receive
         self.body_read = False
 
