@@ -140,7 +140,8 @@ class Engine:
 
     async def inspect(self, container: str, **query: Any) -> dict[str, Any]:
         async with self.asked():
-            return await self.container(container).show(**query)
+            found: dict[str, Any] = await self.container(container).show(**query)
+            return found
 
     async def remove(self, container: str) -> None:
         """Kill and remove it with its anonymous volumes; one that is gone is fine."""
@@ -164,18 +165,20 @@ class Engine:
     async def with_labels(self, labels: Sequence[str]) -> list[DockerContainer]:
         """All containers, ended ones too, that carry every one of these labels (``key`` or ``key=value``)."""
         async with self.asked() as docker:
-            return await docker.containers.list(all=True, filters={"label": list(labels)})
+            found: list[DockerContainer] = await docker.containers.list(all=True, filters={"label": list(labels)})
+            return found
 
     # -- images
     async def image(self, name: str) -> dict[str, Any] | None:
         """What the engine knows of an image that it has; None when it has not."""
         try:
             async with self.asked() as docker:
-                return await docker.images.inspect(name)
+                found: dict[str, Any] = await docker.images.inspect(name)
         except EngineError as e:
             if e.status == 404:
                 return None
             raise
+        return found
 
     async def pull(self, name: str) -> None:
         """Fetch an image from its registry. Raises: EngineError with the registry's or the engine's words."""
