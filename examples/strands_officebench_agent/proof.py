@@ -19,7 +19,7 @@ LEAST = 40  # tasks that the oracle has to solve
 
 def tasks() -> Path | None:
     """OfficeBench's folder of tasks, if it is on this machine."""
-    for place in (os.environ.get("OFFICEBENCH_TASKS"), SHARED):
+    for place in (os.environ.get("OFFICEBENCH_TASKS"), HERE / "tasks", SHARED):
         if place and Path(place).is_dir():
             return Path(place).resolve()
     return None
