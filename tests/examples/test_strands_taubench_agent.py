@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +35,7 @@ import json
 import sys
 from collections import Counter
 from benchmark import Episode, gold_actions, splits, tasks
+from data import rows
 from demonstrations import demonstrate
 import random
 from pathlib import Path
@@ -62,6 +63,8 @@ talk = Episode(domain="retail", task=retail)
 for name, arguments in gold_actions(retail):
     talk.call(name, arguments)
 silent = talk.scores().published
+part = Episode(domain="telecom", task=train[0])
+part.call(*gold_actions(train[0])[0])
 talk.say(" ".join(retail.evaluation_criteria.communicate_info))
 print(json.dumps({
     "threads": threads,
@@ -71,6 +74,8 @@ print(json.dumps({
     "failed": episode.scores().published,
     "shown": shown,
     "gold": gold_actions(train[0]),
+    "part": part.scores().share,
+    "rows": [rows("telecom", "train", partial_credit=0.5)[0], rows("telecom", "test")[0]],
     "retail": [silent, talk.scores().published],
 }))
 """
@@ -129,6 +134,20 @@ def test_a_demonstration_ends_with_the_published_actions_in_order(benchmark: dic
     assert taken[-len(benchmark["gold"]) :] == benchmark["gold"]
     assert len(taken) == len(benchmark["gold"]) + 6
     assert benchmark["shown"][-1] == {"role": "assistant", "content": "done"}
+
+
+def test_the_share_of_the_gold_actions_is_worth_what_the_row_says_and_nothing_in_evaluation(
+    benchmark: dict[str, Any],
+) -> None:
+    share = benchmark["part"]
+    assert share == pytest.approx(1 / len(benchmark["gold"]))
+    train, test = benchmark["rows"]
+    assert (train["partial_credit"], test.get("partial_credit")) == (0.5, None)
+    reward = _module("reward").BenchmarkReward()
+    for row, earned in ((train, 0.5 * share), (test, 0.0)):
+        credit = _module("request").Request.of(row).partial_credit
+        scores = SimpleNamespace(published=0.0, actions=0.0, share=share)
+        assert reward(scores=scores, partial_credit=credit) == pytest.approx(earned)
 
 
 def test_what_has_to_be_said_to_the_user_is_part_of_the_reward(benchmark: dict[str, Any]) -> None:
