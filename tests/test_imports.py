@@ -175,7 +175,6 @@ ROOMS = {
             "verl",
             "service",
             "_gateway_process",
-            "_announcing",
             "recorded",
             "collection",
         ),

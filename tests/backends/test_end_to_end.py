@@ -273,4 +273,4 @@ def test_a_service_starts_its_own_gateway_and_stops_it(place: Place) -> None:
         assert rollout.usable, rollout.error
     finally:
         service.close()
-    assert service.process.poll() is not None
+    assert all(process.poll() is not None for process in service.processes)

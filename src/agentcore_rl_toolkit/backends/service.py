@@ -1,6 +1,6 @@
-"""Clients and, where none is running yet, a model gateway: what a trainer's process needs to roll out agents.
+"""Clients and, where none is running yet, model gateways: what a trainer's process needs to roll out agents.
 
-The gateway is a child process of whoever starts it and ends with it (`--parent-pid`), also when that process is killed. One
+Gateways are child processes of whoever starts them and end with it (`--parent-pid`), also when that process is killed. One
 that ends by itself is started again where it was.
 """
 
@@ -13,16 +13,19 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..contract import Cause, Outcome, new_session_id
 from ..errors import ConfigError, ContractError
+from ..gateway.client.addresses import Urls, gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
 from .collection.collect import Client, CollectConfig, CollectedRollout, Gateway, Group, GroupRequest, collect_async
 from .collection.groups import PolicyFailures
 from .collection.places import Places
 from .data import payload_id
+from .settings import check_numbers
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -32,11 +35,13 @@ class RolloutSettings:
     """Where agents, records and the gateway are: the settings whose names and meanings all trainers share.
 
     `gateway_host` is where a gateway that we start listens. Agents on AWS must reach it, so it is not loopback by
-    default. `gateway_public_url` is the gateway as agents see it; None takes this machine's own address. `gateway_url` uses a
-    gateway that already runs. `gateway_store` is a folder for captured turns, None a temporary one. `gateway_model` is a
-    folder with tokenizer and chat template: the gateway that we start then renders prompts itself and speaks token ids to
-    the engine. `policy_failures` is `CollectConfig`'s: "score" trains rollouts whose policy failed with the reward that their
-    agent declares, "mask" leaves them out.
+    default. `gateways` of them are started, on `gateway_port` and the ports after it, and sessions are spread over them; a
+    gateway uses one core. `gateway_public_url` is the gateway as agents see it; None takes this machine's own address.
+    `gateway_url` uses a gateway that already runs. Several URLs are a list, or one text with commas between; the public ones
+    have the same order. `gateway_store` is a folder for captured turns, None a temporary one. `gateway_model` is a folder with
+    tokenizer and chat template: the gateway that we start then renders prompts itself and speaks token ids to the engine.
+    `policy_failures` is `CollectConfig`'s: "score" trains rollouts whose policy failed with the reward that their agent
+    declares, "mask" leaves them out.
     """
 
     agent_runtime_arn: str
@@ -44,8 +49,9 @@ class RolloutSettings:
     endpoint_url: str | None = None
     gateway_host: str = "0.0.0.0"
     gateway_port: int = 0
-    gateway_public_url: str | None = None
-    gateway_url: str | None = None
+    gateways: int = 1
+    gateway_public_url: str | tuple[str, ...] | None = None
+    gateway_url: str | tuple[str, ...] | None = None
     gateway_store: str | None = None
     gateway_model: str | None = None
     max_turns: int | None = None
@@ -55,6 +61,11 @@ class RolloutSettings:
         """These settings and ``others``, which go by other names here, under the names of `ServiceSettings`."""
         shared = {f.name: getattr(self, f.name) for f in fields(RolloutSettings)}
         return ServiceSettings(**{**shared, **others})
+
+    @property
+    def gateway_place(self) -> str:
+        """Where the gateways are, for people."""
+        return gateway_place(self.gateway_url, self.gateways, f"started on {self.gateway_host}:{self.gateway_port}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +89,24 @@ class ServiceSettings(RolloutSettings):
     gateway_context_tokens: int | None = None
     extra_rollouts: int = 0
 
-    def public_url(self, url: str) -> str:
-        """The gateway as agents see it, given the URL it listens on."""
+    def __post_init__(self) -> None:
+        check_numbers(self, counts=("gateways",))
+
+    def public_urls(self, urls: Sequence[str]) -> tuple[str, ...]:
+        """The gateways as agents see them, given the URLs they listen on. Raises: ConfigError."""
         if self.gateway_public_url:
-            return self.gateway_public_url.rstrip("/")
+            return public_urls(urls, self.gateway_public_url)
         if self.gateway_host in LOOPBACK:
-            return url
-        return f"http://{own_address()}:{url.rstrip('/').rsplit(':', 1)[1]}"
+            return tuple(urls)
+        return tuple(f"http://{own_address()}:{url.rstrip('/').rsplit(':', 1)[1]}" for url in urls)
+
+    def start_gateway(self, words: Sequence[str], number: int, admin_key: str) -> GatewayProcess:
+        """Start one of the gateways: its port and store are its own. Raises: GatewayError."""
+        store = self.gateway_store
+        if store is not None and self.gateways > 1:
+            store = os.path.join(store, f"gateway-{number}")
+        port = self.gateway_port and self.gateway_port + number
+        return GatewayProcess(words, host=self.gateway_host, port=port, store=store, admin_key=admin_key)
 
     def collect_config(self) -> CollectConfig:
         return CollectConfig(
@@ -100,20 +122,20 @@ class ServiceSettings(RolloutSettings):
 
 
 class RolloutService:
-    """The clients of one process, and the gateway it started, if it did. All its rollouts share `max_concurrent` places."""
+    """The clients of one process, and the gateways it started, if it did. All its rollouts share `max_concurrent` places."""
 
     def __init__(
-        self, settings: ServiceSettings, client: Client, gateway: Gateway, child: GatewayProcess | None = None
+        self, settings: ServiceSettings, client: Client, gateway: Gateway, children: Sequence[GatewayProcess] = ()
     ) -> None:
-        self.settings, self.client, self.gateway, self._child = settings, client, gateway, child
+        self.settings, self.client, self.gateway, self._children = settings, client, gateway, children
         self.places = Places(settings.max_concurrent)
         self._count = 0
         self._opened: list[Any] = []  # what `open` made, and `close` therefore closes
 
     @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """The gateway's process, as it runs now."""
-        return self._child.process if self._child is not None else None
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """The gateways' processes, as they run now."""
+        return [child.process for child in self._children]
 
     @classmethod
     def open(
@@ -124,14 +146,13 @@ class RolloutService:
         *,
         options: Sequence[str] = (),
     ) -> RolloutService:
-        """Open the clients; start a gateway in front of `upstreams()` (asked only then) unless `gateway_url` names one.
+        """Open the clients; start `gateways` in front of `upstreams()` (asked only then) unless `gateway_url` names some.
 
         `options` are further words of the command line of ``agentcore-rl gateway serve``.
         Raises: GatewayError when the gateway does not start in time; the message holds the end of its log.
         """
         from ..client import RolloutClient
         from ..gateway import GatewayClient
-        from ._announcing import AnnouncingClient
 
         client = RolloutClient(
             settings.agent_runtime_arn,
@@ -156,17 +177,21 @@ class RolloutService:
         window = settings.gateway_context_tokens
         words += ["--context-tokens", str(window)] if settings.gateway_model and window else []
         if settings.gateway_public_url:
-            words += ["--allowed-host", urlsplit(settings.gateway_public_url).hostname or "*"]
-        child = GatewayProcess(
-            words,
-            host=settings.gateway_host,
-            port=settings.gateway_port,
-            store=settings.gateway_store,
-            admin_key=admin_key,
-        )
-        ours = AnnouncingClient(child.url, admin_key=admin_key, public_url=settings.public_url(child.url))
-        child.restarted = ours.announce_again
-        made = cls(settings, client, ours, child)
+            for url in gateway_urls(settings.gateway_public_url):
+                words += ["--allowed-host", urlsplit(url).hostname or "*"]
+        children: list[GatewayProcess] = []
+        try:
+            for number in range(settings.gateways):
+                children.append(settings.start_gateway(words, number, admin_key))
+            urls = [child.url for child in children]
+            ours = GatewayClient(urls, admin_key=admin_key, public_url=settings.public_urls(urls))
+        except BaseException:
+            for child in children:
+                child.close()
+            raise
+        for child in children:
+            child.restarted = partial(ours.catch_up, child.url)
+        made = cls(settings, client, ours, children)
         made._opened = [client, ours]
         atexit.register(made.close)
         return made
@@ -202,11 +227,18 @@ class RolloutService:
         return group
 
     def close(self) -> None:
-        """Close the clients and stop the gateway that `open` made; what was already there is left alone."""
+        """Close the clients and stop the gateways that `open` made; what was already there is left alone."""
         while self._opened:
             self._opened.pop(0).close()
-        if self._child is not None:
-            self._child.close()
+        for child in self._children:
+            child.close()
+
+
+def gateway_place(urls: Urls | None, count: int, started: str) -> str:
+    """Where gateways are, for people: their URLs, or how many are started."""
+    if urls is not None:
+        return ", ".join(gateway_urls(urls))
+    return started if count == 1 else f"{count} gateways, {started}"
 
 
 def own_address() -> str:

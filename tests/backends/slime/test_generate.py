@@ -286,9 +286,10 @@ def test_the_router_must_be_known() -> None:
 
 def test_agents_are_sent_to_an_address_they_can_reach() -> None:
     local = SlimeSettings.from_args(arguments(gateway_host="127.0.0.1")).service()
-    assert local.public_url("http://127.0.0.1:9") == "http://127.0.0.1:9"
+    assert local.public_urls(["http://127.0.0.1:9"]) == ("http://127.0.0.1:9",)
     wide = SlimeSettings.from_args(arguments()).service()
-    assert wide.public_url("http://0.0.0.0:9090").endswith(":9090")
-    assert "0.0.0.0" not in wide.public_url("http://0.0.0.0:9090")
+    [seen] = wide.public_urls(["http://0.0.0.0:9090"])
+    assert seen.endswith(":9090")
+    assert "0.0.0.0" not in seen
     named = SlimeSettings.from_args(arguments(gateway_public_url="https://gw.example/")).service()
-    assert named.public_url("http://0.0.0.0:9090") == "https://gw.example"
+    assert named.public_urls(["http://0.0.0.0:9090"]) == ("https://gw.example",)

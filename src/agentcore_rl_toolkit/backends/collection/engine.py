@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ...contract import Outcome, Stage, new_session_id
-from ...errors import AgentCoreRLError, RolloutCancelledError, RolloutError, RolloutLostError, RolloutTimeoutError
+from ...errors import (
+    AgentCoreRLError,
+    GatewayError,
+    RolloutCancelledError,
+    RolloutError,
+    RolloutLostError,
+    RolloutTimeoutError,
+)
 from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
 from .judge import End, end_of_record, judge
 from .places import Places
@@ -26,6 +33,7 @@ T = TypeVar("T")
 # long as the client waits out refusals of the runtime.
 STANDSTILL_S = 600.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # how often a rollout that waits for the pace is looked at
+GATEWAY_LOOK_S = 2.0  # how often several gateways are looked at
 
 
 class Future(Protocol):
@@ -76,7 +84,7 @@ class CollectProgress:
 
 
 class Rollout:
-    """A rollout in progress. ``cancelled`` is set before its task is cancelled on purpose."""
+    """A rollout in progress. ``cancelled`` or ``lost`` is set before its task is cancelled on purpose."""
 
     def __init__(self, group: int, index: int) -> None:
         self.group = group
@@ -87,7 +95,13 @@ class Rollout:
         self.future: Future | None = None
         self.started_s: float | None = None
         self.cancelled = False
+        self.lost = False  # with its gateway
         self.end: End | None = None
+
+    @property
+    def gateway(self) -> str | None:
+        """The URL of the gateway that has its session, where there are several."""
+        return getattr(self.address, "gateway", None)
 
 
 class Engine:
@@ -114,16 +128,23 @@ class Engine:
         self.outcomes: Counter[str] = Counter()
         self.causes: Counter[str] = Counter()
         self.places = places or Places(config.max_concurrent)
-        self.ended: asyncio.Queue[Rollout] = asyncio.Queue()
+        # Those to be judged, by gateway: one that does not answer holds up its own only. None: wherever else.
+        urls = self.sessions.urls if self.sessions is not None else ()
+        self.ended: dict[str | None, asyncio.Queue[Rollout | None]] = {url: asyncio.Queue() for url in (None, *urls)}
         self.began_s = time.monotonic()
         self.standstill_s = config.submit_timeout_s + config.rollout_timeout_s + STANDSTILL_S
 
     async def run(self) -> list[Group]:
         tasks: set[asyncio.Task[None]] = set()
+        watch: set[asyncio.Task[None]] = set()
         try:
+            if not self.rollouts:
+                return self._groups()
             await self._make_sessions()
-            fetcher = asyncio.create_task(self._judge_ended(), name="collect-fetch")
-            tasks.add(fetcher)
+            for url in self.ended:
+                tasks.add(asyncio.create_task(self._judge_ended(url), name="collect-fetch"))
+            if self.sessions is not None and self.sessions.urls:
+                watch.add(asyncio.create_task(self._watch_gateways(self.sessions), name="collect-gateways"))
             for rollout in self.rollouts:
                 rollout.task = asyncio.create_task(self._roll(rollout), name=f"rollout-{rollout.session_id}")
                 tasks.add(rollout.task)
@@ -132,7 +153,7 @@ class Engine:
                 task.result()
             return self._groups()
         finally:
-            await self._abandon(tasks)
+            await self._abandon(tasks | watch)
             if self.sessions is not None:
                 await self.sessions.delete()
 
@@ -159,19 +180,29 @@ class Engine:
         try:
             end = await self._attempt(rollout)
         except asyncio.CancelledError:
-            if not rollout.cancelled:
+            if not rollout.cancelled and not rollout.lost:
                 raise
             task = asyncio.current_task()
             if task is not None:
                 task.uncancel()
-            error = RolloutCancelledError("cancelled: enough usable rollouts were in", session_id=rollout.session_id)
-            end = End(outcome=Outcome.CANCELLED, error=error)
+            end = self._cancelled(rollout)
         elapsed_s = time.monotonic() - rollout.started_s if rollout.started_s is not None else None
         rollout.end = replace(end, elapsed_s=elapsed_s)
         self.running -= rollout.started_s is not None
-        self.ended.put_nowait(rollout)
-        if end.outcome in (Outcome.CANCELLED, Outcome.TIMEOUT):
+        self.ended.get(rollout.gateway, self.ended[None]).put_nowait(rollout)
+        if rollout.lost or end.outcome in (Outcome.CANCELLED, Outcome.TIMEOUT):
             await self._stop(rollout)
+
+    def _cancelled(self, rollout: Rollout) -> End:
+        if rollout.cancelled:
+            enough = RolloutCancelledError("cancelled: enough usable rollouts were in", session_id=rollout.session_id)
+            return End(outcome=Outcome.CANCELLED, error=enough)
+        lost = RolloutLostError(
+            f"its model gateway {rollout.gateway} does not answer",
+            session_id=rollout.session_id,
+            input_id=self.requests[rollout.group].input_id,
+        )
+        return End(outcome=Outcome.LOST, error=lost, stage=_stage_of(rollout))
 
     async def _attempt(self, rollout: Rollout) -> End:
         try:
@@ -196,6 +227,8 @@ class Engine:
 
     async def _submit_and_wait(self, rollout: Rollout) -> End:
         request = self.requests[rollout.group]
+        if self.sessions is not None and rollout.gateway in self.sessions.away:
+            await self._move(rollout, self.sessions)
         rollout.started_s = time.monotonic()
         self.running += 1
         self._report()
@@ -300,18 +333,45 @@ class Engine:
         except Exception as e:  # a session that cannot be stopped ends at the runtime's own idle limit
             log.warning("could not stop session %s: %s: %s", rollout.session_id, type(e).__name__, e)
 
+    # -- several gateways ---------------------------------------------------------------------------------------------
+
+    async def _watch_gateways(self, sessions: Sessions) -> None:
+        """End the rollouts whose gateway has been away for too long: their agents may wait for it much longer."""
+        while True:
+            await asyncio.sleep(GATEWAY_LOOK_S)
+            await sessions.look()
+            for rollout in self.rollouts:
+                if rollout.task is None or rollout.started_s is None or rollout.end is not None:
+                    continue
+                if rollout.gateway in sessions.lost and not (rollout.lost or rollout.cancelled):
+                    log.error("rollout %s is lost: gateway %s does not answer", rollout.session_id, rollout.gateway)
+                    rollout.lost = True
+                    rollout.task.cancel()
+
+    async def _move(self, rollout: Rollout, sessions: Sessions) -> None:
+        """Give a rollout that has not started another session, on a gateway that answers."""
+        session_id = new_session_id()
+        try:
+            addresses = await sessions.make([session_id], self._sampling_params(self.requests[rollout.group]))
+        except GatewayError as e:
+            log.warning("rollout %s stays on a gateway that does not answer: %s", rollout.session_id, e)
+            return
+        rollout.session_id, rollout.address = session_id, addresses[session_id]
+
     # -- judging ------------------------------------------------------------------------------------------------------
 
-    async def _judge_ended(self) -> None:
-        while len(self.judged) < len(self.rollouts):
-            batch = [await self.ended.get()]
-            while not self.ended.empty() and len(batch) < SESSIONS_PER_CALL:
-                batch.append(self.ended.get_nowait())
+    async def _judge_ended(self, url: str | None) -> None:
+        """Judge what ends on a gateway, until everything is judged: then None comes."""
+        ended = self.ended[url]
+        while (first := await ended.get()) is not None:
+            batch = [first]
+            while not ended.empty() and len(batch) < SESSIONS_PER_CALL and (rollout := ended.get_nowait()) is not None:
+                batch.append(rollout)
             captures: Mapping[str, Any] = {}
             failures: Mapping[str, BaseException] = {}
             if self.sessions is not None:
                 started = [r.session_id for r in batch if r.started_s is not None]
-                captures, failures = await self.sessions.fetch(started)
+                captures, failures = await self.sessions.fetch(started, url)
             for rollout in batch:
                 self._judge(rollout, captures.get(rollout.session_id), failures.get(rollout.session_id))
                 await asyncio.sleep(0)  # building trajectories must not hold up records that arrive meanwhile
@@ -344,6 +404,9 @@ class Engine:
         if self.on_rollout is not None:
             self.on_rollout(done)
         self._report()
+        if len(self.judged) == len(self.rollouts):
+            for ended in self.ended.values():
+                ended.put_nowait(None)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

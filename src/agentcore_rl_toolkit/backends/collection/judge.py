@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...contract import Cause, Outcome, Stage, cause_of, record_cause, record_failure, record_outcome
@@ -12,6 +12,7 @@ from ...errors import (
     AgentError,
     ContractError,
     GatewayError,
+    GatewayLostError,
     InvalidResultError,
     RolloutError,
     RolloutLostError,
@@ -19,6 +20,9 @@ from ...errors import (
 from ...trajectory import Trajectory, build_trajectory
 from .groups import CollectConfig, CollectedRollout, MaskReason
 from .rewards import Reward, read_reward
+
+# Whatever their record says: what the policy did is with the gateway, and an agent whose model calls fail has not failed itself.
+_TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,10 @@ def judge(
     ``captured`` says whether the rollout ran against a gateway at all; ``capture`` is None when the gateway had
     nothing to give, and ``fetch_error`` says why if it failed.
     """
+    if isinstance(fetch_error, GatewayLostError) and end.outcome in _TAKEN_BY_A_LOST_GATEWAY:
+        lost = RolloutLostError(f"lost with its model gateway: {fetch_error}", session_id=session_id, input_id=input_id)
+        lost.__cause__ = fetch_error
+        end = replace(end, outcome=Outcome.LOST, error=lost)
     outcome, error, cause = end.outcome, end.error, end.cause
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
     reward: Reward | None = None

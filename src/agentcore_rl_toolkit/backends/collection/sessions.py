@@ -1,7 +1,8 @@
 """A batch's sessions at the gateway: made, fetched and deleted in bulk, through a restart of the gateway.
 
 A gateway that cannot be reached is waited for: its store is durable, so what it recorded is there when it is back. An
-answer that cannot be read is asked for again in halves, so that one broken session takes no other with it.
+answer that cannot be read is asked for again in halves, so that one broken session takes no other with it. Of several gateways
+one that is away for longer than that is lost, with its sessions.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ...errors import GatewayError
+from ...errors import GatewayError, GatewayLostError
 from .groups import CollectConfig
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,29 @@ class Sessions:
 
     def __init__(self, gateway: Gateway, config: CollectConfig) -> None:
         self._gateway, self._config = gateway, config
+        found = tuple(getattr(gateway, "urls", ()))
+        self.urls: tuple[str, ...] = found if len(found) > 1 else ()  # of the gateways, where there are several
         self._made: dict[str, None] = {}
-        self._away_since_s: float | None = None  # when the gateway was last heard of, while it cannot be reached
+        self._silent_since_s: dict[
+            str | None, float
+        ] = {}  # when a gateway was last asked with success, while it does not answer
+
+    @property
+    def away(self) -> Mapping[str, float]:
+        """Those of several gateways that did not answer when they were last asked, and for how many seconds."""
+        return self._gateway.silent if self.urls else {}  # type: ignore[attr-defined]  # a client of several has it
+
+    @property
+    def lost(self) -> set[str]:
+        """The gateways that have been away for so long that they are not waited for."""
+        return {url for url, away_s in self.away.items() if away_s >= self._config.gateway_patience_s}
+
+    async def look(self) -> None:
+        """See which of several gateways answer."""
+        try:
+            await self._gateway.away_async()  # type: ignore[attr-defined]  # a client of several has it
+        except (OSError, GatewayError) as e:
+            log.warning("could not look at the gateways: %s", e)
 
     async def make(self, session_ids: Sequence[str], params: Mapping[str, Any] | None) -> dict[str, Any]:
         """Open sessions with these sampling parameters. Returns their addresses. Raises: GatewayError."""
@@ -68,30 +90,45 @@ class Sessions:
                 raise GatewayError("the gateway did not make this session", session_id=missing)
         return found
 
-    async def fetch(self, session_ids: Sequence[str]) -> tuple[dict[str, Any], dict[str, BaseException]]:
+    async def fetch(
+        self, session_ids: Sequence[str], url: str | None = None
+    ) -> tuple[dict[str, Any], dict[str, BaseException]]:
         """Close sessions and get what was recorded of them, and for those that could not be had, why.
 
-        Those stay at the gateway when the batch is deleted, until its own retention limit.
+        Those stay at the gateway when the batch is deleted, until its own retention limit. ``url`` is the gateway that has them,
+        of several.
         """
         if not session_ids:
             return {}, {}
+
+        if url is not None and url in self.lost:
+            error = GatewayLostError(f"gateway {url} does not answer", gateway=url, session_ids=session_ids)
+            return {}, self._give_up(error)
 
         async def fetch() -> Any:
             return await self._gateway.fetch_async(session_ids, close=True)
 
         try:
-            return dict(await self._ask(fetch, "hand out trajectories")), {}
+            return dict(await self._ask(fetch, "hand out trajectories", url)), {}
+        except GatewayLostError as e:
+            return e.found, self._give_up(e)
         except Exception as e:  # a rollout without its trajectory becomes data; the exception object is kept
             status = e.status if isinstance(e, GatewayError) else 0
             if len(session_ids) > 1 and status not in (*_PASSING, *_REFUSED):
                 middle = len(session_ids) // 2
-                captures, failures = await self.fetch(session_ids[:middle])
-                more, others = await self.fetch(session_ids[middle:])
+                captures, failures = await self.fetch(session_ids[:middle], url)
+                more, others = await self.fetch(session_ids[middle:], url)
                 return {**captures, **more}, {**failures, **others}
             log.warning("fetching %d trajectories failed: %s: %s", len(session_ids), type(e).__name__, e)
             for session_id in session_ids:
                 self._made.pop(session_id, None)
             return {}, dict.fromkeys(session_ids, e)
+
+    def _give_up(self, error: GatewayLostError) -> dict[str, BaseException]:
+        log.error("%d trajectories are lost with gateway %s: %s", len(error.session_ids), error.gateway, error)
+        for session_id in error.session_ids:
+            self._made.pop(session_id, None)
+        return dict.fromkeys(error.session_ids, error)
 
     async def delete(self) -> None:
         """Delete what was made and fetched; a failure is logged, the gateway's retention limit does it then."""
@@ -104,27 +141,26 @@ class Sessions:
                 log.warning("could not delete %d gateway sessions: %s", len(made) - start, e)
                 return
 
-    async def _ask(self, call: Callable[[], Awaitable[Any]], what: str) -> Any:
+    async def _ask(self, call: Callable[[], Awaitable[Any]], what: str, url: str | None = None) -> Any:
         """Ask until the gateway answers or has been away for `gateway_patience_s`. Raises: what came last."""
+        silent_since_s = self._silent_since_s
         limit_s, pause_s = self._config.gateway_timeout_s, FIRST_PAUSE_S
         while True:
             began_s = time.monotonic()
             try:
                 answer = await asyncio.wait_for(call(), limit_s)
-                self._away_since_s = None
+                silent_since_s.pop(url, None)
                 return answer
             except (TimeoutError, OSError, GatewayError) as e:
                 error: BaseException = e
                 if isinstance(e, GatewayError) and e.status not in _PASSING:
-                    self._away_since_s = None
+                    silent_since_s.pop(url, None)
                     raise
                 if isinstance(e, TimeoutError) and not isinstance(e, GatewayError):
                     error = GatewayError(f"the gateway did not {what} within {limit_s:g} s; is it running?")
                     error.__cause__ = e
-            if self._away_since_s is None:
-                self._away_since_s = began_s
-            away_s = time.monotonic() - self._away_since_s
-            if away_s >= self._config.gateway_patience_s:
+            silent_s = time.monotonic() - silent_since_s.setdefault(url, began_s)
+            if silent_s >= self._config.gateway_patience_s or url in self.lost:
                 raise error
             if pause_s == FIRST_PAUSE_S:
                 log.warning(

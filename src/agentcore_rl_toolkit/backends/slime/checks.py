@@ -15,7 +15,14 @@ _COUNTS = (
     *("num_gpus", "tp_size", "rollout_gpus_per_engine", "rollout_num_gpus", "n_samples_per_prompt"),
     "rollout_batch_size",
     *("over_sampling_batch_size", "rollout_max_response_len", "max_tokens_per_gpu", "max_concurrent", "max_turns"),
-    *("max_pool_connections", "sglang_data_parallel_size", "sglang_context_length", "eval_interval", "save_interval"),
+    *(
+        "gateways",
+        "max_pool_connections",
+        "sglang_data_parallel_size",
+        "sglang_context_length",
+        "eval_interval",
+        "save_interval",
+    ),
     "n_samples_per_eval_prompt",
 )
 # Options of slime that this backend sets, or that cannot work with rollouts of remote agents, and why.

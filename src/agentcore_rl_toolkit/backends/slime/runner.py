@@ -162,7 +162,7 @@ class SlimeRunner(SlimeRolloutSettings):
                 if self.eval_data_path
                 else []
             ),
-            ("gateway", self.gateway_url or f"started on {self.gateway_host}:{self.gateway_port}"),
+            ("gateway", self.gateway_place),
             ("deadline", f"rollout {self.acr_timeout:g} s, {self.acr_tps_limit} requests/s"),
             ("slime config", str(self.config_path)),
             ("job environment", ", ".join(self._job_environment())),

@@ -11,7 +11,7 @@ from ..._installation import install_command
 from ...errors import ConfigError
 from ...gateway.engines.tinker import KEY_ENV, service_url
 from ..data import read_rows
-from ..service import ServiceSettings
+from ..service import ServiceSettings, gateway_place
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 from .loop import TinkerConfig
 
@@ -22,7 +22,8 @@ class TinkerRunConfig(TinkerConfig):
 
     `base_model` is the service's name of the model; `model_dir` a local folder with that model's tokenizer and chat template
     (no weights). `service_url` None is the SDK's own choice. The run starts a gateway at `gateway_host`, which agents must
-    reach (as `gateway_public_url`, where that differs), unless `gateway_url` names one. `steps` steps of `groups_per_step`
+    reach (as `gateway_public_url`, where that differs), unless `gateway_url` names one; `gateways` starts several, and several
+    URLs are a list or one text with commas between. `steps` steps of `groups_per_step`
     inputs, `group_size` rollouts each; the rows are shuffled anew every time all were used. `output_dir` keeps the
     metrics and, with `checkpoint_every`, what a further run with the same folder goes on from.
     Raises: ConfigError.
@@ -44,17 +45,18 @@ class TinkerRunConfig(TinkerConfig):
     model_id: str = "policy"
     endpoint_url: str | None = None
     tps_limit: int = 25
-    gateway_url: str | None = None
-    gateway_public_url: str | None = None
+    gateway_url: str | tuple[str, ...] | None = None
+    gateway_public_url: str | tuple[str, ...] | None = None
     gateway_admin_key: str | None = field(default=None, repr=False)
     gateway_host: str = "0.0.0.0"
     gateway_port: int = 0
+    gateways: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group_size < 2:
             raise ConfigError(f"a group needs at least 2 rollouts to compare, got group_size={self.group_size}")
-        counts = ("steps", "groups_per_step", "rank", "context_tokens", "max_tokens")
+        counts = ("gateways", "steps", "groups_per_step", "rank", "context_tokens", "max_tokens")
         check_numbers(self, positive=("tps_limit",), counts=counts, ports=("gateway_port",))
 
     @classmethod
@@ -80,6 +82,7 @@ class TinkerRunConfig(TinkerConfig):
             gateway_admin_key=self.gateway_admin_key,
             gateway_host=self.gateway_host,
             gateway_port=self.gateway_port,
+            gateways=self.gateways,
         )
 
     def gateway_options(self) -> list[str]:
@@ -90,7 +93,8 @@ class TinkerRunConfig(TinkerConfig):
     def plan(self) -> Plan:
         """What the run would do. Raises: ConfigError when the data cannot be read."""
         check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.exp_id)
-        where = self.gateway_url or f"started here, on {self.gateway_host}, with the tokenizer in {self.model_dir}"
+        started = f"started here, on {self.gateway_host}, with the tokenizer in {self.model_dir}"
+        where = gateway_place(self.gateway_url, self.gateways, started)
         facts = [
             ("agent", self.agent_runtime_arn),
             ("records", f"{self.s3_bucket}  (experiment {self.exp_id})"),

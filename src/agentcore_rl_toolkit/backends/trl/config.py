@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ...gateway.client.addresses import gateway_urls
 from ..collection.groups import CollectConfig
 from ..data import read_rows
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
@@ -28,7 +29,8 @@ class TrlConfig:
     """Everything a TRL run needs. Read from YAML, TOML or JSON with `from_file`.
 
     Where things are: `agent_runtime_arn` and `s3_bucket` (a bucket or store URL) as for `RolloutClient`;
-    `endpoint_url` of a local runtime; `gateway_url` (and its `gateway_admin_key`), the address agents can reach;
+    `endpoint_url` of a local runtime; `gateway_url` (and its `gateway_admin_key`), the address agents can reach, several
+    as a list or with commas between;
     `policy_url`, the built-in policy server whose weights are replaced as training goes, or None when TRL itself
     syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server, vllm_server_base_url: ...}`).
 
@@ -51,7 +53,7 @@ class TrlConfig:
     s3_bucket: str
     exp_id: str
     model: str
-    gateway_url: str
+    gateway_url: str | tuple[str, ...]
     data_path: Path | None = None
     gateway_admin_key: str | None = field(default=None, repr=False)
     endpoint_url: str | None = None
@@ -133,7 +135,7 @@ class TrlConfig:
             ("agent", self.agent_runtime_arn),
             ("records", f"{self.s3_bucket}  (experiment {self.exp_id})"),
             ("model", f"{self.model}, asked for as {self.model_id!r}" + (", LoRA" if self.lora else "")),
-            ("gateway", self.gateway_url),
+            ("gateway", ", ".join(gateway_urls(self.gateway_url))),
             ("weights", weights),
             ("rows", rows),
             ("group", f"{self.num_generations} rollouts, {self.collect.extra_rollouts} extra started"),

@@ -185,7 +185,7 @@ def plan(arguments: Sequence[str]) -> Plan:
     """What `main` would run with these arguments."""
     config, theirs = translate(arguments)
     check_run(agent_runtime_arn=config.agent_runtime_arn, s3_bucket=config.s3_bucket, exp_id=config.exp_id)
-    counts = ("max_concurrent", "max_turns", "max_pool_connections", "max_empty_prompts")
+    counts = ("gateways", "max_concurrent", "max_turns", "max_pool_connections", "max_empty_prompts")
     positive = ("reqs_per_sec", "max_rollout_time", "max_submit_time")
     check_numbers(config, positive=positive, not_negative=("extra_rollouts",), counts=counts, ports=("gateway_port",))
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
@@ -203,7 +203,7 @@ def plan(arguments: Sequence[str]) -> Plan:
         ("group", f"{given['actor_rollout_ref.rollout.n']} rollouts, {config.extra_rollouts} extra started"),
         ("trainer", f"V1, {given.get('trainer.v1.trainer_mode', 'sync')}"),
         ("forked rollouts", forks),
-        ("gateway", config.gateway_url or f"started on {config.gateway_host}:{config.gateway_port}"),
+        ("gateway", config.gateway_place),
         ("sampling", "through verl's client" if config.gateway_upstream == "tokens" else "over HTTP at verl's servers"),
         ("deadline", f"rollout {config.max_rollout_time:g} s, {config.reqs_per_sec} requests/s"),
     ]
@@ -242,10 +242,12 @@ def _is_there(path: str) -> bool:
 
 def _value(name: str, text: str) -> Any:
     """A hydra value of a field of ours as Python. What the field wants as text is text, however much it looks like a number."""
-    kind = str(AgentCoreConfig.__annotations__.get(name, ""))
+    kind = next((str(f.type) for f in fields(AgentCoreConfig) if f.name == name), "")
     lowered = text.lower()
     if lowered in ("null", "none", ""):
         return None
+    if text[0] == "[" and text[-1] == "]" and "tuple" in kind:
+        return [unquoted(part.strip()) for part in text[1:-1].split(",")]
     if text[0] in "'\"" or kind.startswith("str"):
         return unquoted(text)
     if lowered in ("true", "false"):

@@ -133,8 +133,13 @@ class GatewayClient:
 
     # -- operation
 
+    @property
+    def silent(self) -> dict[str, float]:
+        """The gateways that did not answer when they were last asked, and since how many seconds; asks nobody."""
+        return self._fleet.silent
+
     async def away_async(self) -> dict[str, float]:
-        """The gateways that do not answer, and since how many seconds they have not. Asks each, at the same time."""
+        """The gateways that do not answer, and since how many seconds they have not. Looks at each, once a second at most."""
         return await self._fleet.away()
 
     async def catch_up_async(self, url: str) -> None:

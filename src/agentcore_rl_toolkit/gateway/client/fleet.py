@@ -26,6 +26,7 @@ T = TypeVar("T")
 Place = int | dict[str, int]  # in the list of closed sessions: of several gateways, each one's by its URL
 
 LOOK_S = 3.0  # what a gateway may take to say that it is there
+_LOOK_EVERY_S = 1.0  # a trainer collects many groups at a time, and all of them ask
 _REST_OF_NEWS_S = 0.5  # once one gateway has said that there is no news, the others are about to
 _ELSEWHERE = (None, 429, 502, 503, 504)  # answers after which another gateway may take a session
 
@@ -38,6 +39,7 @@ class Fleet:
         self._weights: tuple[int, str | None] | None = None
         self._pause: tuple[str, str] | None = None  # arriving, in_flight
         self._paused: bool | None = None  # None: nothing was ever said
+        self._look_at_s = 0.0
 
     @property
     def only(self) -> OneGateway | None:
@@ -106,21 +108,28 @@ class Fleet:
         await asyncio.gather(*map(self._look, away))
         return [m for m in self.members.all if m.away_since_s is None] or list(self.members.all)
 
-    async def away(self) -> dict[str, float]:
-        """The gateways that do not answer now, and since how many seconds they have not."""
-
-        async def look(member: Member) -> None:
-            if member.away_since_s is not None:
-                await self._look(member)
-                return
-            try:
-                await self.ask(member, member.gateway.call("GET", "/healthz", timeout_s=LOOK_S))
-            except GatewayError as e:
-                log.debug("gateway %s: %s", member.url, e)
-
-        await asyncio.gather(*map(look, self.members.all))
+    @property
+    def silent(self) -> dict[str, float]:
+        """The gateways that did not answer when they were last asked, and since how many seconds."""
         now_s = time.monotonic()
         return {m.url: now_s - m.away_since_s for m in self.members.all if m.away_since_s is not None}
+
+    async def away(self) -> dict[str, float]:
+        """The gateways that do not answer, and since how many seconds they have not. Looks at each, once a second at most."""
+        now_s = time.monotonic()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + _LOOK_EVERY_S
+            await asyncio.gather(*map(self._check, self.members.all))
+        return self.silent
+
+    async def _check(self, member: Member) -> None:
+        if member.away_since_s is not None:
+            await self._look(member)
+            return
+        try:
+            await self.ask(member, member.gateway.call("GET", "/healthz", timeout_s=LOOK_S))
+        except GatewayError as e:
+            log.debug("gateway %s: %s", member.url, e)
 
     # -- what holds for all
 
