@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,21 +74,69 @@ BROKEN_AGENTS = {
     "exits": r"lost.*(exit|ended)",
     "wrong payload key": r"agent_error.*'question'",
 }
-RUNS = ("invoke", "eval")
+RUNS = ("invoke", "eval", "train")
+
+# Agents that do not even load: command line, first line.
+NO_MODULE, EXITS = r"No module named 'a_module_that_is_not_there'", r"exits\.py|exit"
+nightly = pytest.mark.nightly  # each starts services, the last one's first line is the same function's
+DO_NOT_LOAD = [
+    ("up --agent exits.py", EXITS),
+    ("train --agent no_module.py --data rows.jsonl", NO_MODULE),
+    ("eval --agent no_module.py --data rows.jsonl", NO_MODULE),
+    pytest.param("eval --agent exits.py --data rows.jsonl", EXITS, marks=nightly),
+    pytest.param("train --agent exits.py --data rows.jsonl", EXITS, marks=nightly),
+    pytest.param("up --agent no_module.py", NO_MODULE, marks=nightly),
+    pytest.param("""invoke {"fault":""} --agent no_module.py""", NO_MODULE, marks=nightly),
+    pytest.param("""invoke {"fault":""} --agent exits.py""", EXITS, marks=nightly),
+    pytest.param("quickstart --agent no_module.py --out q", NO_MODULE, marks=nightly),
+]
 
 EVAL = "eval --data model.jsonl --retries 0 --timeout 20"
 # Addresses and names: command line, what is wrong with the running stack or the environment, exit code, first line.
 WRONG: list[tuple[str, str, int, str]] = [
     # model id, folder, key
+    (f"{EVAL} --base-url {{policy}}/v1 --model-id absent", "", 1, r"agent_error.*absent"),
+    (
+        f"{EVAL} --base-url {{gateway}}/sessions/{'x' * 40}/v1 --model-id policy --api-key wrong",
+        "",
+        1,
+        r"agent_error.*40[134]",
+    ),
     (EVAL, "key", 1, r"admin key|401|403"),
+    ("train --agent agent.py --data model.jsonl --steps 1", "key", 1, r"admin key|401|403"),
     ("""invoke {"fault":""}""", "key", 1, r"admin key|401|403"),
     ("up --agent agent.py --model absent", "alone", 2, r"no model folder absent"),
     ("up --agent agent.py --model .", "alone", 2, r"holds no model: there is no config\.json"),
     ("train --agent agent.py --data model.jsonl --model absent", "", 2, r"no model folder"),
     ("""invoke {"fault":""} --agent agent.py --model absent""", "", 2, r"no model folder absent"),
     # ARN
+    (
+        f"{EVAL} --agent {ABSENT} --bucket file://{{here}}/s --endpoint-url {{runtime}}",
+        "",
+        1,
+        r"(ResourceNotFound|no agent).*",
+    ),
+    (
+        f"{EVAL} --agent arn:aws:nothing --bucket file://{{here}}/s --endpoint-url {{runtime}}",
+        "",
+        2,
+        r"arn:aws:nothing",
+    ),
     (EVAL, "arn", 1, r"ResourceNotFound|no agent"),
+    ("train --agent agent.py --data model.jsonl --steps 1", "arn", 1, r"ResourceNotFound|no agent"),
     ("""invoke {"fault":""}""", "arn", 1, r"ResourceNotFound|no agent"),
+    # bucket
+    (f"{EVAL} --bucket nobodys", "moto", 2, r"--bucket nobodys: .*does not exist"),
+    (f"{EVAL} --bucket s3://nobodys/there", "moto", 2, r"--bucket s3://nobodys/there: .*does not exist"),
+    (f"{EVAL} --bucket My_Bucket", "moto", 2, r"--bucket My_Bucket: .*does not exist"),
+    (f"{EVAL} --bucket -bucket-", "", 2, r"neither a bucket name nor a store URL"),
+    # credentials
+    (
+        f"{EVAL} --agent {ABSENT} --bucket file://{{here}}/s --endpoint-url {{runtime}}",
+        "no credentials",
+        1,
+        r"no credentials: ",
+    ),
     # no agent, no data
     (f"{EVAL} --agent absent.py", "", 2, r"absent\.py: neither an ARN nor a file"),
     (EVAL, "alone", 2, r"--agent ARN\|FILE is missing"),
@@ -100,6 +149,20 @@ WRONG: list[tuple[str, str, int, str]] = [
     # the account
     ("doctor --aws", "moto, no credentials", 1, r"credentials +no credentials"),
     ("doctor --aws --bucket nobodys", "moto", 1, r"bucket put +.*nobodys"),
+    ("doctor --aws --bucket records --agent math", "moto", 1, r"agent +.*is not the ARN of an agent"),
+    (f"doctor --aws --bucket records --agent {ABSENT}", "moto", 1, r"agent +.*ResourceNotFoundException"),
+    (
+        "doctor --aws --bucket records --gateway-url {gateway} --gateway-admin-key wrong",
+        "moto",
+        1,
+        r"gateway +.*(40[13]|key)",
+    ),
+    (
+        "doctor --aws --bucket records --gateway-url {gateway} --gateway-admin-key {key} --model-id absent",
+        "moto",
+        1,
+        r"model +'absent' is not served",
+    ),
 ]
 
 
@@ -116,8 +179,13 @@ class Work:
 def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
     folder = tmp_path_factory.mktemp("work")
     (folder / "agent.py").write_text(AGENT)
+    (folder / "no_module.py").write_text("import a_module_that_is_not_there\n")
+    (folder / "exits.py").write_text("import os\nos._exit(3)\n")
     for name in (*BROKEN_AGENTS, "model"):
         (folder / f"{name}.jsonl").write_text(f'{{"fault": "{name}"}}\n')
+    (folder / "rows.jsonl").write_text('{"fault": ""}\n')
+    for name, limit_s in (("short", HANG_S), ("long", "60")):
+        (folder / f"{name}.toml").write_text(f"rollout_deadline_s = {limit_s}\ngroups = 1\nrollouts = 2\nsteps = 1\n")
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
     key = secrets.token_urlsafe(8)
@@ -176,14 +244,29 @@ def test_a_broken_agent_is_said_in_the_first_line(
     words = {
         "invoke": ["invoke", json.dumps({"fault": fault}), "--timeout", limit],
         "eval": ["eval", "--data", f"{fault}.jsonl", "--timeout", limit, "--retries", "0", "--out", "out"],
+        "train": ["train", "--agent", "agent.py", "--data", f"{fault}.jsonl", "--out", "run"],
     }[command]
+    if command == "train":
+        words += ["--config", "short.toml" if fault == "hangs" else "long.toml"]
     stack = dataclasses.replace(work.stack, agent=str((here / "agent.py").resolve()))
+    began_s = time.monotonic()
     with stack.publish(here):
         code, first, said = call(words, monkeypatch, capsys)
+    assert time.monotonic() - began_s < 90, "a hanging agent is waited for as long as it may take, no longer"
     assert code == 1, said
     assert first.startswith("error: "), said
     assert re.search(BROKEN_AGENTS[fault], first), said
     assert "Traceback" in said or fault not in ("raises", "wrong payload key") or command == "eval"
+
+
+@pytest.mark.parametrize(("line", "wanted"), DO_NOT_LOAD,)
+def test_an_agent_that_does_not_load_is_said_in_the_first_line(
+    here: Path, line: str, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, first, said = call(line.split(), monkeypatch, capsys)
+    assert code == 1, said
+    assert first.startswith("error: "), said
+    assert re.search(wanted, first), said
 
 
 @pytest.mark.parametrize(("line", "what", "code", "wanted"), WRONG, ids=[f"{w[0]} [{w[1]}]" for w in WRONG])
@@ -198,6 +281,7 @@ def test_what_is_wrong_is_said_in_the_first_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     stack = dataclasses.replace(work.stack, agent=str((here / "agent.py").resolve()))
+    places = {"policy": stack.policy_url, "gateway": stack.gateway_url, "runtime": stack.runtime_url, "here": str(here)}
     changes: dict[str, dict[str, Any]] = {
         "key": {"gateway_admin_key": "wrong"},
         "arn": {"agent_arn": ABSENT},
@@ -211,7 +295,8 @@ def test_what_is_wrong_is_said_in_the_first_line(
         _bucket(work.moto)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    words = line.split()
+    places["key"] = stack.gateway_admin_key
+    words = [re.sub(r"\{(\w+)\}", lambda found: str(places[found[1]]), word) for word in line.split()]
     if what == "alone":
         found, first, said = call(words, monkeypatch, capsys)
     else:

@@ -175,5 +175,5 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: s
 def test_agent_that_does_not_import_shows_its_traceback(folder: Path) -> None:
     (folder / "agent.py").write_text("import does_not_exist_anywhere\n")
     done = run(folder, "--agent", "agent.py")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "does_not_exist_anywhere" in done.stderr

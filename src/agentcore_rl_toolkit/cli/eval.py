@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 READY_WITHIN_S = 120.0  # an agent that loads a large framework takes its time
 SESSIONS_PER_CALL = 1000
+STORE_WITHIN_S = 15.0
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
@@ -133,6 +135,11 @@ def command(context: click.Context, /, **options: Any) -> None:
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is finished is in {out}. To go on:\n    {_goes_on(context)}", err=True)
         sys.exit(130)
+    except LocalRuntimeError as e:
+        from .training.stack import explain
+
+        click.echo(visible(f"error: {explain(e)}"), err=True)
+        sys.exit(1)
     if failures > options["allow_failures"]:
         sys.exit(1)
 
@@ -155,6 +162,24 @@ def _check(options: dict[str, Any]) -> None:
             )
     elif options["endpoint_url"]:
         raise ConfigError("--endpoint-url is for a deployed agent, given as --agent ARN; a file is served here")
+
+
+def _check_store(bucket: str, exp_id: str) -> None:
+    """Whether results can be looked for there at all. Raises: ConfigError.
+
+    Who may read but not list is let through: records are then looked for one by one.
+    """
+    if bucket.startswith("file://"):
+        return
+    from ..errors import StoreError, StorePermissionError
+    from ..store import open_store
+
+    try:
+        open_store(bucket).list(f"{path_of(exp_id)}/{secrets.token_hex(8)}", timeout_s=STORE_WITHIN_S)
+    except StorePermissionError:
+        pass
+    except StoreError as e:
+        raise ConfigError(f"--bucket {bucket}: {e}") from e
 
 
 def _deployed(options: dict[str, Any]) -> bool:
@@ -200,6 +225,7 @@ def _evaluate(
             if live and progress.done < total:
                 click.echo("\r\x1b[K", err=True, nl=False)
 
+    _check_store(target.bucket, exp_id)
     began_s = time.monotonic()
     with (
         _model_of(target, overrides) as prepare,

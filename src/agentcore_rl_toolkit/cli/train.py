@@ -44,10 +44,10 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML, TOML or JSON file with settings; options win over it.",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 26]")
+@click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32]")
 @click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
 @click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
-@click.option("--learning-rate", type=float, help="Peak learning rate. [default: 6e-4]")
+@click.option("--learning-rate", type=float, help="Peak learning rate. [default: 5e-4]")
 @click.option("--lora-rank", type=click.IntRange(min=0), help="Train adapters of this rank; 0 trains all weights.")
 @click.option(
     "--policy-failures",

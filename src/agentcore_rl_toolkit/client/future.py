@@ -54,6 +54,7 @@ class Progress:
     agent_reply: dict[str, Any] | None = None
     proof_key: str | None = None  # name of the key that the session's secret comes from
     promised: bool = False  # its agent said that it proves its record
+    trouble: Callable[[], Exception | None] = lambda: None  # why its record cannot be looked for at present
 
     def enter(self, stage: Stage) -> None:
         """Note that a stage begins now."""
@@ -129,6 +130,11 @@ class RolloutFuture:
     def stages(self) -> Mapping[str, float]:
         """Seconds spent in each stage so far."""
         return self._progress.stages()
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why the store cannot be asked for its record at present; None where it can."""
+        return self._progress.trouble()
 
     @property
     def outcome(self) -> Outcome | None:

@@ -283,7 +283,8 @@ class Engine:
                     self.places.moved()
                 if batch_s <= 0:
                     raise Late(stage, "the batch's deadline passed")
-                await asyncio.wait({task}, timeout=min(left_s, batch_s))
+                # A stage may begin meanwhile whose limit is shorter than what this one has left.
+                await asyncio.wait({task}, timeout=min(left_s, batch_s, self.config.rollout_timeout_s))
                 if task.done():
                     return task.result()
         finally:
@@ -317,8 +318,10 @@ class Engine:
         return math.inf if limit_s is None else self.began_s + limit_s - time.monotonic()
 
     def _late(self, rollout: Rollout, late: Late) -> End:
+        trouble = getattr(rollout.future, "trouble", None)
+        why = f"; its record could not be looked for: {trouble}" if trouble is not None else ""
         error = RolloutTimeoutError(
-            f"{late} (stage: {late.stage.value})",
+            f"{late} (stage: {late.stage.value}){why}",
             stage=late.stage.value,
             session_id=rollout.session_id,
             input_id=self.requests[rollout.group].input_id,

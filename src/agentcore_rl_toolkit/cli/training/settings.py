@@ -39,10 +39,10 @@ class LocalRun:
     eval_data: Path | None = None
     held_out: float = 0.0
     model: Path | None = None
-    steps: int = 26
+    steps: int = 32
     groups: int = 8
     rollouts: int = 8
-    learning_rate: float = 6e-4
+    learning_rate: float = 5e-4
     lora_rank: int = 0
     max_concurrent: int = 64
     rollout_deadline_s: float = 120.0

@@ -83,7 +83,9 @@ def timed_out(flight: Flight, stage: Stage) -> AttemptEnded:
     spent_s = flight.progress.stages().get(stage.value, 0.0)
     timeout_s = flight.request.timeout_s
     text = f"Timeout after {timeout_s:g}s" if timeout_s is not None and stage is not Stage.QUEUE else "deadline passed"
-    error = RolloutTimeoutError(f"{text} (stage: {stage.value}, {spent_s:.1f} s in it)", stage=stage.value)
+    trouble = flight.progress.trouble()
+    why = f"; its record could not be looked for: {trouble}" if trouble is not None else ""
+    error = RolloutTimeoutError(f"{text} (stage: {stage.value}, {spent_s:.1f} s in it){why}", stage=stage.value)
     return AttemptEnded(Outcome.TIMEOUT, error)
 
 

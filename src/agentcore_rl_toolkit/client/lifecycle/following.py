@@ -105,6 +105,7 @@ class Follower:
         waiter = watcher.add(
             progress.key, expects_life=heartbeat_s is not None, silence_s=self._settings.silence_s(heartbeat_s)
         )
+        progress.trouble = lambda: watcher.trouble
         reader = self.reader(progress.bucket)
 
         async def ended(ending: Ending) -> None:

@@ -160,6 +160,7 @@ class Watcher:
         self._closed = False
         self._outage = False
         self._failures = 0  # rounds that failed in a row
+        self.trouble: Exception | None = None  # what the last of them failed with
         self._partly = 0  # rounds in a row in which some rollouts could not be looked at
         self._on_trouble, self._on_round = on_trouble, on_round
         self._looked_at = [0, 0]  # calls and lines of the round under way
@@ -255,7 +256,7 @@ class Watcher:
             self._looked_at = [0, 0]
             try:
                 await self._round()
-                self._failures = 0
+                self._failures, self.trouble = 0, None
             except StoreError as e:
                 self._failed(e)
                 self._outage = True
@@ -277,6 +278,7 @@ class Watcher:
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
+        self.trouble = error
         level = logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG
         text = "looking for results under %s failed (%d in a row): %s"
         foreseen = isinstance(error, StoreError)

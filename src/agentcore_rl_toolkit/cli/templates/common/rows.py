@@ -26,7 +26,7 @@ WORDINGS = (
     ("The shop orders {c} boxes with {d} {i} each. How many {i} is that?", "{c} * {d}"),
     ("The shop has {a} {i} and buys {c} boxes with {d} {i} each. How many {i} in total?", "{a} + {c} * {d}"),
     ("The shop gets {c} boxes with {d} {i} each and sells {e}. How many {i} are left?", "{c} * {d} - {e}"),
-    ("The shop has {a} {i}, sells {b} and gets {c} more. How many {i} are there now?", "{a} - {b} + {c}"),
+    ("The shop has {a} {i}, gets {b} more and sells {c}. How many {i} are left?", "{a} + {b} - {c}"),
 )
 
 
