@@ -259,7 +259,10 @@ def test_a_broken_agent_is_said_in_the_first_line(
     assert "Traceback" in said or fault not in ("raises", "wrong payload key") or command == "eval"
 
 
-@pytest.mark.parametrize(("line", "wanted"), DO_NOT_LOAD,)
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    DO_NOT_LOAD,
+)
 def test_an_agent_that_does_not_load_is_said_in_the_first_line(
     here: Path, line: str, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
