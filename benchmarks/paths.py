@@ -229,7 +229,7 @@ async def warm_call_ms(without: str, calls: int) -> float:
 
 async def measure(only: list[str], *, quick: bool) -> list[Row]:
     """A row for each path and kind of work."""
-    agents, rounds = (24, 1) if quick else (256, 2)
+    agents, rounds = (24, 1) if quick else (256, 1)
     chat, streamed = work("replies in one piece", stream=False), work("streamed replies", stream=True)
     anthropic = work("Anthropic's dialect", stream=False, dialect="Anthropic")
     plan = {

@@ -150,7 +150,7 @@ def serve(**options: Any) -> None:
     from ..runtime.agents.agent import parse_agent_option
     from ..runtime.api.faults import FaultPlan
     from ..runtime.api.quotas import profile
-    from ..runtime.config import IsolationConfig, RuntimeConfig
+    from ..runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
     from ..runtime.private_files import ON_A_COMMAND_LINE, credentials_from
     from ..runtime.service import run
     from ..runtime.wire import parse_environment
@@ -166,13 +166,15 @@ def serve(**options: Any) -> None:
         session_env=parse_environment(options["session_env"]),
         start_mode=options["start_mode"],
         strict_snapshot=options["strict_snapshot"],
-        idle_timeout_s=options["idle_timeout"],
-        max_lifetime_s=options["max_lifetime"],
-        init_timeout_s=options["init_timeout"],
-        invoke_timeout_s=options["invoke_timeout"],
-        stream_timeout_s=options["stream_timeout"],
-        body_timeout_s=options["body_timeout"],
-        stop_grace_s=options["stop_grace"],
+        times=TimeLimits(
+            idle_timeout_s=options["idle_timeout"],
+            max_lifetime_s=options["max_lifetime"],
+            init_timeout_s=options["init_timeout"],
+            invoke_timeout_s=options["invoke_timeout"],
+            stream_timeout_s=options["stream_timeout"],
+            body_timeout_s=options["body_timeout"],
+            stop_grace_s=options["stop_grace"],
+        ),
         ping_semantics=options["ping_semantics"],
         quotas=profile(
             options["quotas"],

@@ -47,24 +47,38 @@ class IsolationConfig:
                 raise ConfigError(f"{name} must be above 0, got {value!r}; leave it out for no limit")
 
 
-_LIMITS = (
-    "init_timeout_s",
-    "idle_timeout_s",
-    "max_lifetime_s",
-    "invoke_timeout_s",
-    "stream_timeout_s",
-    "body_timeout_s",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class RuntimeConfig:
-    """Everything a local runtime can be told. Units: seconds.
+class TimeLimits:
+    """How long things may take. Units: seconds.
 
     ``idle_timeout_s`` and ``max_lifetime_s`` are AWS's defaults for an agent that sets no lifecycle of its own.
     ``init_timeout_s`` is the platform's limit for the first healthy /ping (30 s on V1, 120 s on V2). ``stop_grace_s`` is the
     time between SIGTERM and SIGKILL of a stopped session; ``shutdown_grace_s`` the same when the whole runtime ends.
     ``body_timeout_s`` is the longest pause within a request's body.
+    """
+
+    init_timeout_s: float = 30.0
+    idle_timeout_s: float = 900.0
+    max_lifetime_s: float = 28_800.0
+    stop_grace_s: float = 60.0
+    shutdown_grace_s: float = 5.0
+    invoke_timeout_s: float = 900.0
+    stream_timeout_s: float = 3_600.0
+    body_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name.endswith("_grace_s"):
+                if not 0 <= value < math.inf:
+                    raise ConfigError(f"{name} must be seconds from 0 up, got {value!r}")
+            elif not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0 seconds, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """Everything a local runtime can be told.
+
     ``ping_semantics``: docs or observed, see `sessions.activity`. ``credentials``: access key -> secret; when given,
     requests must be signed with one. Without them ``callers`` may invoke, command and stop: this machine's user and root,
     or whoever reaches the port. Sessions may do so with what ``session_calls`` says: their own session, or also those that
@@ -80,14 +94,7 @@ class RuntimeConfig:
     session_env: Mapping[str, str] = field(default_factory=dict)
     start_mode: Literal["auto", "fork", "exec"] = "auto"
     strict_snapshot: bool = False
-    init_timeout_s: float = 30.0
-    idle_timeout_s: float = 900.0
-    max_lifetime_s: float = 28_800.0
-    stop_grace_s: float = 60.0
-    shutdown_grace_s: float = 5.0
-    invoke_timeout_s: float = 900.0
-    stream_timeout_s: float = 3_600.0
-    body_timeout_s: float = 60.0
+    times: TimeLimits = field(default_factory=TimeLimits)
     ping_semantics: Literal["docs", "observed"] = "docs"
     quotas: QuotaProfile = PROFILES["unlimited"]
     faults: FaultPlan = field(default_factory=FaultPlan)
@@ -103,18 +110,12 @@ class RuntimeConfig:
     parallel_starts: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 1)))
 
     def __post_init__(self) -> None:
-        for name in _LIMITS:
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)!r}")
         if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", self.region):
             raise ConfigError(f"region must be like us-west-2, got {self.region!r}")
         if not re.fullmatch(r"[0-9]{12}", self.account_id):
             raise ConfigError(f"account_id must be 12 digits, got {self.account_id!r}")
         if self.parallel_starts < 1:
             raise ConfigError(f"parallel_starts must be at least 1, got {self.parallel_starts!r}")
-        for name in ("stop_grace_s", "shutdown_grace_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be seconds from 0 up, got {getattr(self, name)!r}")
         if self.session_stores and self.s3_dir is None:
             raise ConfigError(
                 "session stores are places of the runtime's own S3 endpoint: give s3_dir (--s3-dir) as well"

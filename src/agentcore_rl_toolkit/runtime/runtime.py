@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,17 +23,16 @@ from .api.quotas import Quotas
 from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .containers import images
-from .launcher.session_log import log_bytes
+from .launcher.session_log import KeptLogs, log_bytes
 from .local_node import LocalNode
 from .metrics import Metrics
 from .private_files import make_private
 from .sessions.s3_keys import SessionKeys
 from .sessions.session import Session
-from .sessions.table import SessionTable
+from .sessions.table import SessionFolders, SessionTable
 from .wire import Route, WireError
 
 log = logging.getLogger(__name__)
-KEPT_LOG_BYTES = 2 * 2**30  # of ended sessions together
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
 _PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
 
@@ -54,7 +51,6 @@ class Runtime:
     ) -> None:
         self.config = config
         self._root_lock = roots.new_root()
-        self.root = self._root_lock.path
         self.state_dir = config.state_dir or self.root / "state"
         try:
             self._state_lock, sessions = roots.own_state(self.state_dir)
@@ -74,10 +70,10 @@ class Runtime:
         self.quotas = Quotas(config.quotas)
         self.faults = config.faults
         self.metrics = Metrics()
-        s3 = self._s3_url = config.s3_endpoint or s3_url
+        s3 = config.s3_endpoint or s3_url
         extra_env = {"AWS_ENDPOINT_URL_S3": s3, "AWS_ALLOW_HTTP": "true"} if s3 is not None else {}
         self.s3_keys = s3_keys
-        self._s3_credentials = config.credentials or s3_own_key or {}
+        self._code_store = s3, config.credentials or s3_own_key or {}
         self.cluster = cluster
         self.node: LocalNode | SessionCluster = cluster or LocalNode(
             config,
@@ -88,7 +84,7 @@ class Runtime:
             endpoints=(s3_url.removeprefix("http://"),) if s3_url is not None else (),
         )
         self.table = SessionTable(
-            self.node, config, sessions=sessions, logs=self.state_dir / "logs", socket_dir=self.root / "s"
+            self.node, config, SessionFolders(sessions, logs=self.state_dir / "logs", sockets=self.root / "s")
         )
         if cluster is not None:
             cluster.extra_env = extra_env
@@ -97,17 +93,23 @@ class Runtime:
         self.table.on_start = self._on_start
         self.table.on_gone = self._on_gone
         self.table.variables_of = self._variables_of
-        self.control = ControlPlane(self.registry, self, idle_s=config.idle_timeout_s, lifetime_s=config.max_lifetime_s)
+        self.control = ControlPlane(
+            self.registry, self, idle_s=config.times.idle_timeout_s, lifetime_s=config.times.max_lifetime_s
+        )
         self._agents: dict[tuple[str, int], Agent] = {}
         self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
-        self._logs: deque[tuple[Path, int]] = deque()  # of ended sessions, and their sizes
-        self._log_bytes = 0
+        self._kept_logs = KeptLogs(self.state_dir / "logs", config.kept_logs)
+
+    @property
+    def root(self) -> Path:
+        """The folder that is its own for as long as it runs."""
+        return self._root_lock.path
 
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
         """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
         await self.node.start()
-        await asyncio.to_thread(self._find_old_logs)
+        await asyncio.to_thread(self._kept_logs.find_old)
         self._keep(self.table.reap())
         known = {r.id for r in self.registry.records.values()}
         mine = [self._register(name, script) for name, script in agents]
@@ -186,12 +188,9 @@ class Runtime:
             return version.script, version.python
         artifact = version.fields["agentRuntimeArtifact"]
         if "codeConfiguration" in artifact:
-            return zip_code.resolve(
-                artifact["codeConfiguration"],
-                self.state_dir / "code",
-                endpoint_url=self._s3_url,
-                credentials=self._s3_credentials,
-            )
+            url, keys = self._code_store
+            folder = self.state_dir / "code"
+            return zip_code.resolve(artifact["codeConfiguration"], folder, endpoint_url=url, credentials=keys)
         uri = artifact.get("containerConfiguration", {}).get("containerUri", "")
         if not uri.startswith(LOCAL_ARTIFACT):
             raise ConfigError(f"an agent is containerConfiguration or codeConfiguration, not {next(iter(artifact))!r}")
@@ -308,25 +307,7 @@ class Runtime:
         self.metrics.session_cpu_s += session.process.cpu_s or 0.0
         if not self._is_served(session.agent):
             self._keep(self.node.forget_if_unused(session.agent), name="retire")
-        self._keep_log(session.log_path, log_bytes(session.log_path))
-
-    def _keep_log(self, path: Path, size: int) -> None:
-        self._logs.append((path, size))
-        self._log_bytes += size
-        while len(self._logs) > self.config.kept_logs or (self._log_bytes > KEPT_LOG_BYTES and len(self._logs) > 1):
-            oldest, its_size = self._logs.popleft()
-            self._log_bytes -= its_size
-            with contextlib.suppress(OSError):
-                oldest.unlink(missing_ok=True)
-
-    def _find_old_logs(self) -> None:
-        found: list[tuple[float, Path, int]] = []
-        for path in (self.state_dir / "logs").glob("*/*.log"):
-            with contextlib.suppress(OSError):
-                info = path.lstat()
-                found.append((info.st_mtime, path, info.st_size))
-        for _, path, size in sorted(found):
-            self._keep_log(path, size)
+        self._kept_logs.keep(session.log_path, log_bytes(session.log_path))
 
     def _keep(self, work: Any, *, name: str | None = None) -> None:
         task = asyncio.create_task(work, name=name)
@@ -338,7 +319,7 @@ def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
     image = images.image_of(version.fields)
     if image is None and (version.script is None or version.python is None):
         raise AgentLoadError(f"agent {record.name} has no script")
-    lifecycle = lifecycle_of(version.fields, config.idle_timeout_s, config.max_lifetime_s)
+    lifecycle = lifecycle_of(version.fields, config.times.idle_timeout_s, config.times.max_lifetime_s)
     headers = version.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
     protocol = version.fields.get("protocolConfiguration", {})
     path = protocol.get("path")

@@ -117,7 +117,7 @@ async def serve(
         )
     bounds = Bounds(
         hosts=HostCheck({listener.getsockname()[0] for listener in listeners} | {host}, allowed_hosts),
-        body_s=config.body_timeout_s,
+        body_s=config.times.body_timeout_s,
         error=aws_error,
     )
     protocol: Any = functools.partial(
@@ -125,7 +125,7 @@ async def serve(
         direct=app.direct,
         asgi_port=s3_port,
         asgi_error=refusal_document,
-        body_timeout_s=config.body_timeout_s,
+        body_timeout_s=config.times.body_timeout_s,
         bounds=bounds,
     )
     server = _Server(
@@ -142,7 +142,7 @@ async def serve(
             date_header=False,
             backlog=4096,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=math.ceil(config.shutdown_grace_s) + AFTER_SESSIONS_S,
+            timeout_graceful_shutdown=math.ceil(config.times.shutdown_grace_s) + AFTER_SESSIONS_S,
         ),
     )
 

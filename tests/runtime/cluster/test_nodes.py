@@ -21,7 +21,7 @@ from agentcore_rl_toolkit.runtime.cluster import bundles, handshake
 from agentcore_rl_toolkit.runtime.cluster.machines import AgentAddress, ClusterConfig, Machine
 from agentcore_rl_toolkit.runtime.cluster.nodes import Cluster
 from agentcore_rl_toolkit.runtime.cluster.ray_nodes import AgentKeeper
-from agentcore_rl_toolkit.runtime.config import IsolationConfig, RuntimeConfig
+from agentcore_rl_toolkit.runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
 from agentcore_rl_toolkit.runtime.http.commands import run_command
 from agentcore_rl_toolkit.runtime.http.invoke import relay
 from agentcore_rl_toolkit.runtime.runtime import Runtime
@@ -32,7 +32,9 @@ from agentcore_rl_toolkit.runtime.wire import WireError
 from ..conftest import AGENTS, alive
 
 CONFIG = RuntimeConfig(
-    isolation=IsolationConfig(tier="process"), session_env={"COLOUR": "green"}, stop_grace_s=2.0, shutdown_grace_s=2.0
+    isolation=IsolationConfig(tier="process"),
+    session_env={"COLOUR": "green"},
+    times=TimeLimits(stop_grace_s=2.0, shutdown_grace_s=2.0),
 )
 
 
@@ -172,7 +174,7 @@ async def test_a_remote_session_keeps_its_own_record_and_no_other(tmp_path: Path
 
 async def test_a_remote_session_has_the_variables_that_are_its_own() -> None:
     async with served("a") as s:
-        s.runtime.table.variables_of = lambda session: {"AWS_ACCESS_KEY_ID": f"KEY{session.number}"}
+        s.runtime.table.variables_of = lambda session: {"AWS_ACCESS_KEY_ID": f"KEY{session.directory.name}"}
         keys = [(await s.invoke({"do": "where"}, new_session_id()))["env"]["AWS_ACCESS_KEY_ID"] for _ in range(2)]
         numbers = [session.number for session in s.runtime.table.sessions.values()]
         assert keys == [f"KEY{number}" for number in numbers]

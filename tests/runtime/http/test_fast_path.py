@@ -26,7 +26,7 @@ from agentcore_rl_toolkit._bounded_http import Bounds
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.api.faults import FaultPlan
 from agentcore_rl_toolkit.runtime.api.quotas import profile
-from agentcore_rl_toolkit.runtime.config import RuntimeConfig
+from agentcore_rl_toolkit.runtime.config import RuntimeConfig, TimeLimits
 from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
 from agentcore_rl_toolkit.runtime.http.protocol import DIRECT_BYTES, RuntimeProtocol, aws_error
 from agentcore_rl_toolkit.runtime.runtime import Runtime
@@ -116,9 +116,12 @@ async def until(reached: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path, *, keep_alive_s: int = 75, **config: Any) -> AsyncIterator[Inside]:
+async def served(
+    folder: Path, *, keep_alive_s: int = 75, invoke_timeout_s: float = 900.0, **config: Any
+) -> AsyncIterator[Inside]:
     """Such a runtime; the keywords are RuntimeConfig's, and uvicorn's keep-alive."""
-    runtime = Runtime(RuntimeConfig(state_dir=folder / "state", stop_grace_s=1.0, **config))
+    times = TimeLimits(stop_grace_s=1.0, invoke_timeout_s=invoke_timeout_s)
+    runtime = Runtime(RuntimeConfig(state_dir=folder / "state", times=times, **config))
     app = CountingApp(runtime)
     http: Any = functools.partial(RuntimeProtocol, direct=app.direct, bounds=Bounds(error=aws_error))
     options: dict[str, Any] = {"lifespan": "on", "log_level": "warning", "ws": "websockets-sansio", "port": 0}

@@ -244,7 +244,7 @@ class KubernetesPods:
         self.extra_env: Mapping[str, str] = {}  # pods have what their template says, and nothing of the router's
         self.on_room: Callable[[int], None] = lambda more: None
         self.full_until_s = 0.0
-        self.init_timeout_s = config.init_timeout_s
+        self.init_timeout_s = config.times.init_timeout_s
         state = str(config.state_dir) if config.state_dir is not None else secrets.token_hex(16)
         self.labels = {ROUTER_LABEL: hashlib.sha256(state.encode()).hexdigest()[:16]}
         self._run_id = secrets.token_hex(6)
@@ -294,8 +294,8 @@ class KubernetesPods:
                 "ServiceQuotaExceededException", f"The pool {pool} takes no new sessions: it is being drained."
             )
         identity = f"{self._run_id}-{order.session_id}"
-        lifetime_s = order.agent.max_lifetime_s or self._config.max_lifetime_s
-        process = PodProcess(self, identity, pool, lifetime_s + self._config.stop_grace_s)
+        lifetime_s = order.agent.max_lifetime_s or self._config.times.max_lifetime_s
+        process = PodProcess(self, identity, pool, lifetime_s + self._config.times.stop_grace_s)
         self._processes[claim_name(identity)] = process
         return process
 

@@ -32,7 +32,7 @@ from ..sessions.records import VARIABLE
 from . import images, network
 from .client import Engine, EngineError
 from .host_files import HostFiles
-from .process import AGENT_PORT, ContainerProcess
+from .process import AGENT_PORT, ContainerPlan, ContainerProcess
 
 log = logging.getLogger(__name__)
 
@@ -145,18 +145,17 @@ class ContainerNode:
         await asyncio.to_thread(order.log_path.parent.mkdir, parents=True, exist_ok=True)
         await asyncio.to_thread(self._make_folder, order)
         settings = self._settings(order, self._images[key])
-        name = f"agentcore-rl-{roots.marker(self._root)[:12]}-{order.session_id}"
-        process = ContainerProcess(
-            self.engine,
-            order,
-            settings,
-            name=name,
-            mark=roots.marker(self._root),
+        mark = roots.marker(self._root)
+        plan = ContainerPlan(
+            settings=settings,
+            name=f"agentcore-rl-{mark[:12]}-{order.session_id}",
+            mark=mark,
             publish=bool(self._publish),
             offer=self._offer(order) if self.relay is not None else None,
             disk_bytes=self._config.disk_bytes,
             own_directories=self._config.writable if order.agent.image is None else (),
         )
+        process = ContainerProcess(self.engine, order, plan)
         self.running.add(process)
         process.ended.add_done_callback(lambda _: self.running.discard(process))
         return process

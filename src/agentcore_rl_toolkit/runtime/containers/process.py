@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,26 @@ CAUSE_WAIT_S = 2.0  # an engine knows of a death a little later than the connect
 SLOW_POLL_S, QUICK_POLL_S = 5.0, 0.05  # of a container whose process is watched, and of one whose process has ended
 
 
+@dataclass(frozen=True, kw_only=True)
+class ContainerPlan:
+    """What a session's container is made from. ``mark``: of its runtime; ``publish``: reach it through a port of this machine;
+    ``offer``: endpoints to open inside; ``own_directories``: that it sees and can write to, beside its own folder.
+    """
+
+    settings: Mapping[str, Any]
+    name: str
+    mark: str
+    publish: bool
+    offer: IsolationSpec | None
+    disk_bytes: int | None
+    own_directories: Sequence[Path] = ()
+
+
 class ContainerProcess:
     """A container session. ``started`` resolves to its process id on this machine (0: the engine is elsewhere), ``ended``
     to its exit status (negative: the signal that killed it, None: unknown). ``death`` says why it ended by itself."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        order: SessionOrder,
-        settings: Mapping[str, Any],
-        *,
-        name: str,
-        mark: str,
-        publish: bool,
-        offer: IsolationSpec | None,
-        disk_bytes: int | None,
-        own_directories: Sequence[Path] = (),
-    ) -> None:
+    def __init__(self, engine: Engine, order: SessionOrder, plan: ContainerPlan) -> None:
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[int] = loop.create_future()
         self.ended: asyncio.Future[int | None] = loop.create_future()
@@ -59,12 +63,10 @@ class ContainerProcess:
         self.max_rss_bytes: int | None = None
         self.death: str | None = None
         self.grants: list[Grant] = []
-        self.own_directories = own_directories  # that it sees and can write to, beside its own folder
+        self.own_directories = plan.own_directories
         self.agent_key = (order.agent.runtime_id, order.agent.version)
         self.container: str | None = None
-        self._engine, self._order, self._settings = engine, order, settings
-        self._name, self._mark, self._publish, self._offer = name, mark, publish, offer
-        self._disk_bytes = disk_bytes
+        self._engine, self._order, self._plan = engine, order, plan
         self._network: ContainerNetwork | None = None
         self._port = 0
         self._signals: asyncio.Queue[str] = asyncio.Queue()
@@ -121,7 +123,7 @@ class ContainerProcess:
         failure: str | None = None
         status: int | None = None
         try:
-            self.container = await self._engine.create(self._settings, self._name)
+            self.container = await self._engine.create(self._plan.settings, self._plan.name)
             if not self._stopping:
                 status = await self._live(self.container)
         except (EngineError, OSError) as e:
@@ -144,8 +146,8 @@ class ContainerProcess:
             await self._engine.container(container).start()
         waiting = asyncio.ensure_future(self._until_ended(container))
         helpers = [self._keep(self._deliver_signals(container)), self._keep(self._get_ready(container))]
-        if self._disk_bytes is not None:
-            helpers.append(self._keep(self._watch_disk(container, self._disk_bytes)))
+        if self._plan.disk_bytes is not None:
+            helpers.append(self._keep(self._watch_disk(container, self._plan.disk_bytes)))
         try:
             code = await waiting
         finally:
@@ -180,7 +182,7 @@ class ContainerProcess:
                 watching.cancel()
 
     def _reason(self, code: int, out_of_memory: bool) -> str | None:
-        limit = self._settings["HostConfig"].get("Memory")
+        limit = self._plan.settings["HostConfig"].get("Memory")
         size = "the machine's memory" if limit is None else f"its memory limit ({limit / 2**20:g} MiB)"
         if out_of_memory:
             return f"the session was killed for using more than {size}"
@@ -194,14 +196,14 @@ class ContainerProcess:
         try:
             info = await self._engine.inspect(container)
             self.pid = info["State"]["Pid"] or None
-            if self._publish:
+            if self._plan.publish:
                 self._port = int(info["NetworkSettings"]["Ports"][f"{AGENT_PORT}/tcp"][0]["HostPort"])
             elif self.pid is None:
                 return  # it has ended already
             else:
                 self._network = await self._enter(self.pid, container)
-                if self._offer is not None:
-                    await self._network.offer(self._offer)
+                if self._plan.offer is not None:
+                    await self._network.offer(self._plan.offer)
             while not await self._healthy():  # noqa: ASYNC110  # the server is in another process
                 await asyncio.sleep(READY_POLL_S)
         except (EngineError, OSError, LookupError, TypeError) as e:
@@ -217,7 +219,7 @@ class ContainerProcess:
         deadline = asyncio.get_running_loop().time() + ENTER_S
         while True:
             try:
-                return ContainerNetwork(pid, container=container, mark=self._mark)
+                return ContainerNetwork(pid, container=container, mark=self._plan.mark)
             except ProcessLookupError:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
@@ -237,7 +239,7 @@ class ContainerProcess:
                 connection.close()
 
     async def _write_log(self, container: str, attached: asyncio.Event) -> None:
-        limit, written = log_limit(self._disk_bytes), log_bytes(self._order.log_path)
+        limit, written = log_limit(self._plan.disk_bytes), log_bytes(self._order.log_path)
         output = self._engine.container(container).attach(stdout=True, stderr=True)
         with self._order.log_path.open("ab") as file:  # a local file of small writes
             async with self._engine.asked(timeout_s=None), output:
@@ -280,7 +282,7 @@ class ContainerProcess:
             try:
                 await self._engine.remove(self.container)
             except EngineError as e:
-                log.warning("container %s could not be removed: %s", self._name, e)
+                log.warning("container %s could not be removed: %s", self._plan.name, e)
 
     def _keep(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

@@ -159,7 +159,7 @@ class RuntimeApp:
         """The body of a request whose signature, where there is to be one, is checked: before it is read, if it can be."""
         signature = self._authenticate(scope)
         unproven = None if signature is None or signature.proven else self._receiving
-        body = await read_body(dict(scope["headers"]), receive, self.runtime.config.body_timeout_s, unproven)
+        body = await read_body(dict(scope["headers"]), receive, self.runtime.config.times.body_timeout_s, unproven)
         if signature is not None:
             signature.finish(body)
         return body
@@ -289,7 +289,7 @@ class RuntimeApp:
     async def _acquire(self, agent: Agent, key: Key, effects: Effects, caller: Caller) -> Session:
         if effects.init_timeout_s is not None:
             await asyncio.sleep(effects.init_timeout_s)
-            raise WireError("RuntimeClientError", INIT_TIMEOUT.format(self.runtime.config.init_timeout_s))
+            raise WireError("RuntimeClientError", INIT_TIMEOUT.format(self.runtime.config.times.init_timeout_s))
         _, endpoint, session_id = key
         session = await self.runtime.table.acquire(
             agent, endpoint, session_id, start_delay_s=effects.start_delay_s, started_by=caller.session

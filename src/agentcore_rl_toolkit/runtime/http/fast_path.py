@@ -168,7 +168,7 @@ class DirectCall:
         self._request = request
         self._session = session
         self._connection = connection
-        self.deadline_s = protocol.loop.time() + direct.runtime.config.invoke_timeout_s
+        self.deadline_s = protocol.loop.time() + direct.runtime.config.times.invoke_timeout_s
 
     def progress(self) -> None:
         """There is more of the reply."""

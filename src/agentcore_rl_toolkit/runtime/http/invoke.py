@@ -99,7 +99,9 @@ async def relay(
     """
     config = table.config
     connection = None if asked is None else asked.connection
-    deadline_s = asyncio.get_running_loop().time() + config.invoke_timeout_s if asked is None else asked.deadline_s
+    deadline_s = (
+        asyncio.get_running_loop().time() + config.times.invoke_timeout_s if asked is None else asked.deadline_s
+    )
     started = False
     try:
         async with asyncio.timeout_at(deadline_s) as limit:
@@ -121,7 +123,7 @@ async def relay(
             reply = reply_headers(session, headers, connection.headers, request_id)
             content_type = header(connection.headers, b"content-type") or b""
             if content_type.startswith(b"text/event-stream"):
-                limit.reschedule(asyncio.get_running_loop().time() + config.stream_timeout_s)
+                limit.reschedule(asyncio.get_running_loop().time() + config.times.stream_timeout_s)
             length = header(connection.headers, b"content-length")
             if length is not None and length.isdigit() and int(length) <= WHOLE_BYTES:
                 await connection.whole()  # servers send head and body apart; two writes would wake the caller twice
@@ -150,7 +152,7 @@ async def relay(
         if started:
             raise UpstreamLostError("the reply took longer than the runtime allows") from e
         raise WireError(
-            "RuntimeClientError", f"The runtime did not answer within {config.invoke_timeout_s:g} s."
+            "RuntimeClientError", f"The runtime did not answer within {config.times.invoke_timeout_s:g} s."
         ) from e
     finally:
         if connection is not None:

@@ -7,10 +7,14 @@ shortened in place: its end is kept, what was before is cut out.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import deque
+from pathlib import Path
 
 from .trees import open_file
 
+KEPT_LOG_BYTES = 2 * 2**30  # of ended sessions together
 LOG_BYTES = 64 * 2**20  # a busy agent writes a megabyte in an hour
 _KEPT_SHARE = 4  # one part in so many stays when a log is cut
 _CUT = "[{} bytes of this log were cut out: a session's log is kept to {} bytes]\n"
@@ -63,3 +67,31 @@ def shorten(path: str | os.PathLike[str], limit: int) -> int:
         line = end.find(b"\n") + 1  # from the beginning of a line, where there is one
         os.write(fd, _CUT.format(cut + line, limit).encode() + end[line:])
         return cut + line
+
+
+class KeptLogs:
+    """The logs of ended sessions, oldest first; beyond ``most`` of them, or 2 GiB together, the oldest go."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._folder, self._most = folder, most
+        self._logs: deque[tuple[Path, int]] = deque()
+        self._bytes = 0
+
+    def keep(self, path: Path, size: int) -> None:
+        self._logs.append((path, size))
+        self._bytes += size
+        while len(self._logs) > self._most or (self._bytes > KEPT_LOG_BYTES and len(self._logs) > 1):
+            oldest, its_size = self._logs.popleft()
+            self._bytes -= its_size
+            with contextlib.suppress(OSError):
+                oldest.unlink(missing_ok=True)
+
+    def find_old(self) -> None:
+        """Keep those of earlier runs. Blocks."""
+        found: list[tuple[float, Path, int]] = []
+        for path in self._folder.glob("*/*.log"):
+            with contextlib.suppress(OSError):
+                info = path.lstat()
+                found.append((info.st_mtime, path, info.st_size))
+        for _, path, size in sorted(found):
+            self.keep(path, size)

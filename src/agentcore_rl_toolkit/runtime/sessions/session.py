@@ -36,7 +36,6 @@ class Session:
 
     key: Key
     agent: Agent
-    number: int
     clock: ActivityClock
     directory: Path
     log_path: Path

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ REMEMBERED_ENDINGS = 1_000
 CLEAN_UP_THREADS, CLEAN_UP_AT_END_S = 4, 5.0
 
 
+@dataclass(frozen=True)
+class SessionFolders:
+    """Where sessions' own folders, logs and sockets are."""
+
+    sessions: Path
+    logs: Path
+    sockets: Path
+
+
 class SessionTable:
     """All live sessions.
 
@@ -48,7 +58,7 @@ class SessionTable:
     ``on_start`` and ``on_gone`` (its process is no more, its folder removed) tell who wants to know.
     """
 
-    def __init__(self, node: Node, config: RuntimeConfig, *, sessions: Path, logs: Path, socket_dir: Path) -> None:
+    def __init__(self, node: Node, config: RuntimeConfig, folders: SessionFolders) -> None:
         self.node = node
         self.config = config
         self.sessions: dict[Key, Session] = {}
@@ -59,8 +69,7 @@ class SessionTable:
         self.variables_of: Callable[[Session], Mapping[str, str]] = lambda session: {}
         self.started_total = 0
         self.ended_total: dict[str, int] = {}
-        self._folder, self._logs = sessions, logs
-        self._socket_dir = socket_dir
+        self._folders = folders
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: set[Session] = set()
@@ -115,7 +124,7 @@ class SessionTable:
         """Take the id out of the table and end its environment in the background. None when there is no such session."""
         session = self.sessions.get(key)
         if session is not None:
-            self._end(session, "stopped", self.config.stop_grace_s if grace_s is None else grace_s)
+            self._end(session, "stopped", self.config.times.stop_grace_s if grace_s is None else grace_s)
         return session
 
     async def reap(self) -> None:
@@ -136,10 +145,10 @@ class SessionTable:
     async def close(self) -> None:
         """End every session within the shutdown grace."""
         for session in list(self.sessions.values()):
-            self._end(session, "shutdown", self.config.shutdown_grace_s)
+            self._end(session, "shutdown", self.config.times.shutdown_grace_s)
         for session in list(self._stopping):
             if session.process is not None:
-                session.process.stop(min(self.config.shutdown_grace_s, self.config.stop_grace_s))
+                session.process.stop(min(self.config.times.shutdown_grace_s, self.config.times.stop_grace_s))
         processes = [s.process.ended for s in self._stopping if s.process is not None]
         if processes:
             await asyncio.wait(processes)
@@ -162,16 +171,15 @@ class SessionTable:
     def _begin(self, key: Key, agent: Agent, start_delay_s: float) -> Session:
         number = next(self._numbers)
         now = time.monotonic()
-        idle = agent.idle_timeout_s if agent.idle_timeout_s is not None else self.config.idle_timeout_s
-        lifetime = agent.max_lifetime_s if agent.max_lifetime_s is not None else self.config.max_lifetime_s
+        idle = agent.idle_timeout_s if agent.idle_timeout_s is not None else self.config.times.idle_timeout_s
+        lifetime = agent.max_lifetime_s if agent.max_lifetime_s is not None else self.config.times.max_lifetime_s
         session = Session(
             key=key,
             agent=agent,
-            number=number,
             clock=ActivityClock(now, idle, lifetime, semantics=self.config.ping_semantics),
-            directory=self._folder / agent.folder / str(number),
-            log_path=self._logs / agent.name / f"{log_name(key[2], endpoint=key[1])}.log",
-            socket_path=str(self._socket_dir / agent.folder / f"{number}.s"),
+            directory=self._folders.sessions / agent.folder / str(number),
+            log_path=self._folders.logs / agent.name / f"{log_name(key[2], endpoint=key[1])}.log",
+            socket_path=str(self._folders.sockets / agent.folder / f"{number}.s"),
             created_unix_s=time.time(),
             ready=asyncio.get_running_loop().create_future(),
         )
@@ -182,7 +190,7 @@ class SessionTable:
         return session
 
     async def _start(self, session: Session, delay_s: float) -> None:
-        limit_s = self.config.init_timeout_s
+        limit_s = self.config.times.init_timeout_s
         if delay_s:
             await asyncio.sleep(min(delay_s, limit_s))
         async with self._starting:
@@ -194,7 +202,7 @@ class SessionTable:
             async with asyncio.timeout(limit_s):
                 await self._start_process(session)
         except TimeoutError:
-            limit = f"{self.config.init_timeout_s:g}"
+            limit = f"{self.config.times.init_timeout_s:g}"
             failure = (
                 f"Runtime initialization time exceeded. Please make sure that initialization completes in {limit}s."
             )
@@ -228,7 +236,7 @@ class SessionTable:
     async def _start_process(self, session: Session) -> None:
         order = SessionOrder(
             agent=session.agent,
-            session_id=f"{session.number}",
+            session_id=session.directory.name,
             directory=session.directory,
             log_path=session.log_path,
             socket_path=session.socket_path,
@@ -289,7 +297,7 @@ class SessionTable:
         if session.over:
             return
         if verdict is not None:
-            self._end(session, verdict, self.config.stop_grace_s)
+            self._end(session, verdict, self.config.times.stop_grace_s)
         else:
             self._watch(session)
 
