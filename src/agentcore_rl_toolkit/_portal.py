@@ -18,6 +18,8 @@ from .errors import ConfigError
 
 T = TypeVar("T")
 
+LONGEST_SLEEP_S = 1.0  # of a thread that waits for a call; Ctrl-C takes at most so long
+
 _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
 
 
@@ -130,7 +132,13 @@ class Portal:
         try:
             # asyncio.run_coroutine_threadsafe would leave a moment in which the work runs and Ctrl-C finds nothing to cancel
             loop.call_soon_threadsafe(begin)
-            return answer.result()
+            while True:
+                # A signal that comes just before the thread falls asleep does not wake it: Python acts on it at the next waking.
+                try:
+                    return answer.result(LONGEST_SLEEP_S)
+                except TimeoutError:
+                    if answer.done():  # the work's own, or it ended just now
+                        return answer.result()
         except BaseException:
             if not answer.done():
                 loop.call_soon_threadsafe(cancel)

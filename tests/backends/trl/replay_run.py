@@ -1,12 +1,11 @@
-"""Run by test_real_trl.py in an environment that has TRL: one real GRPO step over the recorded episodes.
+"""Run by real_runs.py in an environment that has TRL: real GRPO steps over the recorded episodes.
 
-Writes what TRL was given and made of it to the JSON file named on the command line; the assertions are in the test.
+`cases` returns what TRL was given and made of it; the assertions are in test_real_trl.py.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -198,18 +197,12 @@ def failing(server: WeightServer, out: Path, good: int) -> dict[str, Any]:
     return {"error": None}
 
 
-def main() -> None:
-    out = Path(sys.argv[1])
-    torch.set_num_threads(1)
+def cases(folder: Path) -> dict[str, Any]:
     found = {}
     for name, case in (("plain", plain_step), ("lora", lora_step), ("never_works", never_works), ("breaks", breaks)):
         server = WeightServer()
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        found[name] = case(server, out.parent / name)
+        found[name] = case(server, folder / name)
         server.shutdown()
         server.server_close()
-    out.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

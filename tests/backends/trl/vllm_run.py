@@ -1,26 +1,21 @@
-"""Run by test_real_trl.py in an environment that has TRL: GRPO steps in vLLM server mode, against vLLM's stand-in.
+"""Run by real_runs.py in an environment that has TRL: GRPO steps in vLLM server mode, against vLLM's stand-in.
 
-Writes to the JSON file named on the command line what the server was told, in which order, and what TRL made of the rollouts.
+`cases` returns what the server was told, in which order, and what TRL made of the rollouts.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import replay_run
 import torch
 import vllm_stand_in
+from trl.generation.vllm_client import VLLMClient
 
-vllm_stand_in.install(Path(sys.argv[1]).parent / "packages")
-
-import replay_run  # noqa: E402  # loads TRL, which looks for vLLM when it is imported
-from trl.generation.vllm_client import VLLMClient  # noqa: E402
-
-from agentcore_rl_toolkit.backends.recorded import recorded_episodes  # noqa: E402
-from agentcore_rl_toolkit.backends.replay import Replay  # noqa: E402
+from agentcore_rl_toolkit.backends.recorded import recorded_episodes
+from agentcore_rl_toolkit.backends.replay import Replay
 
 CAP = 3.0
 
@@ -87,13 +82,6 @@ def ratios(seen: list[dict[str, Any]]) -> tuple[float, int]:
     return gap, trained
 
 
-def main() -> None:
-    out = Path(sys.argv[1])
-    torch.set_num_threads(1)
+def cases(folder: Path) -> dict[str, Any]:
     VLLMClient.init_communicator = vllm_stand_in.join_without_cuda
-    out.write_text(
-        json.dumps({"full": steps(out.parent / "full"), "lora": steps(out.parent / "lora", lora=replay_run.LORA)})
-    )
-
-
-main()
+    return {"full": steps(folder / "full"), "lora": steps(folder / "lora-vllm", lora=replay_run.LORA)}
