@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import importlib.util
 import os
 import resource
 import signal
@@ -48,7 +50,7 @@ def reserved_port() -> Iterator[int]:
 
 
 class MakeEnvironment(Protocol):
-    """Python of a virtual environment with these requirements, made on first use and kept as long as they stay the same.
+    """Python of a virtual environment with these requirements, made on first use and kept for those who ask for the same.
 
     ``upon_this`` lets it see what this environment has, so that only what is missing is installed. Options of pip may
     stand among the requirements; ``then`` is installed in a second step. Skips the test, saying why, where no such
@@ -172,22 +174,36 @@ def make_environment() -> MakeEnvironment:
     return _make
 
 
+# Modules of TRL's environment, and what brings them.
+TRACKERS = {"tensorboard": "tensorboard>=2.18", "wandb": "wandb>=0.19", "mlflow": "mlflow-skinny>=2.20"}
+
+
+@pytest.fixture(scope="session")
+def trl_python(make_environment: MakeEnvironment) -> str:
+    """Path of a Python that can import TRL, trackers and this package: this one if it can, else one on top of it."""
+    if all(importlib.util.find_spec(name) for name in ("trl", "peft", *TRACKERS)):
+        return sys.executable
+    wanted = ("trl>=1.16,<2", "peft>=0.15", *TRACKERS.values())
+    return make_environment("trl-test", "-c", str(ROOT / "constraints.txt"), *wanted, upon_this=True)
+
+
 def _make(name: str, *wanted: str, then: Sequence[str] = (), upon_this: bool = False, limit_s: float = 240.0) -> str:
-    home = ROOT / ".venvs" / name
     ours = sysconfig.get_paths()["purelib"]
     steps = [list(wanted), *([list(then)] if then else [])]
     stamp = f"{sys.version.split()[0]} {ours if upon_this else ''} {steps}"
+    # By what is in it: of two that ask for the same name and other packages, one would remove what the other runs.
+    home = ROOT / ".venvs" / f"{name}-{hashlib.sha256(stamp.encode()).hexdigest()[:8]}"
     home.parent.mkdir(exist_ok=True)
-    with open(home.parent / f"{name}.lock", "w") as lock:
+    with open(f"{home}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ready = home / "ready"
-        if not ready.exists() or ready.read_text() != stamp:
+        if not ready.exists():
             if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
                 pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
             trouble = _build(home, steps, ours if upon_this else None, limit_s)
             if trouble:
                 pytest.skip(f"no environment with {steps} could be made: {trouble}")
-            ready.write_text(stamp)
+            ready.write_text(f"{stamp}\n")
     return str(home / "bin" / "python")
 
 

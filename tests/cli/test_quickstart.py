@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentcore_rl_toolkit.cli.main import main
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SMALL = ("--steps", "2", "--groups", "2", "--rollouts", "4", "--held-out", "12")
@@ -90,26 +92,39 @@ def events(run_dir: Path) -> list[dict]:  # type: ignore[type-arg]
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def test_a_run_leaves_all_that_it_promises_and_no_process(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start(run_dir, "--steps", "3", "--groups", "2", "--rollouts", "4", "--held-out", "8")
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert [e["step"] for e in events(run_dir) if e["event"] == "step"] == [0, 1, 2]
+    assert_nothing_left(run_dir)
+    assert_all_is_there(run_dir)
+    assert "Held-out inputs" in output
+
+
+@pytest.mark.nightly
 def test_ctrl_c_stops_everything_and_resume_leaves_all_that_a_run_promises(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = ("--steps", "3", "--groups", "2", "--rollouts", "4", "--held-out", "8")
-    process = start(run_dir, *arguments)
+    process = start(run_dir, "--steps", "3", "--groups", "2", "--rollouts", "4", "--held-out", "8")
     wait_for(partial(has_step, run_dir), 120, process)
     os.kill(process.pid, signal.SIGINT)
     output = finish(process, 60)
     assert process.returncode == 130, output
     assert "--resume" in output
     assert_nothing_left(run_dir)
-    done_before = sum(e["event"] == "step" for e in events(run_dir))
+    assert sum(e["event"] == "step" for e in events(run_dir)) < 3
 
     again = start(run_dir, "--resume")
     output = finish(again)
     assert again.returncode == 0, output
-    steps = [e["step"] for e in events(run_dir) if e["event"] == "step"]
-    assert steps == [0, 1, 2]
-    assert done_before < 3
+    assert [e["step"] for e in events(run_dir) if e["event"] == "step"] == [0, 1, 2]
     assert_nothing_left(run_dir)
+    assert_all_is_there(run_dir)
 
+
+def assert_all_is_there(run_dir: Path) -> None:
+    """What a run of three steps with eight rollouts each leaves."""
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["steps"] == 3
     assert summary["lost_rollouts"] == 0
@@ -127,7 +142,6 @@ def test_ctrl_c_stops_everything_and_resume_leaves_all_that_a_run_promises(tmp_p
             sampled = [lp is not None for lp in sequence["logprobs"]]
             assert sampled == [m == 1 for m in sequence["loss_mask"]]
             assert len(sequence["token_ids"]) == len(sampled)
-    assert "Held-out inputs" in output
 
 
 # Their deaths are seen in one way. Without the policy the others go on waiting, so this is the one that could hang the run.
@@ -191,6 +205,7 @@ def test_a_killed_service_ends_the_run_within_ten_seconds(
     assert_nothing_left(ended.run_dir)
 
 
+@pytest.mark.nightly
 def test_an_agent_that_fails_to_import_is_answered_with_its_traceback(tmp_path: Path) -> None:
     broken = tmp_path / "broken_app.py"
     broken.write_text("import json\nimport a_module_that_is_not_there\n")
@@ -204,6 +219,7 @@ def test_an_agent_that_fails_to_import_is_answered_with_its_traceback(tmp_path: 
     assert_nothing_left(tmp_path / "run")
 
 
+@pytest.mark.nightly
 def test_an_agent_that_raises_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
     examples = Path(__file__).parents[2] / "examples" / "strands_math_agent"
     source = (examples / "arithmetic_app.py").read_text()
@@ -232,8 +248,12 @@ def test_an_agent_that_raises_is_masked_and_the_run_goes_on(tmp_path: Path) -> N
     assert all("the tool backend is down" in r["error"] for r in failed)
 
 
-def test_resume_without_a_run_says_what_to_do(tmp_path: Path) -> None:
-    process = start(tmp_path / "nothing", "--resume")
-    output = finish(process, 30)
-    assert process.returncode == 2
-    assert "no run to go on with" in output
+def test_resume_without_a_run_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["agentcore-rl", "quickstart", "--out", str(tmp_path / "nothing"), "--resume"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "no run to go on with" in capsys.readouterr().err

@@ -298,6 +298,7 @@ def test_rows_of_gsm8k_become_payloads_that_the_agent_takes(tmp_path: Path) -> N
 # -- all of it
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_agent_is_scored_end_to_end_and_evaluated_by_both_scripts(tmp_path: Path) -> None:

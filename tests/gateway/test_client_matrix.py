@@ -21,7 +21,12 @@ from agentcore_rl_toolkit.trajectory import build_trajectory
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]  # the first test may have to install the frameworks
 
 SCRIPTS = Path(__file__).parent / "clients"
-REQUIREMENTS = ("langchain-openai>=1", "langgraph>=1", "openai-agents>=0.6", "litellm>=1.80")
+# By the scripts that use them.
+REQUIREMENTS = {
+    "with_langgraph.py": ("langchain-openai>=1", "langgraph>=1"),
+    "with_openai_agents.py": ("openai-agents>=0.6",),
+    "with_litellm.py": ("litellm>=1.80",),
+}
 CLIENT_LIMIT_S = 90
 
 # What each of these libraries would send elsewhere (traces, prices, usage), off.
@@ -34,11 +39,6 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
-
-@pytest.fixture(scope="module")
-def python(make_environment: Callable[..., str]) -> str:
-    return make_environment("gateway-clients", *REQUIREMENTS, limit_s=300)
 
 
 @pytest.fixture
@@ -84,18 +84,19 @@ def call(name: str, x: int, y: int) -> dict[str, object]:
     [
         ("with_langgraph.py", ["chat", "responses"]),
         ("with_openai_agents.py", ["chat", "responses"]),
-        ("with_litellm.py", ["chat", "anthropic"]),
+        pytest.param("with_litellm.py", ["chat", "anthropic"], marks=pytest.mark.nightly),
     ],
 )
 async def test_agents_use_tools_and_each_session_is_one_sequence(
     engine: ScriptedEngine,
-    python: str,
+    make_environment: Callable[..., str],
     url: str,
     elsewhere: tuple[str, list[bytes]],
     tmp_path: Path,
     script: str,
     dialects: list[str],
 ) -> None:
+    python = make_environment(script.removesuffix(".py").replace("_", "-"), *REQUIREMENTS[script], limit_s=300)
     client = GatewayClient(url)
     # One process for all cases: importing these libraries costs more than running them.
     cases = [(dialect, mode) for dialect in dialects for mode in ("whole", "stream")]

@@ -22,6 +22,7 @@ from agentcore_rl_toolkit.backends.collection.collect import (
     summarize,
     with_rewards,
 )
+from agentcore_rl_toolkit.backends.collection.groups import check_usable
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayAddress, ReplayCapture, ReplayGateway
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
@@ -30,6 +31,7 @@ from agentcore_rl_toolkit.errors import (
     ConfigError,
     GatewayError,
     InvalidResultError,
+    RolloutError,
     RolloutLostError,
     RolloutThrottledError,
 )
@@ -635,3 +637,34 @@ async def test_a_staleness_bound_needs_to_know_the_current_version() -> None:
             gateway=replay.gateway,
             config=CollectConfig(max_staleness=1),
         )
+
+
+@pytest.mark.parametrize(
+    ("failed", "first_line", "more"),
+    [
+        (
+            Episode(input_id="a", turns=[turn()], failure=AgentError("it is down", agent_traceback="Traceback: at x")),
+            "none of the first 3 rollouts can be used; 2 of them: agent_error: it is down",
+            "Traceback: at x",
+        ),
+        (Episode(input_id="a", turns=[turn()], record={}), "2 of them: invalid: ", "reward"),
+        (Episode(input_id="a", failure=RolloutLostError("its process ended")), "2 of them: lost: its process", ""),
+    ],
+)
+def test_a_first_batch_that_is_no_use_ends_with_its_most_frequent_reason(
+    failed: Episode, first_line: str, more: str
+) -> None:
+    other = Episode(input_id="a", failure=RolloutThrottledError("too many"))
+    replay = Replay([failed, other, failed], by_input=False)
+    request = GroupRequest(input_id="a", payload={"prompt": "1+1"}, n=3)
+    groups = collect([request], client=replay.client, gateway=replay.gateway)
+    with pytest.raises(RolloutError) as ended:
+        check_usable(groups)
+    assert first_line in str(ended.value).splitlines()[0]
+    assert more in str(ended.value)
+    check_usable([*groups, *collect([GroupRequest(input_id="b", payload={})], **replayed(good(input_id="b")))])
+
+
+def replayed(episode: Episode) -> dict[str, Any]:
+    replay = Replay([episode])
+    return {"client": replay.client, "gateway": replay.gateway}

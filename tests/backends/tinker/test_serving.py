@@ -33,7 +33,7 @@ async def start(folder: Path, *words: str) -> tuple[asyncio.subprocess.Process, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(480)
-async def test_it_answers_and_ends_with_its_parent_or_a_signal(tmp_path: Path) -> None:
+async def test_it_answers_and_ends_with_its_parent(tmp_path: Path) -> None:
     # A parent that lives until it is killed, not for a time in which the server may still be loading.
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
     process, url = await start(tmp_path, "--base-model", "mine", "--parent-pid", str(parent.pid))
@@ -42,7 +42,12 @@ async def test_it_answers_and_ends_with_its_parent_or_a_signal(tmp_path: Path) -
     parent.kill()
     await parent.wait()
     assert await asyncio.wait_for(process.wait(), 60) == 0
-    (tmp_path / "ready.json").unlink()
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+async def test_a_signal_ends_it_with_success(tmp_path: Path) -> None:
     process, _ = await start(tmp_path, "--parent-pid", str(os.getpid()))
     process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(process.wait(), 60) == 0

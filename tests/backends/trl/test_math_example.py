@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 EXAMPLE = EXAMPLES / "trl_math" / "train.py"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_one_batch_trains_on_exactly_the_sampled_tokens_and_masks_what_failed(trl_python: str, tmp_path: Path) -> None:

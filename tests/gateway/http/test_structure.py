@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import itertools
 import json
 import random
 import socket
@@ -26,6 +27,8 @@ from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.http import structure
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+from ...conftest import NIGHTLY
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 SIZE = 20_000_000  # bytes of a hostile body
@@ -99,7 +102,10 @@ def send(port: int, path: str, key: str, body: bytes) -> bytes:
     stopped_by="parts are counted and bounded before any is decoded",
     leaves="a body that is one text of 64 MB takes about 0.4 s of CPU",
 )
-@pytest.mark.parametrize(("route", "rendered"), [*((r, False) for r in HEADS), ("chat/completions", True)])
+@pytest.mark.parametrize(
+    ("route", "rendered"),
+    [*((r, False) for r in HEADS), pytest.param("chat/completions", True, marks=pytest.mark.nightly)],
+)
 async def test_no_body_stops_the_event_loop(
     route: str, rendered: bool, engine: ScriptedEngine, start_gateway: Start
 ) -> None:
@@ -107,7 +113,8 @@ async def test_no_body_stops_the_event_loop(
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     port = int(gateway.url.rsplit(":", 1)[1])
     path = f"/sessions/{session.session_id}/v1/{route}"
-    for name, body in hostile(route):
+    # The bounds are the same on every route: one body shows that a route has them, the others what they hold against.
+    for name, body in hostile(route) if NIGHTLY or route == "chat/completions" else itertools.islice(hostile(route), 1):
         before = time.thread_time()
         told = await asyncio.to_thread(send, port, path, session.api_key, body)
         spent = time.thread_time() - before
@@ -120,7 +127,8 @@ async def test_no_body_stops_the_event_loop(
 @pytest.mark.parametrize("route", ["/admin/sessions", "/sessions", "/admin/workers", "/admin/fetch", "/traces/query"])
 async def test_administration_has_the_same_bounds(route: str, gateway: Gateway) -> None:
     port = int(gateway.url.rsplit(":", 1)[1])
-    for body in (b"{" + names(b"k") + b"}", b'{"session_ids":[' + many(b"[]") + b"]}"):
+    bodies = (b"{" + names(b"k") + b"}", b'{"session_ids":[' + many(b"[]") + b"]}")
+    for body in bodies if NIGHTLY or route == "/admin/sessions" else bodies[:1]:
         before = time.thread_time()
         told = await asyncio.to_thread(send, port, route, "", body)
         assert told.startswith(b"HTTP/1.1 413 "), told

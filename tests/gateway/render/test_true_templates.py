@@ -22,7 +22,6 @@ from agentcore_rl_toolkit.gateway.render import Renderer, examine
 from agentcore_rl_toolkit.gateway.render.doctor import sampled_body
 
 ROOT = Path(__file__).parents[3]
-CONSTRAINTS = ROOT / "constraints.txt"
 ARCHIVE = "llama-cpp-python==0.3.36"
 ARCHIVE_S = 240.0  # 77 MB
 
@@ -55,6 +54,7 @@ IN_ARCHIVE = {
     "deepseek-ai-DeepSeek-V4-Flash-0731": ("deepseek_dsml", "dsml"),
 }
 TEMPLATES = {**IN_TRL, **IN_ARCHIVE}
+EVERY = [*IN_TRL, *(pytest.param(name, marks=pytest.mark.nightly) for name in IN_ARCHIVE)]  # 77 MB to fetch
 WITHOUT_TOOLS = {"llama3", "deepseek_r1_distill"}
 # Hermes has two templates: this one where there are no tools, and the archive's.
 HERMES_DEFAULT = (
@@ -65,18 +65,16 @@ HERMES_DEFAULT = (
 
 
 @pytest.fixture(scope="module")
-def python(make_environment: Callable[..., str]) -> Path:
-    return Path(make_environment("trl-test", "-c", str(CONSTRAINTS), "trl>=1.16,<2", "peft>=0.15", upon_this=True))
+def in_trl(trl_python: str) -> Path:
+    asked = [trl_python, "-c", "import importlib.util; print(importlib.util.find_spec('trl').origin)"]
+    return (
+        Path(subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout).parent
+        / "chat_templates"
+    )
 
 
 @pytest.fixture(scope="module")
-def in_trl(python: Path) -> Path:
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return python.parents[1] / "lib" / version / "site-packages" / "trl" / "chat_templates"
-
-
-@pytest.fixture(scope="module")
-def in_archive(python: Path) -> Path:
+def in_archive() -> Path:
     """The templates of the source archive, which is fetched once; nothing of it is built."""
     home = ROOT / ".venvs" / "llama-cpp-templates"
     home.mkdir(parents=True, exist_ok=True)
@@ -86,7 +84,7 @@ def in_archive(python: Path) -> Path:
         if not ready.exists() or ready.read_text() != ARCHIVE:
             if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
                 pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
-            pip = [str(python), "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
             pip += ["--no-binary", "llama-cpp-python", "-d", str(home), ARCHIVE]
             try:
                 done = subprocess.run(pip, capture_output=True, text=True, timeout=ARCHIVE_S)
@@ -124,7 +122,7 @@ def load(request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_p
     return load
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_true_template_passes_the_self_test(name: str, load: Callable[[str], Renderer]) -> None:
     report = examine(load(name))
     assert report.ok, str(report)
@@ -142,7 +140,7 @@ def answer(step: int, *, calls: bool) -> dict[str, Any]:
     return said
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", EVERY)
 def test_ten_turns_of_tools_and_text_extend_each_other(
     name: str, load: Callable[[str], Renderer], tools: list[dict[str, Any]]
 ) -> None:
