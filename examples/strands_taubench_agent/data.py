@@ -5,26 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark import Domain, Episode, Split, gold_actions, splits, tasks, tool_schemas
+from benchmark import Domain, Episode, Split, find_task, gold_actions, splits, tasks, tool_schemas
 from demonstrations import demonstrate
 from wording import tool_spec
 
 MAX_TURNS = 30  # the longest published solution has 12 actions
 
 
-def rows(
-    domain: Domain, split: Split, *, repeats: int = 1, seed: int | None = None, **more: Any
-) -> list[dict[str, Any]]:
-    """The payloads of a split, each ``repeats`` times; with a seed in a random order. Telecom is rendered compactly."""
+def rows(domain: Domain, task_ids: Sequence[str], *, repeats: int = 1, **more: Any) -> list[dict[str, Any]]:
+    """The payloads of these tasks, each ``repeats`` times. Telecom is rendered compactly."""
     how = {"rendering": "compact", "max_turns": MAX_TURNS, **more} if domain == "telecom" else more
-    found = [{"domain": domain, "task_id": task_id, **how} for task_id in splits(domain)[split]]
-    if seed is not None:
-        random.Random(seed).shuffle(found)
-    return [row for row in found for _ in range(repeats)]
+    return [{"domain": domain, "task_id": task_id, **how} for task_id in task_ids for _ in range(repeats)]
+
+
+def train_and_validation(domain: Domain, count: int, seed: int) -> tuple[list[str], list[str]]:
+    """The train split in a random order, and ``count`` of its tasks that are left out of it, the same ones for every seed."""
+    task_ids = list(splits(domain)["train"])
+    left_out = set(random.Random("validation").sample(task_ids, count))
+    random.Random(seed).shuffle(task_ids)
+    return [i for i in task_ids if i not in left_out], [i for i in task_ids if i in left_out]
 
 
 def solutions(domain: Domain, split: Split, *, most: int | None = None) -> Iterator[dict[str, Any]]:
@@ -59,7 +62,14 @@ def main() -> None:
         "--solutions", type=int, metavar="N", help="print N test tasks with their published solutions; 0: all"
     )
     parser.add_argument("--domain", choices=("telecom", "retail", "airline"), default="telecom")
-    parser.add_argument("--repeats", type=int, default=4, help="times that each test task is run in an evaluation")
+    parser.add_argument("--repeats", type=int, default=4, help="times that each task is run in an evaluation")
+    parser.add_argument(
+        "--validation",
+        type=int,
+        default=0,
+        metavar="N",
+        help="evaluate on N tasks of the train split, which are then neither trained on nor demonstrated",
+    )
     parser.add_argument("--demonstrations", type=int, default=24, help="of each train task of telecom; 0: none")
     parser.add_argument(
         "--partial-credit", type=float, default=0.0, help="what the share of the gold actions is worth in training"
@@ -72,12 +82,13 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     credit = {"partial_credit": options.partial_credit} if options.partial_credit else {}
-    write(options.out / "train.jsonl", rows(options.domain, "train", seed=options.seed, **credit))
-    write(options.out / "test.jsonl", rows(options.domain, "test", repeats=options.repeats))
+    learnt, validation = train_and_validation(options.domain, options.validation, options.seed)
+    write(options.out / "train.jsonl", rows(options.domain, learnt, **credit))
+    name, evaluated = ("validation", validation) if validation else ("test", splits(options.domain)["test"])
+    write(options.out / f"{name}.jsonl", rows(options.domain, evaluated, repeats=options.repeats))
     if options.domain == "telecom" and options.demonstrations:
         rng = random.Random(options.seed)
-        train = tasks("telecom", "train")
-        shown = (demonstrate(task, rng) for _ in range(options.demonstrations) for task in train)
+        shown = (demonstrate(find_task("telecom", i), rng) for _ in range(options.demonstrations) for i in learnt)
         write(options.out / "demonstrations.jsonl", shown)
         tools = [as_openai(tool_spec("compact", schema)) for schema in tool_schemas("telecom").values()]
         (options.out / "tools.json").write_text(json.dumps(tools) + "\n", encoding="utf-8")

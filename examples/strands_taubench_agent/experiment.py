@@ -5,6 +5,8 @@
 For each seed: a warm start on demonstrations of the 74 train tasks, then GRPO on the train tasks with `agentcore-rl train`: the
 Strands agent in sessions of the local runtime, through the gateway. The 40 test tasks are run before and after, each several
 times. Everything lies below --out; what is there already is not done again, and an interrupted seed goes on.
+
+Choose settings by `--validation 20 --out runs/taubench-validation`, never by the test tasks.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ def agent_python() -> str:
     return str(build(Dependencies.beside(HERE / "rl_app.py"), cache_dir()))
 
 
-def prepare(out: Path, *, repeats: int) -> Path:
+def prepare(out: Path, options: argparse.Namespace) -> Path:
     """Rows and demonstrations, the same for every seed."""
     data = out / "data"
     if not (data / "tools.json").exists():
-        run([agent_python(), str(HERE / "data.py"), "--out", str(data), "--repeats", str(repeats)])
+        command = [agent_python(), str(HERE / "data.py"), "--out", str(data), "--repeats", str(options.repeats)]
+        run([*command, f"--validation={options.validation}", f"--partial-credit={options.partial_credit}"])
     return data
 
 
@@ -56,7 +59,7 @@ def train_seed(out: Path, data: Path, seed: int, options: argparse.Namespace) ->
     settings = {
         "agent": HERE / "rl_app.py",
         "data": data / "train.jsonl",
-        "eval-data": data / "test.jsonl",
+        "eval-data": data / ("validation.jsonl" if options.validation else "test.jsonl"),
         "model": policy,
         "steps": options.steps,
         "groups": options.groups,
@@ -162,13 +165,21 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--rollouts", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=6e-4)
-    parser.add_argument("--repeats", type=int, default=2, help="rollouts of each test task in an evaluation")
+    parser.add_argument("--partial-credit", type=float, default=0.0, help="what the share of the gold actions is worth")
+    parser.add_argument("--repeats", type=int, default=4, help="rollouts of each task in an evaluation")
+    parser.add_argument(
+        "--validation",
+        type=int,
+        default=0,
+        metavar="N",
+        help="evaluate on N train tasks that are left out of everything else, in the test tasks' place: to choose settings by",
+    )
     parser.add_argument("--report", action="store_true", help="only print the table of what is done")
     options = parser.parse_args()
     out = options.out.resolve()
     if not options.report:
         out.mkdir(parents=True, exist_ok=True)
-        data = prepare(out, repeats=options.repeats)
+        data = prepare(out, options)
         for seed in options.seeds:
             train_seed(out, data, seed, options)
     table = report(out, options.seeds)

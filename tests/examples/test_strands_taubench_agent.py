@@ -35,7 +35,7 @@ import json
 import sys
 from collections import Counter
 from benchmark import Episode, gold_actions, splits, tasks
-from data import rows
+from data import rows, train_and_validation
 from demonstrations import demonstrate
 import random
 from pathlib import Path
@@ -75,7 +75,8 @@ print(json.dumps({
     "shown": shown,
     "gold": gold_actions(train[0]),
     "part": part.scores().share,
-    "rows": [rows("telecom", "train", partial_credit=0.5)[0], rows("telecom", "test")[0]],
+    "rows": [rows("telecom", [train[0].id], partial_credit=0.5)[0], rows("telecom", [wrong.id])[0]],
+    "validation": [train_and_validation("telecom", 20, seed) for seed in (0, 1)],
     "retail": [silent, talk.scores().published],
 }))
 """
@@ -117,6 +118,14 @@ def test_no_test_task_has_the_faults_of_a_train_task(benchmark: dict[str, Any]) 
     faults = {name: {i.partition("[PERSONA")[0] for i in ids} for name, ids in benchmark["splits"].items()}
     assert (len(faults["train"]), len(faults["test"])) == (74, 40)
     assert faults["train"] & faults["test"] == set()
+
+
+def test_validation_tasks_are_train_tasks_that_are_left_out_the_same_for_every_seed(benchmark: dict[str, Any]) -> None:
+    (learnt, validation), (learnt_1, validation_1) = benchmark["validation"]
+    assert (len(learnt), len(validation)) == (54, 20)
+    assert set(learnt) | set(validation) == set(benchmark["splits"]["train"])
+    assert (set(learnt), set(validation)) == (set(learnt_1), set(validation_1))
+    assert learnt != learnt_1
 
 
 def test_a_call_that_cannot_be_made_is_answered_and_earns_nothing(benchmark: dict[str, Any]) -> None:
