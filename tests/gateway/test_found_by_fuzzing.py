@@ -293,7 +293,7 @@ async def test_a_call_that_is_ended_while_the_disk_takes_its_record_is_answered(
         told: Any = client.pause_async(in_flight="abort") if how == "pause" else client.close_sessions_async(names)
         ended = asyncio.ensure_future(told)
         async with asyncio.timeout(30):
-            while gateway.paused is None and not gateway.sessions.by_id[session.session_id.encode()].closed:  # noqa: ASYNC110
+            while gateway.running.paused is None and not gateway.sessions.by_id[session.session_id.encode()].closed:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     finally:
         go_on.set()

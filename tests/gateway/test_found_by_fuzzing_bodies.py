@@ -97,7 +97,7 @@ async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_another(
         before = tracemalloc.get_traced_memory()[0]
         writer.write(head + chunks)
         async with asyncio.timeout(60):
-            while gateway.receiving < len(body) - 2:  # noqa: ASYNC110  (there is no event for it)
+            while gateway.connections.receiving < len(body) - 2:  # noqa: ASYNC110  (there is no event for it)
                 await asyncio.sleep(0.005)
         held = tracemalloc.get_traced_memory()[0] - before
     finally:

@@ -185,10 +185,10 @@ async def test_a_second_try_waits_while_the_gateway_is_paused(
     engine.faults.append(Fault(delay_s=0.3, drop_after=0))
     call = asyncio.ensure_future(ask(session))
     await until(lambda: len(engine.calls) == 1)
-    await gateway.pause(in_flight="continue")
+    await gateway.running.pause(in_flight="continue")
     await asyncio.sleep(0.6)
     assert len(engine.calls) == 1
-    gateway.resume()
+    gateway.running.resume()
     assert (await call)[0] == 200
 
 

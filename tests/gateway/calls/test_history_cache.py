@@ -145,7 +145,7 @@ async def test_histories_made_again_are_the_ones_that_were_there(
         messages = [*messages, await ask(handle, messages, tools=TOOLS), user(text)]
     await ask(handle, messages[:3], tools=TOOLS)
     session = gateway.sessions.by_id[handle.session_id.encode()]
-    history = session.history
+    history = histories_of(gateway)._of.get(session.id_bytes)
     assert history is not None
     kept = history.conversation
     assert kept is not None
@@ -182,7 +182,7 @@ async def test_the_budget_holds_and_the_sessions_that_were_active_last_stay(
     for session in sessions:
         await ask(session, [*asked, said[session.session_id], user("and?")])
         assert histories.held_bytes <= histories.budget_bytes
-    held = [s.session_id for s in sessions if gateway.sessions.by_id[s.session_id.encode()].history is not None]
+    held = [s.session_id for s in sessions if s.session_id.encode() in histories._of]
     assert held == [s.session_id for s in sessions[-len(held) :]]
     assert 2 <= len(held) <= 3
     await client.close_sessions_async([sessions[-1].session_id])
@@ -220,9 +220,9 @@ async def test_an_agent_that_hangs_up_while_its_history_is_read_leaves_nothing_p
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    await gateway._until(lambda: not gateway.running, 5)
+    await gateway.running.until(lambda: not len(gateway.running), 5)
     assert histories.held_bytes == 0
-    assert gateway.sessions.by_id[session.session_id.encode()].history is None
+    assert session.session_id.encode() not in histories._of
 
 
 async def test_a_damaged_record_costs_the_prefix_and_not_the_call(

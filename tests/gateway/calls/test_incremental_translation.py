@@ -269,7 +269,7 @@ async def test_prompts_rendered_here_are_the_same_whether_or_not_only_the_new_is
 ) -> None:
     sent: list[list[list[int]]] = []
     for least in (32 * 2**10, 10**12):
-        monkeypatch.setattr("agentcore_rl_toolkit.gateway.calls.call.LONG", least)
+        monkeypatch.setattr("agentcore_rl_toolkit.gateway.calls.agent.LONG", least)
         async with ScriptedEngine() as engine:
             gateway = await start_gateway(engine, engine="vllm", model_dir=str(MODEL))
             session = await sessions_of(gateway)

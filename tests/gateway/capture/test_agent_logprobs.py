@@ -118,7 +118,7 @@ async def test_a_reply_whose_turn_comes_later_is_the_same(
         early_ones.append(early)
         asyncio.get_running_loop().call_later(0.01, work)
 
-    monkeypatch.setattr(gateway.slices, "run", run)
+    monkeypatch.setattr(gateway.calls.slices, "run", run)
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     engine.replies.append({"content": "w11 w12 w13"})
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **asked}

@@ -88,7 +88,7 @@ async def call(gateway: Gateway, **fields: Any) -> list[Turn]:
 async def arrived(gateway: Gateway, size: int) -> None:
     """Return when the gateway has read so much of a reply."""
     async with asyncio.timeout(30):
-        while not any(running.received >= size for running in gateway.running):  # noqa: ASYNC110  (a socket)
+        while not any(running.engine.incoming.received >= size for running in gateway.running):  # noqa: ASYNC110  (a socket)
             await asyncio.sleep(0.002)
 
 
@@ -137,11 +137,10 @@ async def test_what_waits_unread_when_others_are_published_was_sampled_before(se
         await write(first)
         await arrived(gateway, len(first))
         [running] = gateway.running
-        assert running.up is not None
-        running.up.transport.pause_reading()  # as for an agent that reads slowly, or a loop with too much to do
+        running.agent_slow()  # as for an agent that reads slowly, or a loop with too much to do
         await write(event(302) + event(303, finish="stop"))
         await GatewayClient(gateway.url).set_weight_version_async(2)
-        running.up.transport.resume_reading()
+        running.agent_ready()
 
     async with scripted(step, **settings) as gateway:
         [turn] = await call(gateway, stream=True)

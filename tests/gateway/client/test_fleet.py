@@ -83,7 +83,7 @@ async def test_versions_pauses_and_servers_are_those_of_all(both: GatewayClient,
     sessions = await both.create_sessions_async([new_session_id() for _ in range(4)])
     await both.set_weight_version_async(7)
     assert await both.pause_async(arriving="reject") == {"paused": True, "in_flight": 0}
-    assert [gateway.paused for gateway in two] == ["reject", "reject"]
+    assert [gateway.running.paused for gateway in two] == ["reject", "reject"]
     assert await asyncio.gather(*map(ask, sessions)) == [429] * 4
     await both.resume_async()
     assert await asyncio.gather(*map(ask, sessions)) == [200] * 4
@@ -95,7 +95,7 @@ async def test_versions_pauses_and_servers_are_those_of_all(both: GatewayClient,
         await both.remove_worker_async(added)
     with pytest.raises(GatewayError, match="sampler"):
         await both.set_weight_version_async(8, sampler="tinker://none")
-    assert [gateway.weight_version for gateway in two] == [7, 7]
+    assert [gateway.running.weight_version for gateway in two] == [7, 7]
 
 
 async def test_closed_sessions_of_all_are_streamed_each_once(both: GatewayClient, two: list[Gateway]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from agentcore_rl_toolkit.gateway.dialects import (
-    ChatStream,
     Delta,
     Event,
     Reply,
@@ -15,9 +14,10 @@ from agentcore_rl_toolkit.gateway.dialects import (
     SSEParser,
     ToolDelta,
     Usage,
-    decode_reply,
 )
 from agentcore_rl_toolkit.gateway.dialects.canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS
+
+from .chat_reader import ChatStream, decode_reply
 
 
 class _Stream:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from agentcore_rl_toolkit.errors import UpstreamError
 from agentcore_rl_toolkit.gateway.dialects import (
     DIALECTS,
-    ChatStream,
     Choice,
     Delta,
     Reply,
@@ -21,10 +20,10 @@ from agentcore_rl_toolkit.gateway.dialects import (
     ToolCall,
     ToolDelta,
     Usage,
-    decode_reply,
     deltas_of,
 )
 
+from .chat_reader import ChatStream, decode_reply
 from .readers import REPLIES, STREAMS
 
 CHATTY = ["chat", "responses", "anthropic"]

@@ -174,7 +174,7 @@ async def test_a_request_larger_than_what_is_read_at_once_arrives_whole(
     status, _ = await call(session, {"messages": [{"role": "user", "content": text}]})
     assert status == 200
     assert engine.calls[-1].body["messages"][0]["content"] == text
-    assert gateway.receiving == 0
+    assert gateway.connections.receiving == 0
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -208,7 +208,7 @@ async def test_a_limit_is_kept_in_the_middle_of_a_body(start_gateway: Start, eng
     status, said = await call(session, {"messages": [{"role": "user", "content": "x" * 500_000}]})
     assert status == 503
     assert b"too many large requests" in said
-    assert gateway.receiving == 0
+    assert gateway.connections.receiving == 0
     assert (await call(session, {"messages": [{"role": "user", "content": "x" * 100_000}]}))[0] == 200
 
 

@@ -57,9 +57,9 @@ async def test_a_segment_that_cannot_be_begun_is_tried_again_at_once_and_told_on
             async with asyncio.timeout(30):
                 while "no further segment" not in caplog.text:  # noqa: ASYNC110  (the gateway's clock)
                     await asyncio.sleep(0.02)
-            looked = gateway.lag_s
+            looked = gateway.lag.now_s
             async with asyncio.timeout(30):
-                while gateway.lag_s == looked:  # noqa: ASYNC110  (another look)
+                while gateway.lag.now_s == looked:  # noqa: ASYNC110  (another look)
                     await asyncio.sleep(0.02)
             assert gateway.journal.segments == before
             assert caplog.text.count("no further segment") == 1
@@ -93,9 +93,9 @@ async def test_calls_of_before_a_restart_are_as_old_as_they_are(
 async def looked(gateway: Gateway, times: int = 3) -> None:
     """Return when the gateway has looked after its store so many times."""
     for _ in range(times):
-        before = gateway.lag_s
+        before = gateway.lag.now_s
         async with asyncio.timeout(30):
-            while gateway.lag_s == before:  # noqa: ASYNC110  (the gateway's clock)
+            while gateway.lag.now_s == before:  # noqa: ASYNC110  (the gateway's clock)
                 await asyncio.sleep(0.01)
 
 

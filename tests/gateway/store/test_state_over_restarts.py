@@ -163,7 +163,7 @@ async def test_who_administers_is_answered_when_the_disk_has_it_and_agents_do_no
         assert not (tmp_path / NAME).exists()
         hung_up = asyncio.ensure_future(client.set_weight_version_async(8))
         async with asyncio.timeout(30):
-            while gateway.weight_version != 8:  # noqa: ASYNC110  (a socket at the other end)
+            while gateway.running.weight_version != 8:  # noqa: ASYNC110  (a socket at the other end)
                 await asyncio.sleep(0.01)
         hung_up.cancel()
     finally:
@@ -193,7 +193,7 @@ async def test_a_change_that_cannot_be_stored_is_no_success(
     wall.rmdir()
     await client.resume_async()
     await gateway.stop()
-    assert (await start_gateway(engine, store_dir=str(tmp_path))).weight_version == 7
+    assert (await start_gateway(engine, store_dir=str(tmp_path))).running.weight_version == 7
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"paused": "for ever"}', b'{"weight_version": "x"}', b"\xff\x00"])
@@ -202,11 +202,11 @@ async def test_a_damaged_state_is_told_and_replaced(
 ) -> None:
     (tmp_path / NAME).write_bytes(text)
     gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    assert (gateway.weight_version, gateway.paused) == (None, None)
+    assert (gateway.running.weight_version, gateway.running.paused) == (None, None)
     assert "the weight version is unknown" in caplog.text
     await GatewayClient(gateway.url).set_weight_version_async(2)
     await gateway.stop()
-    assert (await start_gateway(engine, store_dir=str(tmp_path))).weight_version == 2
+    assert (await start_gateway(engine, store_dir=str(tmp_path))).running.weight_version == 2
 
 
 async def test_weights_at_tinker_are_known_after_a_restart_with_their_version(
@@ -246,4 +246,4 @@ async def test_weights_at_tinker_are_known_after_a_restart_with_their_version(
         finally:
             await running[-1].stop(grace_s=0.2)
     # Another engine's weights have no version yet.
-    assert (await start_gateway(engine, store_dir=str(tmp_path))).weight_version is None
+    assert (await start_gateway(engine, store_dir=str(tmp_path))).running.weight_version is None

@@ -9,18 +9,38 @@ import asyncio
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import msgspec
 
+from ..calls.running import RunningCalls
+from ..config import GatewayConfig
 from ..errors import NOT_JSON
-
-if TYPE_CHECKING:
-    from ..server import Gateway
 
 log = logging.getLogger(__name__)
 
 NAME = "state.json"
+
+
+class Lag:
+    """How late timers run: the last one, and the one that was latest. Units: seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.most_s = 0.0
+
+    def saw(self, late_s: float) -> None:
+        self.now_s = late_s
+        self.most_s = max(self.most_s, late_s)
+
+
+class Samplers(Protocol):
+    """Weights at Tinker: what is sampled, and its version."""
+
+    wanted: tuple[str, int | None] | None
+
+    def models(self) -> list[str]: ...
+    async def use(self, model: str | None, version: int) -> None: ...
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,22 +60,21 @@ class StateFile:
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take_up(self, gateway: Gateway) -> None:
+    def take_up(self, config: GatewayConfig, running: RunningCalls, tinker: Samplers | None) -> None:
         """Go on with what was stored. What the configuration names wins, and is stored in its place."""
         stored = self._read()
-        config, tinker = gateway.config, gateway.tinker
         named = config.weight_version is not None or config.sampler is not None
         if stored is not None:
-            gateway.paused = stored.paused
+            running.paused = stored.paused
             same = config.weight_version is None and config.sampler in (None, stored.sampler)
             # A sampler's version is not that of another engine's weights.
             if same and (tinker is not None or stored.sampler is None):
-                gateway.weight_version = stored.weight_version
+                running.weight_version = stored.weight_version
                 if tinker is not None and stored.sampler is not None:
                     tinker.wanted = (stored.sampler, stored.weight_version)
-        if self._path is not None and named and _state_of(gateway) != stored:
+        if self._path is not None and named and _state_of(running, tinker) != stored:
             try:
-                self._write(self._path, _state_of(gateway))
+                self._write(self._path, _state_of(running, tinker))
             except OSError as e:
                 log.error("%s still says another weight version: %s", self._path, e)
 
@@ -70,19 +89,19 @@ class StateFile:
             log.error("%s cannot be read: the weight version is unknown, and a pause forgotten: %s", self._path, e)
         return self._stored
 
-    async def keep(self, gateway: Gateway) -> None:
+    async def keep(self, running: RunningCalls, tinker: Samplers | None) -> None:
         """Return when what holds now is on the disk. Raises: OSError."""
         if self._path is None:
             return
         # Written to the end also when the administrator hangs up: the next one comes after it.
-        task = asyncio.get_running_loop().create_task(self._keep(self._path, gateway))
+        task = asyncio.get_running_loop().create_task(self._keep(self._path, running, tinker))
         self._tasks.add(task)
         task.add_done_callback(self._done)
         await asyncio.shield(task)
 
-    async def _keep(self, path: Path, gateway: Gateway) -> None:
+    async def _keep(self, path: Path, running: RunningCalls, tinker: Samplers | None) -> None:
         async with self._lock:
-            state = _state_of(gateway)
+            state = _state_of(running, tinker)
             if state != self._stored:
                 await asyncio.to_thread(self._write, path, state)
 
@@ -107,9 +126,9 @@ class StateFile:
         self._stored = state
 
 
-def _state_of(gateway: Gateway) -> State:
-    models = gateway.tinker.models() if gateway.tinker is not None else []
+def _state_of(running: RunningCalls, tinker: Samplers | None) -> State:
+    models = tinker.models() if tinker is not None else []
     paused: Literal["hold", "reject"] | None = None
-    if gateway.paused is not None:
-        paused = "reject" if gateway.paused == "reject" else "hold"
-    return State(weight_version=gateway.weight_version, paused=paused, sampler=models[0] if models else None)
+    if running.paused is not None:
+        paused = "reject" if running.paused == "reject" else "hold"
+    return State(weight_version=running.weight_version, paused=paused, sampler=models[0] if models else None)

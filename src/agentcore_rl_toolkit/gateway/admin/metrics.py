@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..server import Gateway
+from .parts import Parts
 
 _HELP = {
     "calls": "Model calls received from agents",
@@ -29,23 +28,23 @@ _HELP = {
 }
 
 
-def snapshot(gateway: Gateway) -> dict[str, Any]:
+def snapshot(parts: Parts) -> dict[str, Any]:
     """Everything that is counted. Units: seconds, bytes."""
-    sessions, journal = gateway.sessions, gateway.journal
-    histories = gateway.token_mode.histories if gateway.token_mode is not None else None
+    sessions, journal, running = parts.sessions, parts.sessions.journal, parts.running
+    histories = parts.token_mode.histories if parts.token_mode is not None else None
     return {
-        **{name: gateway.counters[name] for name in _HELP},
+        **{name: parts.counters[name] for name in _HELP},
         "turns": sessions.turns,
         "sessions": len(sessions.by_id),
         "sessions_created": sessions.created,
         "sessions_deleted": sessions.deleted,
-        "in_flight": len(gateway.running),
-        "held": len(gateway.waiting),
-        "connections": len(gateway.connections),
-        "paused": gateway.paused is not None,
-        "weight_version": gateway.weight_version,
-        "event_loop_lag_s": gateway.lag_s,
-        "event_loop_lag_max_s": gateway.lag_max_s,
+        "in_flight": len(running),
+        "held": len(running.waiting),
+        "connections": len(parts.connections),
+        "paused": running.paused is not None,
+        "weight_version": running.weight_version,
+        "event_loop_lag_s": parts.lag.now_s,
+        "event_loop_lag_max_s": parts.lag.most_s,
         "history_bytes": histories.held_bytes if histories is not None else 0,
         "history_reloads": histories.reloads if histories is not None else 0,
         "histories_lost": histories.lost if histories is not None else 0,
@@ -54,9 +53,9 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
         "journal_slow_writes": journal.slow_writes,
         "journal_torn_bytes": journal.torn_bytes,
         "journal_damaged_bytes": journal.damaged_bytes,
-        "uptime_s": time.time() - gateway.started_s,
+        "uptime_s": time.time() - parts.started_s,
         "pid": os.getpid(),
-        "workers": gateway.admin.list_workers(),
+        "workers": parts.servers(),
     }
 
 
@@ -75,9 +74,9 @@ _GAUGES = {
 }
 
 
-def exposition(gateway: Gateway) -> bytes:
+def exposition(parts: Parts) -> bytes:
     """The same for Prometheus."""
-    values = snapshot(gateway)
+    values = snapshot(parts)
     lines: list[str] = []
     for name, text in [*_HELP.items(), ("turns", "Turns stored")]:
         metric = f"agentcore_rl_gateway_{name}_total"

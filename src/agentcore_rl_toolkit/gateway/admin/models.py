@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -13,15 +13,13 @@ from ...errors import AgentCoreRLError
 from ..dialects.anthropic import encode_count, parse_request
 from ..engines.errors import upstream_error
 from ..errors import NOT_JSON, RequestError
+from ..http.connection import AgentConnection
 from ..http.messages import Request, reply
 from ..http.structure import check_structure
 from ..sessions.registry import Session
 from ..upstreams.requests import get, post
-
-if TYPE_CHECKING:
-    from ..http.connection import AgentConnection
-    from ..server import Gateway
-    from .routes import Admin
+from .answers import Answers
+from .parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +29,9 @@ _to_json = msgspec.json.Encoder().encode
 class ModelRoutes:
     """`/models` and `/messages/count_tokens` of a session."""
 
-    def __init__(self, gateway: Gateway, admin: Admin) -> None:
-        self._gateway = gateway
-        self._admin = admin
+    def __init__(self, parts: Parts, answers: Answers) -> None:
+        self._parts = parts
+        self._answers = answers
 
     async def models(self, conn: AgentConnection, request: Request, session: Session, wanted: str | None) -> None:
         """`GET /sessions/{id}/v1/models`, or one of them: what this session may ask for, or what its server lists.
@@ -49,20 +47,20 @@ class ModelRoutes:
             if wanted is None:
                 whole = {"object": "list", "data": listed, "has_more": False}
                 whole |= {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
-                self._admin.answer(conn, request, 200, whole)
+                self._answers.answer(conn, request, 200, whole)
                 return
             found = next((model for model in listed if model["id"] == wanted), None)
             if found is None:
                 raise RequestError(f"there is no model {wanted[:100]!r} here", kind="model_not_found", param="model")
-            self._admin.answer(conn, request, 200, found)
+            self._answers.answer(conn, request, 200, found)
         except RequestError as e:
-            self._admin.refuse(conn, request, e, dialect=dialect)
+            self._answers.refuse(conn, request, e, dialect=dialect)
 
     async def _served(self) -> list[dict[str, Any]]:
         """What the servers have. Raises: RequestError."""
-        if self._gateway.tinker is not None:
-            return [{"id": name, "owned_by": "tinker"} for name in self._gateway.tinker.models()]
-        worker = self._gateway.router.pick(None)
+        if self._parts.tinker is not None:
+            return [{"id": name, "owned_by": "tinker"} for name in self._parts.tinker.models()]
+        worker = self._parts.router.pick(None)
         if worker is None:
             raise RequestError("the gateway has no inference server", kind="overloaded")
         try:
@@ -82,7 +80,7 @@ class ModelRoutes:
         try:
             check_structure(request.body)
             asked = parse_request(request.body, counting=True)
-            mode = self._gateway.token_mode
+            mode = self._parts.token_mode
             if mode is not None:
                 count = await asyncio.get_running_loop().run_in_executor(
                     mode.executor,
@@ -97,18 +95,18 @@ class ModelRoutes:
                     said["chat_template_kwargs"] = options
                 count = await self._engine_count(said, session)
         except RequestError as e:
-            self._admin.refuse(conn, request, e, dialect="anthropic")
+            self._answers.refuse(conn, request, e, dialect="anthropic")
             return
         except AgentCoreRLError as e:
             error = RequestError(f"the prompt cannot be rendered: {e}")
-            self._admin.refuse(conn, request, error, dialect="anthropic")
+            self._answers.refuse(conn, request, error, dialect="anthropic")
             return
         conn.task = None
         conn.write(reply(200, encode_count(count), keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
 
     async def _engine_count(self, body: dict[str, Any], session: Session) -> int:
-        worker = self._gateway.router.pick(session.worker)
+        worker = self._parts.router.pick(session.worker)
         if worker is None:
             raise RequestError("the gateway has no inference server", kind="overloaded")
         if session.settings.model_id is not None:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
 import msgspec
@@ -22,15 +22,14 @@ from ...errors import GatewayError
 from ...trajectory.experts import int32_of, shape_of
 from ..capture.record import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
 from ..errors import NOT_JSON, RequestError
+from ..http.connection import AgentConnection
 from ..http.messages import Request, reply
 from ..sessions.registry import Session, Sessions
 from ..sessions.settings import SessionSettings
 from ..store.restore import readable
-
-if TYPE_CHECKING:
-    from ..http.connection import AgentConnection
-    from ..server import Gateway
-    from .routes import Admin, Handler
+from .answers import Handler
+from .parts import Parts
+from .sessions import SessionRoutes
 
 _to_json = msgspec.json.Encoder().encode
 _AT_ONCE = 100  # sessions that a thread looks through in one go
@@ -51,9 +50,10 @@ class Query(msgspec.Struct):
 class RLLMRoutes:
     """Handlers, found by method and path."""
 
-    def __init__(self, gateway: Gateway, admin: Admin) -> None:
-        self._gateway = gateway
-        self._admin = admin
+    def __init__(self, parts: Parts, routes: SessionRoutes) -> None:
+        self._parts = parts
+        self._sessions = parts.sessions
+        self._routes = routes
         self._exact: dict[tuple[bytes, bytes], Handler] = {
             (b"POST", b"/sessions"): self._create,
             (b"GET", b"/sessions"): self._list,
@@ -82,13 +82,13 @@ class RLLMRoutes:
     async def _create(self, conn: AgentConnection, request: Request) -> None:
         asked = _decode(request.body, _Create)
         settings = SessionSettings(sampling_params=asked.sampling_params or {}, metadata=asked.metadata or {})
-        [session] = await self._admin.sessions.open([asked.session_id or new_session_id()], settings)
+        [session] = await self._routes.open([asked.session_id or new_session_id()], settings)
         told = {"session_id": session.id, "url": f"/sessions/{session.id}/v1", "api_key": session.key.decode()}
         self._answer(conn, request, told)
 
     async def _list(self, conn: AgentConnection, request: Request) -> None:
         since, limit = _bounds(request)
-        found = [s for s in self._gateway.sessions.by_id.values() if s.records and s.created_s >= (since or 0.0)]
+        found = [s for s in self._sessions.by_id.values() if s.records and s.created_s >= (since or 0.0)]
         self._answer(conn, request, [_info(s) for s in found[:limit]])
 
     async def _info(self, conn: AgentConnection, request: Request) -> None:
@@ -96,30 +96,30 @@ class RLLMRoutes:
 
     async def _delete(self, conn: AgentConnection, request: Request) -> None:
         name = unquote_to_bytes(request.path[10:])
-        session = self._gateway.sessions.by_id.get(name)
+        session = self._sessions.by_id.get(name)
         records = session.records if session is not None else 0
-        await self._admin.sessions.delete_sessions([name.decode("utf-8", "replace")])
+        await self._routes.delete_sessions([name.decode("utf-8", "replace")])
         self._answer(conn, request, {"deleted": records})
 
     async def _batch_delete(self, conn: AgentConnection, request: Request) -> None:
         names = _decode(request.body, Query).session_ids
-        by_id = self._gateway.sessions.by_id
+        by_id = self._sessions.by_id
         records = sum(by_id[n.encode()].records for n in names if n.encode() in by_id)
-        await self._admin.sessions.delete_sessions(names)
+        await self._routes.delete_sessions(names)
         self._answer(conn, request, {"deleted": records})
 
     # -- traces
 
     async def _traces(self, conn: AgentConnection, request: Request) -> None:
         """Of a session that nobody knows there are none: it may have been deleted, or not have called yet."""
-        session = self._gateway.sessions.by_id.get(unquote_to_bytes(request.path[10:-7]))
+        session = self._sessions.by_id.get(unquote_to_bytes(request.path[10:-7]))
         since, limit = _bounds(request)
         sessions = [] if session is None else [session]
         await self._send(conn, request, sessions, since, limit, compact=_asked(request, "format") == "compact")
 
     async def _query(self, conn: AgentConnection, request: Request) -> None:
         asked = _decode(request.body, Query)
-        by_id = self._gateway.sessions.by_id
+        by_id = self._sessions.by_id
         found = [s for s in (by_id.get(name.encode()) for name in asked.session_ids) if s is not None]
         await self._send(conn, request, found, asked.since, asked.limit)
 
@@ -134,11 +134,11 @@ class RLLMRoutes:
 
     async def _naming(self, trace_id: str) -> list[Session]:
         """Sessions whose stored calls name this trace; looked for in a thread, without decoding them."""
-        sessions = self._gateway.sessions
+        sessions = self._sessions
         call_id = trace_id.partition(".")[0].encode()
         found: list[Session] = []
         everyone = list(sessions.by_id.values()) if call_id else []
-        self._gateway.journal.flush()
+        self._sessions.journal.flush()
         for at in range(0, len(everyone), _AT_ONCE):
             frames = [(s, list(zip(s.positions, s.lengths, strict=True))) for s in everyone[at : at + _AT_ONCE]]
 
@@ -169,27 +169,27 @@ class RLLMRoutes:
 
     async def _read(self, session: Session) -> list[dict[str, Any]]:
         """A session's traces; decoded in a thread, so that agents' calls go on meanwhile."""
-        self._gateway.journal.settle()
-        payloads = readable(self._gateway.sessions, session)
+        self._sessions.journal.settle()
+        payloads = readable(self._sessions, session)
         metadata = session.settings.metadata
         return await asyncio.get_running_loop().run_in_executor(None, traces_of, session.id, payloads, metadata)
 
     # -- the rest
 
     async def _workers(self, conn: AgentConnection, request: Request) -> None:
-        workers = self._admin.list_workers()
+        workers = self._parts.servers()
         told = {"workers": workers, "healthy": sum(w["healthy"] for w in workers), "total": len(workers)}
         self._answer(conn, request, told)
 
     async def _flush(self, conn: AgentConnection, request: Request) -> None:
-        self._gateway.journal.settle()
+        self._sessions.journal.settle()
         self._answer(conn, request, {"status": "flushed"})
 
     async def _reload(self, conn: AgentConnection, request: Request) -> None:
         self._answer(conn, request, {"status": "ok"})
 
     def _session(self, name: bytes) -> Session:
-        session = self._gateway.sessions.by_id.get(unquote_to_bytes(name))
+        session = self._sessions.by_id.get(unquote_to_bytes(name))
         if session is None:
             raise RequestError(f"there is no session {name.decode('utf-8', 'replace')[:120]!r}", kind="not_found")
         return session

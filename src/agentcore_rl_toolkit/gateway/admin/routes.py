@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from ...errors import AgentCoreRLError, ConfigError, ContractError
 from ..config import Engine, UpstreamConfig
 from ..errors import RequestError
-from ..http.messages import Request, decode_body, error_reply, reply, retry_after
+from ..http.connection import AgentConnection
+from ..http.messages import Request, decode_body, reply
 from ..http.structure import check_structure
+from .answers import Answers, Handler
 from .metrics import exposition, snapshot
 from .models import ModelRoutes
+from .parts import Parts
 from .rllm import RLLMRoutes
 from .sessions import SessionRoutes
-
-if TYPE_CHECKING:
-    from ..http.connection import AgentConnection
-    from ..server import Gateway
-
-log = logging.getLogger(__name__)
-
-_to_json = msgspec.json.Encoder().encode
-Handler = Callable[["AgentConnection", Request], Awaitable[None]]
 
 
 class WeightVersion(msgspec.Struct):
@@ -54,12 +43,12 @@ class AddWorker(msgspec.Struct):
 class Admin:
     """Answers everything that is not a model call."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._rllm = RLLMRoutes(gateway, self)
-        self.sessions = SessionRoutes(gateway, self)
-        self.models = ModelRoutes(gateway, self)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.answers = Answers()
+        self.sessions = SessionRoutes(parts.sessions, self.answers)
+        self.models = ModelRoutes(parts, self.answers)
+        self._rllm = RLLMRoutes(parts, self.sessions)
         self._routes: dict[tuple[bytes, bytes], Handler] = {
             (b"POST", b"/admin/sessions"): self.sessions.create,
             (b"POST", b"/admin/fetch"): self.sessions.fetch,
@@ -75,25 +64,22 @@ class Admin:
             (b"POST", b"/admin/workers"): self._add_worker,
         }
 
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    def dispatch(self, conn: AgentConnection, request: Request) -> None:
+    def dispatch(self, conn: AgentConnection, request: Request, *, known: bool) -> None:
+        """``known``: the request shows that it comes from whoever may administer."""
         path = request.path
         if path in (b"/healthz", b"/health"):
-            self.answer(conn, request, 200, self._health())
+            self.answers.answer(conn, request, 200, self._health())
             return
-        if not self._gateway.is_admin(request):
-            self.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
+        if not known:
+            self.answers.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
             return
         try:
             check_structure(request.body)
         except RequestError as e:
-            self.refuse(conn, request, e)
+            self.answers.refuse(conn, request, e)
             return
         if path == b"/metrics":
-            text = exposition(self._gateway)
+            text = exposition(self._parts)
             conn.write(reply(200, text, content_type=b"text/plain; version=0.0.4", keep_alive=request.keep_alive))
             conn.done(keep_alive=request.keep_alive)
             return
@@ -105,98 +91,60 @@ class Admin:
                 if known
                 else RequestError(f"there is no route {path.decode('utf-8', 'replace')[:100]!r}", kind="not_found")
             )
-            self.refuse(conn, request, error)
+            self.answers.refuse(conn, request, error)
             return
-        self.start(self.run(handler, conn, request), conn)
+        self.answers.start(self.answers.run(handler, conn, request), conn)
 
     def _by_prefix(self, request: Request) -> Handler | None:
         if request.method == b"DELETE" and request.path.startswith(b"/admin/workers/"):
             return self._remove_worker
         return self._rllm.find(request)
 
-    async def run(self, handler: Handler, conn: AgentConnection, request: Request) -> None:
-        try:
-            await handler(conn, request)
-        except RequestError as e:
-            self.refuse(conn, request, e)
-        except (ContractError, ConfigError) as e:
-            self.refuse(conn, request, RequestError(str(e)))
-        except (ConnectionResetError, asyncio.CancelledError):
-            conn.transport.abort()
-        except AgentCoreRLError as e:
-            log.error("%s failed: %s", request.path.decode("utf-8", "replace"), e)
-            self.refuse(conn, request, RequestError(str(e), kind="internal"))
-        except Exception as e:
-            log.exception("%s failed", request.path.decode("utf-8", "replace"))
-            self.refuse(conn, request, RequestError(f"the gateway failed: {type(e).__name__}: {e}", kind="internal"))
-        finally:
-            if conn.task is asyncio.current_task():
-                conn.task = None
-
-    def answer(self, conn: AgentConnection, request: Request, status: int, value: Any) -> None:
-        conn.task = None
-        conn.write(reply(status, _to_json(value), keep_alive=request.keep_alive))
-        conn.done(keep_alive=request.keep_alive)
-
-    def refuse(self, conn: AgentConnection, request: Request, error: RequestError, *, dialect: str = "chat") -> None:
-        """Answer with an error; one that may be over soon says when to ask again."""
-        conn.task = None
-        headers = retry_after(error)
-        conn.write(error_reply(dialect, error, headers=headers, keep_alive=request.keep_alive))
-        conn.done(keep_alive=request.keep_alive)
-
     def _health(self) -> dict[str, Any]:
-        gateway = self._gateway
-        failed = gateway.journal.failed
+        parts = self._parts
+        failed = parts.sessions.journal.failed
         return {
             "status": "ok" if failed is None else "store failing",
-            "sessions": len(gateway.sessions.by_id),
-            "in_flight": len(gateway.running),
-            "paused": gateway.paused is not None,
-            "event_loop_lag_s": round(gateway.lag_s, 4),
+            "sessions": len(parts.sessions.by_id),
+            "in_flight": len(parts.running),
+            "paused": parts.running.paused is not None,
+            "event_loop_lag_s": round(parts.lag.now_s, 4),
         }
-
-    def start(self, work: Awaitable[None], conn: AgentConnection) -> None:
-        """Run an answer as a task that ends when its connection does."""
-        task = asyncio.ensure_future(work)
-        conn.task = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # -- weights, pause
 
     async def _get_version(self, conn: AgentConnection, request: Request) -> None:
-        self.answer(conn, request, 200, {"weight_version": self._gateway.weight_version})
+        self.answers.answer(conn, request, 200, {"weight_version": self._parts.running.weight_version})
 
     async def _set_version(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, WeightVersion)
-        if self._gateway.tinker is not None:
-            await self._gateway.tinker.use(asked.sampler, asked.weight_version)
+        if self._parts.tinker is not None:
+            await self._parts.tinker.use(asked.sampler, asked.weight_version)
         elif asked.sampler is not None:
             raise RequestError("'sampler' names weights at Tinker; this gateway's engine is another", param="sampler")
-        self._gateway.publish(asked.weight_version)
+        self._parts.running.publish(asked.weight_version)
         await self._keep()
-        self.answer(conn, request, 200, {"weight_version": self._gateway.weight_version})
+        self.answers.answer(conn, request, 200, {"weight_version": self._parts.running.weight_version})
 
     async def _pause(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, Pause)
         if asked.arriving not in ("hold", "reject") or asked.in_flight not in ("finish", "abort", "continue"):
             raise RequestError("arriving is hold or reject; in_flight is finish, abort or continue")
-        told = await self._gateway.pause(
+        told = await self._parts.running.pause(
             arriving=asked.arriving, in_flight=asked.in_flight, timeout_s=min(asked.timeout_s, 3600.0)
         )
         await self._keep()
-        self.answer(conn, request, 200, told)
+        self.answers.answer(conn, request, 200, told)
 
     async def _resume(self, conn: AgentConnection, request: Request) -> None:
-        told = self._gateway.resume()
+        told = self._parts.running.resume()
         await self._keep()
-        self.answer(conn, request, 200, told)
+        self.answers.answer(conn, request, 200, told)
 
     async def _keep(self) -> None:
         """Let what was changed outlive a restart. Raises: RequestError when the disk refuses."""
         try:
-            await self._gateway.state.keep(self._gateway)
+            await self._parts.state.keep(self._parts.running, self._parts.tinker)
         except OSError as e:
             raise RequestError(
                 f"this holds, but the gateway cannot store it for a restart ({e.strerror or e}); try again",
@@ -204,38 +152,18 @@ class Admin:
             ) from e
 
     async def _stats(self, conn: AgentConnection, request: Request) -> None:
-        self.answer(conn, request, 200, snapshot(self._gateway))
+        self.answers.answer(conn, request, 200, snapshot(self._parts))
 
     # -- servers
 
     async def _workers(self, conn: AgentConnection, request: Request) -> None:
-        self.answer(conn, request, 200, self.list_workers())
-
-    def list_workers(self) -> list[dict[str, Any]]:
-        now = time.monotonic()
-        return [
-            {
-                "worker_id": w.id,
-                "url": w.config.url,
-                "api_path": w.config.api_path,
-                "model_name": w.config.model_name,
-                "engine": w.config.engine,
-                "weight": w.config.weight,
-                "active": w.inflight,
-                "calls": w.calls,
-                "failures": w.total_failures,
-                "healthy": w.resting_until <= now,
-                "active_requests": w.inflight,
-                "draining": w.draining,
-            }
-            for w in self._gateway.router.workers.values()
-        ]
+        self.answers.answer(conn, request, 200, self._parts.servers())
 
     async def _add_worker(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, AddWorker)
-        config = self._gateway.config
+        config = self._parts.config
         first = config.upstreams[0].engine if config.upstreams else config.engine
-        known = self._gateway.router.at(asked.url)  # what the request leaves out stays as it was
+        known = self._parts.router.at(asked.url)  # what the request leaves out stays as it was
         old = known.config if known is not None else UpstreamConfig(url=asked.url, engine=first)
         upstream = UpstreamConfig(
             url=asked.url,
@@ -253,13 +181,15 @@ class Admin:
                 f"host {upstream.host!r} may not be added: allow it when starting the gateway (--allow-upstream-host)",
                 kind="permission",
             )
-        worker = self._gateway.router.add(upstream, asked.worker_id)
+        worker = self._parts.router.add(upstream, asked.worker_id)
         told = {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
-        self.answer(conn, request, 200, told)
+        self.answers.answer(conn, request, 200, told)
 
     async def _remove_worker(self, conn: AgentConnection, request: Request) -> None:
         worker_id = request.path.rpartition(b"/")[2].decode("utf-8", "replace")
-        worker = self._gateway.router.drain(worker_id)
+        worker = self._parts.router.drain(worker_id)
         if worker is None:
             raise RequestError(f"there is no upstream {worker_id!r}", kind="not_found")
-        self.answer(conn, request, 200, {"worker_id": worker_id, "removed": worker_id, "draining": worker.inflight})
+        self.answers.answer(
+            conn, request, 200, {"worker_id": worker_id, "removed": worker_id, "draining": worker.inflight}
+        )

@@ -9,20 +9,17 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ..errors import RequestError
+from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, Request, chunk, decode_body, stream_head
-from ..sessions.registry import Session
+from ..sessions.registry import Session, Sessions
 from ..sessions.settings import SessionSettings
 from ..store.restore import readable
-
-if TYPE_CHECKING:
-    from ..http.connection import AgentConnection
-    from ..server import Gateway
-    from .routes import Admin
+from .answers import Answers
 
 CALLS_TYPE = b"application/vnd.agentcore-rl.calls"
 _U32 = struct.Struct("<I")
@@ -63,14 +60,14 @@ class FetchedHead(msgspec.Struct):
 class SessionRoutes:
     """What trainers do with sessions."""
 
-    def __init__(self, gateway: Gateway, admin: Admin) -> None:
-        self._gateway = gateway
-        self._admin = admin
+    def __init__(self, sessions: Sessions, answers: Answers) -> None:
+        self._sessions = sessions
+        self._answers = answers
 
     async def create(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, CreateSessions)
         created = await self.open(asked.session_ids, asked.settings)
-        self._admin.answer(
+        self._answers.answer(
             conn, request, 200, {"sessions": [{"session_id": s.id, "api_key": s.key.decode()} for s in created]}
         )
 
@@ -78,7 +75,7 @@ class SessionRoutes:
         """Open sessions, all or none. Raises: RequestError on bad settings, or when the disk refuses; ContractError."""
         settings.check()
         try:
-            return await self._gateway.sessions.opened(session_ids, settings)
+            return await self._sessions.opened(session_ids, settings)
         except OSError as e:
             raise RequestError(
                 f"the gateway cannot store a session ({e.strerror or e}); try again", kind="overloaded"
@@ -88,11 +85,11 @@ class SessionRoutes:
         asked = decode_body(request.body, Names)
         closed = 0
         for session_id in asked.session_ids:
-            session = self._gateway.sessions.by_id.get(session_id.encode())
+            session = self._sessions.by_id.get(session_id.encode())
             if session is not None:
                 closed += self.close_session(session)
-        await self._gateway.journal.kept()  # a gateway that is killed now must know it when it starts again
-        self._admin.answer(conn, request, 200, {"closed": closed})
+        await self._sessions.journal.kept()  # a gateway that is killed now must know it when it starts again
+        self._answers.answer(conn, request, 200, {"closed": closed})
 
     def close_session(self, session: Session) -> bool:
         """Close a session and end its running calls: what arrives now is too late. True if it was open."""
@@ -100,16 +97,16 @@ class SessionRoutes:
         running = list(session.inflight)
         for call in running:
             call.abort(RequestError(f"session {session.id} was closed", kind="permission"))
-        self._gateway.sessions.close(session)
+        self._sessions.close(session)
         return was_open
 
     async def delete(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, Names)
-        self._admin.answer(conn, request, 200, {"deleted": await self.delete_sessions(asked.session_ids)})
+        self._answers.answer(conn, request, 200, {"deleted": await self.delete_sessions(asked.session_ids)})
 
     async def delete_sessions(self, session_ids: list[str]) -> int:
         """Delete sessions, and return when that is stored. Returns how many there were."""
-        sessions = self._gateway.sessions
+        sessions = self._sessions
         names = [s.encode() for s in session_ids]
         for name in names:
             session = sessions.by_id.get(name)
@@ -121,22 +118,22 @@ class SessionRoutes:
 
     async def fetch(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, Names)
-        gateway = self._gateway
+        sessions = self._sessions
         if asked.close:
-            for session in map(gateway.sessions.by_id.get, [name.encode() for name in asked.session_ids]):
+            for session in map(sessions.by_id.get, [name.encode() for name in asked.session_ids]):
                 if session is not None:
                     self.close_session(session)
-            await gateway.journal.kept()
+            await sessions.journal.kept()
         conn.write(stream_head(200, ((b"content-type", CALLS_TYPE),), keep_alive=request.keep_alive))
         started = time.monotonic()
         out: list[bytes] = []
         for session_id in asked.session_ids:
             # Looked up now and not before: while others were written it may have been deleted.
-            session = gateway.sessions.by_id.get(session_id.encode())
+            session = sessions.by_id.get(session_id.encode())
             head = FetchedHead(session_id=session_id, known=session is not None)
             payloads: list[bytes] = []
             if session is not None:
-                payloads = readable(gateway.sessions, session)
+                payloads = readable(sessions, session)
                 head = FetchedHead(
                     session_id=session_id,
                     known=True,
@@ -160,7 +157,7 @@ class SessionRoutes:
     async def finished(self, conn: AgentConnection, request: Request) -> None:
         """Sessions in the order they were closed: a trainer asks again with `next` and misses none."""
         asked = decode_body(request.body, Finished)
-        sessions = self._gateway.sessions
+        sessions = self._sessions
         if not sessions.finished.beyond(asked.after) and asked.wait_s > 0:
             changed = asyncio.Event()
             sessions.waiting.add(changed)
@@ -173,7 +170,7 @@ class SessionRoutes:
                 sessions.waiting.discard(changed)
         await sessions.journal.kept()  # who is told that a session is closed must not see it open after a kill
         names, place = sessions.finished.since(asked.after, asked.limit)
-        self._admin.answer(conn, request, 200, {"session_ids": names, "next": place})
+        self._answers.answer(conn, request, 200, {"session_ids": names, "next": place})
 
 
 def _framed(data: bytes) -> bytes:

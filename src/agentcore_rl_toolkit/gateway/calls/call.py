@@ -1,168 +1,497 @@
-"""One model call, from the agent's request to the record in the journal.
+"""One model call, from the agent's request to the record in the store.
 
-The states of a call, in order (any of them may end in `_fail` or `agent_gone`)::
+A call is three parts. The agent side (`calls.agent`) has the connection, reads the request and writes the reply. The engine
+side says how the request is written for a server and how its reply is read (`calls.engine`). A transport brings it there
+and the reply's bytes back, trying other servers (`calls.exchange`). What may happen next is one table: `calls.states`.
 
-    held        the gateway is paused and lets calls wait
-    routed      a server is chosen; a connection to it is free or being opened
-    sent        the request is with the server; nothing has come back
-    relaying    the first body bytes of a good stream have gone to the agent: from here on there is no second try
-    recorded    the reply is whole and appended to the journal; its last bytes are still ours
-    done        the agent has the last byte
-
-Replies that are not streamed are kept until `recorded`, so a server that dies in the middle of one costs a retry and
-not a broken reply. Of a stream everything is relayed at once except its end: from the event that carries the finish
-reason on, bytes wait for the append.
+A reply that is not streamed is kept whole until it is recorded, so a server that dies in the middle of one costs a retry and
+not a broken reply.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-import msgspec
-
-from ..capture import agent_logprobs
-from ..capture.build import stream_again, whole_again
-from ..capture.record import CallRecord
+from ...errors import CaptureError, UpstreamError
+from ..capture.build import build
+from ..capture.record import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, CallRecord, encode
+from ..capture.reply import Captured
+from ..capture.versions import bounds
 from ..dialects import passthrough
-from ..errors import NOT_JSON, RequestError, unsupported
-from ..http.messages import Request, chunk, stream_head
+from ..engines.errors import upstream_error
+from ..errors import RequestError
+from ..http.connection import AgentConnection
+from ..http.messages import LAST_CHUNK, Request, chunk, passed, reply, stream_head
 from ..sessions.enforce import hold_to_settings
+from ..sessions.registry import Session
+from ..sessions.repeats import Answer, repeats_of
+from ..store import journal as journals
 from . import dedup
-from .attempt import Fields
-from .incremental import LONG, decoded, digest_of_body, understand
-from .relay import Answering
+from .agent import AgentSide
+from .context import Context
+from .engine import EngineSide, Owner, Transport
+from .exchange import Exchange
+from .states import ENDS, State, check
 
-if TYPE_CHECKING:
-    from ..http.connection import AgentConnection
-    from .incremental import Request as LongRequest
+log = logging.getLogger(__name__)
 
-_to_json = msgspec.json.Encoder().encode
-_TRUE = msgspec.Raw(b"true")
-_ONE = msgspec.Raw(b"1")
-_NULL = b"null"
+_FEW = 3  # running calls up to which waiting for others to commit with would only be waiting
+_EVENT_STREAM = ((b"content-type", b"text/event-stream"),)
+MakeTransport = Callable[[Owner, bool], Transport]
 
 
-class Call(Answering):
-    """One model call of a session, as a server that speaks the agent's own dialect takes it."""
+class Call:
+    """See the module. ``make`` makes the transport, for engines that need another than `Exchange`."""
 
-    __slots__ = ()
+    __slots__ = (
+        "_captured",
+        "_context",
+        "_length",
+        "_make",
+        "_position",
+        "_stored",
+        "_transport",
+        "agent",
+        "call_id",
+        "deadline",
+        "engine",
+        "index",
+        "retry_of",
+        "session",
+        "started_s",
+        "state",
+    )
+
+    def __init__(
+        self,
+        context: Context,
+        session: Session,
+        agent: AgentSide,
+        engine: EngineSide,
+        make: MakeTransport | None = None,
+    ) -> None:
+        self._context = context
+        self.engine = engine
+        self._make = make
+        self._transport: Transport | None = None
+        self.session = session
+        self.agent = agent
+        self.state = State.RECEIVED
+        self.call_id = ""
+        self.index = -1
+        self.started_s = time.time()
+        self.deadline: float | None = None
+        self.retry_of: str | None = None
+        self._captured: Captured | None = None
+        self._stored: CallRecord | None = None
+        self._position = -1
+        self._length = 0
+
+    def become(self, state: State) -> None:
+        """Raises: IllegalTransitionError."""
+        check(self.state, state)
+        self.state = state
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDS
+
+    # -- the request
 
     def begin(self, request: Request, path: bytes) -> None:
         """Check the request, put in what the capture and the session want, and send it on."""
-        session, gateway = self.session, self.gateway
-        self.keep_alive = request.keep_alive
-        body = request.body
         try:
-            long = self._long(body, path) if len(body) >= LONG else None
-            if long is None:
-                fields = decoded(body)
-                self.digest = digest_of_body(body)
-            else:
-                self.long, fields, body = long, long.fields, long.read
-                self.digest = long.digest()
-        except NOT_JSON as e:
-            self.refuse(RequestError(f"the request body must be a JSON object: {e}"))
-            return
+            self._begin(request, path)
         except RequestError as e:
             self.refuse(e)
-            return
-        stream = fields.get("stream")
-        self.stream = stream is not None and bytes(stream) == b"true"
+        except Exception as e:
+            self.broke(e)
+
+    def _begin(self, request: Request, path: bytes) -> None:
+        session, agent, engine, context = self.session, self.agent, self.engine, self._context
+        body = agent.receive(request, path, session)
         idempotency_key = request.headers.get(b"idempotency-key")
         if idempotency_key is not None:
-            self.digest = dedup.digest_of(idempotency_key, b"%d" % self.digest)
+            agent.digest = dedup.digest_of(idempotency_key, b"%d" % agent.digest)
         again = idempotency_key is not None or request.headers.get(b"x-stainless-retry-count", b"0") != b"0"
-        self.fields = fields
-        try:
-            if self.stream and self.conn is not None and self.conn.http10():
-                raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
-            fields = self._read(body, fields)
-            # A repetition uses up no turn, so it comes before the session's limits.
-            if dedup.joins(self, again=again, key=idempotency_key is not None):
-                return
-            hold_to_settings(session, fields)
-            if "n" in session.overrides:
-                self.n = passthrough.number(fields["n"]) or 1
-            self._judge(fields)
-        except RequestError as e:
-            self.refuse(e)
+        fields = engine.understand(body)
+        # A repetition uses up no turn, so it comes before the session's limits.
+        if self._joins(dedup.find(context, session, agent, again=again, key=idempotency_key is not None)):
             return
-        self.fields = dict(fields)
-        self._compose(fields, path)
-        self.call_id = next(gateway.call_ids)
+        hold_to_settings(session, fields)
+        if "n" in session.overrides:
+            agent.n = passthrough.number(fields["n"]) or 1
+        agent.settle(fields)
+        engine.compose(fields, path)
+        self.call_id = next(context.call_ids)
         self.index = session.next_index
         session.next_index += 1
         session.started_turns += 1
         session.inflight.add(self)
-        if self.conn is not None:
-            self.conn.call = self
-        limit = gateway.limits.call_s
-        self.deadline = None if limit is None else time.monotonic() + limit
-        gateway.running.add(self)
-        self._start()
-
-    def _long(self, body: bytes, path: bytes) -> LongRequest | None:
-        """A long request in two parts. Raises: msgspec.DecodeError, RecursionError when it is not a JSON object."""
-        return understand(body, self.session.messages) if path == b"chat/completions" else None
-
-    def _read(self, body: bytes, fields: Fields) -> Fields:
-        """Understand the request; the fields as the engine takes them. Raises: RequestError."""
-        gateway = self.gateway
-        self.n = passthrough.check(
-            body, fields, more=gateway.config.allow_fields if gateway.router.gives_tokens else None
-        )
-        return fields
-
-    def _judge(self, fields: Fields) -> None:
-        """Some server must take what the request asks for. Raises: RequestError that names the field."""
-        self.particular = passthrough.particular(fields, self.gateway.config.allow_fields)
-        if self.particular and self._pick(self.session.worker) is None:
-            other = self.gateway.router.pick(self.session.worker)
-            field = None if other is None else passthrough.foreign(self.particular, other.config.engine)
-            if other is not None and field is not None:
-                raise unsupported(field, f"the inference engine ({other.config.engine}) has no such ability")
-
-    def _compose(self, fields: Fields, path: bytes) -> None:
-        """Write the engine's request, asking for the tokens whatever the agent asked for.
-
-        A plain OpenAI endpoint has none to give, and refuses requests with fields of another's.
-        """
-        self.numbers = agent_logprobs.wants_numbers(fields)
-        router = self.gateway.router
-        if router.mixed:
-            self.textual = _to_json(fields) if self.long is None else b"".join(self.long.pieces(fields))
-        if router.gives_tokens:
-            if path == b"chat/completions":
-                fields["logprobs"] = _TRUE
-            elif "logprobs" not in fields or bytes(fields["logprobs"]) in (_NULL, b"0"):
-                fields["logprobs"] = _ONE
-            fields["return_token_ids"] = _TRUE
-        if self.long is None:
-            self.body = _to_json(fields)
+        if agent.conn is not None:
+            agent.conn.call = self
+        self.deadline = context.running.deadline()
+        context.running.calls.add(self)
+        if self._make is None:
+            self._transport = Exchange(self, engine, context, session, stream=agent.stream)
         else:
-            self.pieces = self.long.pieces(fields)
-        self.path = b"/v1/" + path
+            self._transport = self._make(self, agent.stream)
+        engine.prepare(self, self.call_id)
 
-    def _start(self) -> None:
-        """Everything is ready: off to an engine, unless the gateway is paused."""
+    def _joins(self, earlier: dedup.Earlier) -> bool:
+        """Whether an earlier call answers this one, now or when it ends."""
+        agent, conn = self.agent, self.agent.conn
+        self.retry_of = earlier.retry_of
+        if conn is None or (earlier.running is None and earlier.record is None):
+            return False
+        self._context.counters["turns_joined"] += 1
+        body = b"" if earlier.record is None else agent.replayed(earlier.record)
+        self.become(State.JOINED)
+        agent.conn = None
+        if earlier.record is None or earlier.answer is None:
+            earlier.running.take_over(conn, agent.keep_alive)
+            return True
+        if agent.stream:
+            head = stream_head(200, _EVENT_STREAM, keep_alive=agent.keep_alive)
+            conn.write(head + chunk(body) + LAST_CHUNK)
+        else:
+            conn.write(reply(200, body, keep_alive=agent.keep_alive))
+        conn.carries(earlier.answer, dedup.behind_the_end(body) if agent.stream else None)
+        conn.done(keep_alive=agent.keep_alive)
+        return True
+
+    def refuse(self, error: RequestError) -> None:
+        """The request never became a call: it is answered and counted, and not recorded."""
+        self._context.counters["refused"] += 1
+        self.become(State.REFUSED)
+        self.agent.fail(error)
+        self.agent.close()
+
+    # -- on its way
+
+    def go(self) -> None:
+        """Off to a server, or wait with everybody else while the gateway is paused."""
+        if self._context.running.paused is None:
+            self.route()
+        else:
+            self.become(State.HELD)
+            self._context.running.hold(self)
+
+    def route(self) -> None:
+        """Choose a server and send the request to it."""
+        try:
+            self.become(State.ROUTED)
+            if self._transport is not None:
+                self._transport.route()
+        except Exception as e:
+            self.broke(e)
+
+    def take(self, data: bytes) -> None:
+        """Bytes of a good stream have come."""
+        agent = self.agent
+        try:
+            agent.take(data, self.engine)
+        except (CaptureError, UpstreamError) as e:
+            self._stop()
+            self.fail(RequestError(str(e), kind="upstream"))
+            return
+        if agent.begun and self.state is State.SENT:
+            self.become(State.RELAYING)
+
+    def forget(self) -> None:
+        """What came of a reply counts no more, and none of it has reached the agent."""
+        self.engine.incoming.clear()
+        self.engine.forget()
+        self.agent.forget()
+
+    def _ask_again(self, status: int, body: bytes) -> bool:
+        """Ask again where the server refused what the call can do without: nothing was sampled or has reached the agent."""
+        if self.state is State.RELAYING or not self.engine.goes_without(status, body):
+            return False
+        self.forget()
         self.go()
+        return True
 
-    def replayed(self, record: CallRecord) -> bytes:
-        """The reply that a recorded call got, for whoever asks for it again."""
-        if not self.stream:
-            return whole_again(record)
-        options = self.fields.get("stream_options")
-        return stream_again(record, usage=options is not None and b"true" in bytes(options))
+    def pass_error(self, status: int, body: bytes) -> None:
+        """Give the engine's own error to the agent, in the dialect's shape, with its status."""
+        if self._ask_again(status, body):
+            return
+        error = upstream_error(status, body)
+        headers = tuple(pair for pair in passed(self.engine.incoming.headers) if pair[0] != b"content-type")
+        self._note(ERROR, status, error.code or error.kind, str(error))
+        self._end(State.FAILED, error, headers)
+
+    def fail(self, error: RequestError) -> None:
+        """The call cannot be answered, or a stream that has begun cannot go on."""
+        if self.ended:
+            return
+        if self.state is State.RELAYING:
+            error = RequestError(str(error), kind="upstream")
+            self._note(PARTIAL, self.engine.incoming.status, error.kind, str(error))
+        else:
+            self._note(ERROR, error.status or 500, error.kind, str(error))
+        self._end(State.FAILED, error)
+
+    def broke(self, error: Exception) -> None:
+        """Something here failed that nobody foresaw: the agent must be answered, and not wait for its own deadline."""
+        log.error("call %s of session %s broke", self.call_id, self.session.id, exc_info=error)
+        self._context.counters["broken_calls"] += 1
+        if self.ended:
+            return
+        self._stop()
+        why = f"the gateway could not handle this call ({type(error).__name__}); see its log"
+        if self.index < 0:
+            self.refuse(RequestError(why, kind="internal"))
+        else:
+            self.fail(RequestError(why, kind="internal"))
+
+    def abort(self, error: RequestError) -> None:
+        """Stop the call from our side (deadline, closed session, weight sync) and say why."""
+        if self.ended or self._captured is not None:  # of a whole reply the record is with the store: it goes out
+            return
+        self._stop()
+        self.fail(error)
+
+    def _stop(self) -> None:
+        if self._transport is not None:
+            self._transport.stop()
+
+    def weights_change(self) -> None:
+        """Other weights are about to be published: what has come of the reply, read or not, was sampled before."""
+        if self._transport is not None:
+            conn = self.agent.conn
+            self._transport.weights_change(slow=conn is not None and conn.paused_since is not None)
+
+    # -- the record
+
+    def complete(self) -> None:
+        """The reply is whole."""
+        self.become(State.COMPLETE)
+        self._context.slices.run(self._record_in_turn, self.engine.read_early)
+
+    def _record_in_turn(self) -> None:
+        if self.ended:  # its agent may have left while it waited
+            return
+        try:
+            self._record()
+        except Exception as e:
+            self.broke(e)
+
+    def _record(self) -> None:
+        engine, incoming = self.engine, self.engine.incoming
+        # vLLM checks streamed requests when it has answered 200 already: its refusal is the only event then.
+        if self.agent.stream and not self.agent.begun and self._ask_again(400, incoming.body()):
+            return
+        try:
+            captured = engine.capture()
+        except CaptureError as e:
+            captured = Captured(choices=[], complete=True, problem=str(e))
+        self._captured = captured
+        if captured.error is not None or not captured.complete:
+            status = PARTIAL
+        elif captured.problem is not None:
+            status = INVALID
+        elif captured.has_tokens:
+            status = OK
+        elif incoming.kind != "openai":
+            status = INVALID
+            captured.problem = (
+                "the engine returned no token ids; it must honour return_token_ids (vLLM does since 0.10.2)"
+            )
+        else:
+            status = UNTRAINABLE
+        self.become(State.RECORDED)
+        self._append(status, captured)
+
+    def _build(self, status: str, captured: Captured) -> CallRecord:
+        agent, incoming, session = self.agent, self.engine.incoming, self.session
+        return build(
+            status,
+            captured,
+            texts=session.texts,
+            ordinal=session.records,
+            fields=agent.fields,
+            long=agent.long,
+            versions=bounds(captured, incoming.span, stream=agent.stream),
+            call_id=self.call_id,
+            index=self.index,
+            dialect=agent.dialect,
+            started_s=self.started_s,
+            first_token_s=incoming.first_token_s,
+            digest=agent.digest,
+            retry_of=self.retry_of,
+            http_status=incoming.status,
+            upstream=incoming.upstream_id,
+        )
+
+    def _append(self, status: str, captured: Captured) -> None:
+        record = self._stored = self._build(status, captured)
+        session, context = self.session, self._context
+        if status in (OK, UNTRAINABLE):
+            session.turns += 1
+            context.sessions.turns += 1
+        else:
+            session.errors += 1
+            session.started_turns -= 1
+            context.counters["turns_" + status] += 1
+        if session.closed:
+            self._finish(None)
+            return
+        journal = context.sessions.journal
+        alone = len(context.running) <= _FEW
+        position, length = journal.append(journals.CALL, session.id_bytes, encode(record), self._finish, alone=alone)
+        self._position, self._length = position, length
+        session.positions.append(position)
+        session.lengths.append(length)
+        if alone:
+            journal.commit()
+
+    def _note(self, status: str, http_status: int, kind: str, message: str) -> None:
+        """Keep a failed call as an event of the session, never as a turn."""
+        if self._position >= 0:  # its record is with the store: it is a turn, and who asks again gets its reply
+            return
+        session, context = self.session, self._context
+        session.started_turns -= 1
+        session.errors += 1
+        context.counters["turns_" + status] += 1
+        if session.closed:
+            return
+        if session.recent is not None:
+            repeats_of(session.recent, self.agent.digest).failed += 1
+        record = self._build(status, Captured(choices=[]))
+        record.http_status, record.error_type, record.error = http_status, kind, message[:4000]
+        position, length = context.sessions.journal.append(journals.CALL, session.id_bytes, encode(record))
+        session.positions.append(position)
+        session.lengths.append(length)
+
+    def _answer(self) -> Answer | None:
+        """The reply that is recorded of this call, for whoever asks for it again; None when it is no turn."""
+        captured, session, agent = self._captured, self.session, self.agent
+        if self._position < 0 or captured is None or not captured.complete:
+            return None
+        if captured.problem is not None or captured.error is not None:
+            return None
+        found = Answer(self._context.sessions, session, self._position, self._length, self.call_id, agent.digest)
+        if session.recent is not None:
+            repeats_of(session.recent, agent.digest).last = found
+        return found
+
+    # -- the end
+
+    def _finish(self, error: OSError | None) -> None:
+        """The record is with the operating system: let the agent have the rest."""
+        try:
+            self._write_rest(error)
+        except Exception as e:
+            self.broke(e)
+
+    def _write_rest(self, error: OSError | None) -> None:
+        agent, engine = self.agent, self.engine
+        conn, captured, record = agent.conn, self._captured, self._stored
+        if error is not None:
+            self._unrecord()
+        answer = None if error is not None else self._answer()
+        if conn is None or captured is None or record is None:
+            if answer is not None:
+                answer.not_taken(sure=True)
+            self._end(State.ABANDONED)
+            return
+        if error is not None:
+            if agent.begun:
+                self._end(State.FAILED)
+                conn.transport.abort()
+            else:
+                why = "the gateway could not store this call; try again"
+                self._end(State.FAILED, RequestError(why, kind="overloaded"))
+            return
+        broken = agent.broken(captured, engine)
+        spare: int | None = None
+        try:
+            if broken is not None and not agent.begun:
+                raise broken
+            if agent.stream:
+                rest = agent.end(record, engine) if broken is None else agent.error_event(broken)
+                spare = dedup.behind_the_end(rest)
+                conn.write(agent.begin(rest, engine) + LAST_CHUNK)
+            else:
+                agent.write_whole(conn, record, captured, engine)
+        except UpstreamError as e:
+            broken = RequestError(str(e), kind="upstream")
+        except RequestError as e:
+            broken = e
+        if engine.headers():
+            self._context.counters["thinking_budgets_not_held"] += 1
+        if broken is None and answer is not None:
+            conn.carries(answer, spare)
+        if broken is None or agent.begun:
+            self._end(State.ANSWERED if broken is None else State.FAILED)
+        else:
+            self._end(State.FAILED, broken)
+
+    def _unrecord(self) -> None:
+        """The store lost this call's record: nothing may refer to it."""
+        self._context.counters["store_failures"] += 1
+        captured = self._captured
+        if captured is None or not captured.complete or (captured.problem or captured.error) is not None:
+            return  # counted as an error when it was appended
+        self.session.lose()
+        self._context.sessions.turns -= 1
+
+    def _end(
+        self, state: State, error: RequestError | None = None, headers: tuple[tuple[bytes, bytes], ...] | None = None
+    ) -> None:
+        """Leave every list; answer with `error` if the agent still waits for one."""
+        if self.ended:
+            return
+        self.become(state)
+        self.session.inflight.discard(self)
+        engine, transport = self.engine, self._transport
+        self._transport = None  # which holds this call
+        if transport is not None:
+            transport.close()
+        engine.release()
+        if error is not None:
+            self.agent.fail(error, headers)
+        else:
+            self.agent.done()
+        engine.incoming.clear()
+        self.agent.close()
+        self._stored = None
+        self._context.running.discard(self)
+
+    # -- the agent's connection
+
+    def agent_gone(self) -> None:
+        """The agent hung up: cancel the call at the engine."""
+        self.agent.conn = None
+        if self.ended or self._captured is not None:
+            return
+        self._stop()
+        self._note(ABORTED, 499, "agent_gone", "the agent closed the connection before the reply was whole")
+        self._end(State.ABANDONED)
+
+    def agent_slow(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def agent_ready(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def may_read(self) -> bool:
+        conn = self.agent.conn
+        return conn is None or conn.paused_since is None
+
+    def comment(self, text: bytes) -> bool:
+        """Write a comment line to an agent that waits for a stream. False: none waits any more."""
+        if self.ended or self._captured is not None:
+            return False
+        return self.agent.comment(text, self.engine)
 
     def take_over(self, conn: AgentConnection, keep_alive: bool) -> None:
         """Go on answering on another connection: the agent gave up on the first one and asked again."""
-        old, self.conn = self.conn, conn
         conn.call = self
-        self.keep_alive = keep_alive
-        if old is not None:
-            old.call = None
-            old.transport.abort()
-        if self.relaying:
-            conn.write(stream_head(200, self._stream_headers(), keep_alive=keep_alive) + chunk(self._sent()))
+        self.agent.move(conn, keep_alive, self.engine)
         self.agent_ready()

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -23,9 +23,7 @@ from ...errors import CaptureError, GatewayError
 from ..capture.record import INVALID, OK, CallRecord, decode, ids_array, turn_id, whole_prompt
 from ..dialects import Request
 from ..render import Conversation, PastCall, Renderer, replay
-
-if TYPE_CHECKING:
-    from ..sessions.registry import Session, Sessions
+from ..sessions.registry import Session, Sessions
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +69,7 @@ class Histories:
         self.lost = 0  # histories whose records could not be read
         self._sessions = sessions
         self._renderer = renderer
+        self._of: dict[bytes, History] = {}  # by session: those that are pinned or in memory
         self._quiet: OrderedDict[int, History] = OrderedDict()  # in memory and not pinned, longest quiet first
         self._lock = threading.Lock()
         sessions.closing = self.forget
@@ -78,9 +77,9 @@ class Histories:
     def pin(self, session: Session) -> History:
         """Keep a session's history for a call that begins."""
         with self._lock:
-            history = session.history
+            history = self._of.get(session.id_bytes)
             if history is None:
-                history = session.history = History(session)
+                history = self._of[session.id_bytes] = History(session)
             history.pins += 1
             self._quiet.pop(id(history), None)
         if history.conversation is None and session.records:
@@ -95,7 +94,7 @@ class Histories:
             history.pins -= 1
             if not history.pins and history.session is not None:
                 if history.conversation is None:
-                    history.session.history = None
+                    self._of.pop(history.session.id_bytes, None)
                 else:
                     self._quiet[id(history)] = history
                 self._shrink()
@@ -126,7 +125,7 @@ class Histories:
     def forget(self, session: Session) -> None:
         """The session is closed: it will make no further call."""
         with self._lock:
-            history, session.history = session.history, None
+            history = self._of.pop(session.id_bytes, None)
             if history is not None:
                 self._quiet.pop(id(history), None)
                 self.held_bytes -= history.size
@@ -138,7 +137,7 @@ class Histories:
             self.held_bytes -= oldest.size
             oldest.size, oldest.conversation = 0, None
             if oldest.session is not None:
-                oldest.session.history = None
+                self._of.pop(oldest.session.id_bytes, None)
 
     def _reload(self, session: Session, frames: list[tuple[int, int]]) -> Conversation:
         foreign = [place for place, (position, _) in enumerate(frames) if 0 < position < self._first_position]

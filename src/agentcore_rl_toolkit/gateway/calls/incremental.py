@@ -12,10 +12,10 @@ import zlib
 import msgspec
 
 from ..capture.prefix_index import Prefixes, Seen
+from ..dialects.passthrough import Fields
 from ..errors import NOT_JSON
 from ..http.body import Bytes
 from ..http.structure import check_structure
-from .attempt import Fields
 from .dedup import digest_of
 
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping

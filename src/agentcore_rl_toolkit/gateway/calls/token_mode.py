@@ -7,20 +7,18 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ...errors import ConfigError
+from ..config import GatewayConfig
 from ..dialects import Request
 from ..render import Renderer
+from ..sessions.registry import Sessions
 from ..upstreams.requests import post
+from ..upstreams.router import Worker
 from .history_cache import Histories
-
-if TYPE_CHECKING:
-    from ..config import GatewayConfig
-    from ..sessions.registry import Sessions
-    from ..upstreams.router import Worker
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +55,11 @@ class TokenMode:
         self.render_s = 0.0
         self.renders = 0
         self._cancelling: set[asyncio.Task[None]] = set()
+
+    def count(self, rendering_s: float) -> None:
+        """A prompt was rendered. For the thread that renders."""
+        self.render_s += rendering_s
+        self.renders += 1
 
     def cancel(self, worker: Worker, path: bytes, body: bytes) -> None:
         """Tell an engine to end a call, without waiting for its answer."""

@@ -7,6 +7,7 @@ without stop tokens, with calls and reasoning taken apart, cut where a stop stri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -187,7 +188,13 @@ class TokenReply:
             )
         put(captured, [growing.versions for _, growing in sorted(self._growing.items())])
         usage = self.usage()
-        captured.usage = _to_json({"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens})
+        counted: dict[str, Any] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+        }
+        if usage.cached_tokens is not None:
+            counted["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+        captured.usage = _to_json(counted)
         return said
 
 

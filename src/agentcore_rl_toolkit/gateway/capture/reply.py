@@ -10,6 +10,8 @@ Structs without a place in the garbage collector's lists (``gc=False``) make thi
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ...errors import CaptureError
@@ -45,6 +47,12 @@ class _Choice(msgspec.Struct, gc=False):
     routed_experts: msgspec.Raw = ABSENT
     weight_version_first: int | str | None = None  # the built-in policy's
     weight_version_last: int | str | None = None
+    stop_reason: msgspec.Raw = ABSENT  # vLLM's
+    matched_stop: msgspec.Raw = ABSENT  # SGLang's
+
+
+class _EntriesChoice(_Choice, gc=False):
+    logprobs: dict[str, Any] | None = None  # type: ignore[assignment]  # in the engine's words, for the agent
 
 
 class Sglext(msgspec.Struct, gc=False):
@@ -69,6 +77,10 @@ class _Reply(msgspec.Struct, gc=False):
     metadata: _Metadata | None = None
 
 
+class _EntriesReply(_Reply, gc=False):
+    choices: list[_EntriesChoice] = []  # type: ignore[assignment]
+
+
 class _PromptedChoice(msgspec.Struct, gc=False):
     prompt_token_ids: msgspec.Raw = ABSENT
 
@@ -78,21 +90,13 @@ class _Prompted(msgspec.Struct, gc=False):
     choices: list[_PromptedChoice] = []
 
 
-class _Said(msgspec.Struct, gc=False):
-    message: msgspec.Raw = ABSENT
-    text: str | None = None
-
-
-class _SaidReply(msgspec.Struct, gc=False):
-    choices: list[_Said]
-
-
 class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
 
 
 _reply = msgspec.json.Decoder(_Reply)
-_said = msgspec.json.Decoder(_SaidReply)
+_entries_reply = msgspec.json.Decoder(_EntriesReply)
+_str = msgspec.json.Decoder(str)
 _ids = msgspec.json.Decoder(list[int])
 _usage = msgspec.json.Decoder(_Usage)
 _prompted = msgspec.json.Decoder(_Prompted)
@@ -136,21 +140,34 @@ def parse_ids(text: Bytes) -> bytes:
         raise CaptureError(f"the engine's token ids are not a list of integers: {e}") from e
 
 
-def read_reply(body: bytes, lifted: scan.Lifted | None = None) -> Captured:
-    """Decode a whole (not streamed) reply; ``lifted`` is what `scan.lift` made of it, if that was done before.
+def read_reply(body: bytes, lifted: scan.Lifted | None = None, *, entries: bool = False) -> Captured:
+    """Decode a whole (not streamed) reply; ``lifted`` is what `scan.lift` made of it, if that was done before. ``entries``:
+    the agent asked for logprobs, which are kept in the engine's words.
 
-    Raises: CaptureError when it is no such reply.
+    Where only the tokens cannot be read ``problem`` says so. Raises: CaptureError when it is no reply for an agent either.
     """
-    prompt: Bytes | None
     if len(body) > LARGE:
         check_reply(body)
-    lifted = lifted or scan.lift(body)
+    try:
+        return _read(body, lifted, entries=entries)
+    except CaptureError as e:
+        plain = scan.without_numbers(body)
+        if plain == body:
+            raise
+        captured = _read(plain, None, entries=False)
+        captured.problem = str(e)
+        return captured
+
+
+def _read(body: bytes, lifted: scan.Lifted | None, *, entries: bool) -> Captured:
+    prompt: Bytes | None
+    lifted = None if entries else lifted or scan.lift(body)
     if lifted is None:
         prompt, rest = take_prompt(body)
     else:
         rest, numbers, prompt = lifted
     try:
-        reply = _reply.decode(rest)
+        reply: _Reply = (_entries_reply if entries else _reply).decode(rest)
         for kept in (reply.usage, *(choice.message for choice in reply.choices)):
             check_text(bytes(kept))
     except NOT_JSON as e:
@@ -185,18 +202,20 @@ def read_reply(body: bytes, lifted: scan.Lifted | None = None) -> Captured:
         else:
             ids = None if choice.token_ids is None else pack_ids(choice.token_ids)
             logprobs = None if ids is None else packed_logprobs(captured, logprob_values(choice.logprobs))
-        captured.choices.append(
-            choice_record(
-                captured,
-                choice.index,
-                ids,
-                logprobs,
-                choice.finish_reason,
-                message,
-                _parse_status(message),
-                choice.routed_experts,
-            )
+        record = choice_record(
+            captured,
+            choice.index,
+            ids,
+            logprobs,
+            choice.finish_reason,
+            message,
+            _parse_status(message),
+            choice.routed_experts,
         )
+        record.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
+        if (said := in_own_words(choice.logprobs)) is not None:
+            record.told_logprobs = _encode(said)
+        captured.choices.append(record)
     put(captured, found)
     add_experts(captured, reply.sglext)
     check(captured)
@@ -209,14 +228,27 @@ def check_text(body: bytes) -> None:
         body.decode()
 
 
-def is_reply(body: bytes) -> bool:
-    """Whether it is a reply for an agent at least, whatever is wrong with its tokens."""
-    try:
-        check_text(body)
-        choices = _said.decode(body).choices
-    except NOT_JSON:
-        return False
-    return bool(choices) and all(c.text is not None or bytes(c.message).startswith(b"{") for c in choices)
+def stop_sequence(*reasons: msgspec.Raw) -> str | None:
+    """The stop string that an engine names as the reason of an answer's end; not the id of a stop token."""
+    for reason in reasons:
+        if bytes(reason)[:1] == b'"':
+            return _str.decode(reason)
+    return None
+
+
+def in_own_words(logprobs: Any) -> dict[str, Any] | None:
+    """Logprobs as the engine wrote them, where they were decoded so."""
+    return logprobs if isinstance(logprobs, dict) else None
+
+
+def extend_logprobs(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    """Put the logprobs of an event, in the engine's words, behind those of the events before."""
+    for name, value in part.items():
+        known = whole.get(name)
+        if isinstance(value, list) and isinstance(known, list):
+            known += value
+        elif known is None:
+            whole[name] = [*value] if isinstance(value, list) else value
 
 
 def add_experts(captured: Captured, told: Sglext | None) -> None:
@@ -337,9 +369,15 @@ def check(captured: Captured) -> None:
             captured.problem = f"the engine counted {said} completion tokens and returned {have} token ids"
 
 
-def logprob_values(logprobs: Logprobs | None) -> list[float | None] | None:
+def logprob_values(logprobs: Logprobs | dict[str, Any] | None) -> list[float | None] | None:
+    """Raises: CaptureError."""
     if logprobs is None:
         return None
+    if isinstance(logprobs, dict):
+        try:
+            logprobs = msgspec.convert(logprobs, Logprobs)
+        except msgspec.ValidationError as e:
+            raise CaptureError(f"the engine's logprobs cannot be read: {e}") from e
     if logprobs.content is not None:
         return [entry.logprob for entry in logprobs.content]
     return logprobs.token_logprobs

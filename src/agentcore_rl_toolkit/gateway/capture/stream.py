@@ -1,22 +1,28 @@
-"""What a finished stream says: chat or text completion events put together into whole choices.
+"""What a stream says: chat or text completion events put together into whole choices, by one reader.
 
-A stream of a thousand tokens is a thousand events of the same few shapes. Those that only add text and tokens are read
-by `scan`, a run of them at once. What is left, or all where there is no compiler, is decoded a block at a time, as one
-JSON list, and each kind of content is gathered in a pass of its own: less to do in Python for each event, and few
-enough objects at a time to stay in the processor's cache.
+For an agent that gets the engine's own events the stream is read once it is whole (`read_stream`). A stream of a thousand
+tokens is a thousand events of the same few shapes. Those that only add text and tokens are read by `scan`, a run of them at
+once. What is left, or all where there is no compiler, is decoded a block at a time, as one JSON list, and each kind of
+content is gathered in a pass of its own: less to do in Python for each event, and few enough objects at a time to stay in
+the processor's cache. For an agent of another dialect it is read as it comes (`StreamReader.feed`), into deltas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
-from ...errors import CaptureError
+from ...errors import CaptureError, UpstreamError
+from ..dialects import Delta
+from ..dialects.canonical import ToolDelta
+from ..dialects.completions import chat_entries
 from ..errors import NOT_JSON
 from ..http.body import Bytes
 from . import scan
 from .record import ChoiceRecord, pack_ids
+from .replay import usage_of
 from .reply import (
     ABSENT,
     Captured,
@@ -26,11 +32,14 @@ from .reply import (
     check,
     check_text,
     choice_record,
+    extend_logprobs,
+    in_own_words,
     logprob_values,
     long_prompt,
     loose_prompt,
     packed_logprobs,
     raw,
+    stop_sequence,
     take_prompt,
     text_status,
     version_number,
@@ -40,11 +49,11 @@ from .versions import Versions, put
 
 class _Function(msgspec.Struct, gc=False):
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class _ToolDelta(msgspec.Struct, gc=False):
-    index: int = 0
+    index: int | None = None
     id: str | None = None
     type: str | None = None
     function: _Function | None = None
@@ -68,6 +77,12 @@ class _Choice(msgspec.Struct, gc=False):
     routed_experts: msgspec.Raw = ABSENT
     weight_version_first: int | str | None = None
     weight_version_last: int | str | None = None
+    stop_reason: msgspec.Raw = ABSENT  # vLLM's
+    matched_stop: msgspec.Raw = ABSENT  # SGLang's
+
+
+class _EntriesChoice(_Choice, gc=False):
+    logprobs: dict[str, Any] | None = None  # type: ignore[assignment]  # in the engine's words, for the agent
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -78,6 +93,10 @@ class _Event(msgspec.Struct, gc=False):
     usage: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
     sglext: Sglext | None = None
+
+
+class _EntriesEvent(_Event, gc=False):
+    choices: list[_EntriesChoice] = []  # type: ignore[assignment]
 
 
 class _EndedChoice(msgspec.Struct, gc=False):
@@ -95,6 +114,7 @@ class _Origin(msgspec.Struct, gc=False):
 
 
 _events = msgspec.json.Decoder(list[_Event])
+_entries = msgspec.json.Decoder(list[_EntriesEvent])
 _origin = msgspec.json.Decoder(_Origin)
 _ended = msgspec.json.Decoder(_Ended)
 _text = msgspec.json.Decoder(str)
@@ -103,36 +123,32 @@ _PROMPT = b'"prompt_token_ids"'
 _BLOCK = 32  # events; measured, with all at once the objects leave the cache and it takes twice as long
 
 
-def read_stream(pieces: list[bytes]) -> Captured:
-    """Decode a streamed reply from the body pieces it came in, however they are cut.
+def read_stream(pieces: list[bytes], *, entries: bool = False) -> Captured:
+    """Decode a streamed reply from the body pieces it came in, however they are cut. ``entries``: the agent asked for
+    logprobs, which are kept in the engine's words.
 
     A stream that broke off gives what had arrived, with ``complete`` False. Raises: CaptureError when an event is not
     JSON of this kind.
     """
     prompt, stream = long_prompt(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-    items = scan.lift_events(stream)
+    items = None if entries else scan.lift_events(stream)
     if items is not None:
         try:
-            return _read(items, prompt)
+            return _read(items, prompt, entries=False)
         except (CaptureError, *NOT_JSON):
             pass
     events = events_of(stream)
     if not events and stream.strip().startswith((b"{", b"[", b"<")):
         raise CaptureError(f"the engine was asked for a stream and sent something else: {stream[:100]!r}")
     try:
-        return _read([*events], prompt)
+        return _read([*events], prompt, entries=entries)
     except NOT_JSON as e:
         raise CaptureError(f"the engine's stream cannot be read: {e}") from e
 
 
-def _read(items: list[bytes | scan.Run], prompt: Bytes | None) -> Captured:
+def _read(items: list[bytes | scan.Run], prompt: Bytes | None, *, entries: bool) -> Captured:
     """A stream from its events' JSON, runs of plain events being read already, and the prompt if that was cut out."""
-    captured = Captured(choices=[], prompt=_cut_prompt(items) if prompt is None else prompt)
-    parts: dict[int, _Parts] = {}
-    if items and isinstance(items[0], bytes):
-        origin = _origin.decode(items[0])
-        captured.reply_id, captured.model = origin.id, origin.model
-    told: Sglext | None = None
+    reader = StreamReader(_cut_prompt(items) if prompt is None else prompt, entries=entries)
     block: list[bytes] = []
     for item in [*items, None]:
         if isinstance(item, bytes):
@@ -140,19 +156,104 @@ def _read(items: list[bytes | scan.Run], prompt: Bytes | None) -> Captured:
             if len(block) < _BLOCK:
                 continue
         if block:
-            events = _events.decode(b"[%b]" % b",".join(block))
+            reader.take(block)
             block.clear()
-            _take(captured, parts, events)
-            for event in events[-3:]:  # it comes last, before the usage
-                told = event.sglext or told
         if isinstance(item, tuple):
-            parts.setdefault(item[0], _Parts()).take_run(item)
-    for index in sorted(parts):
-        captured.choices.append(parts[index].whole(captured, index))
-    put(captured, [parts[index].versions for index in sorted(parts)])
-    add_experts(captured, told)
-    check(captured)
-    return captured
+            reader.take_run(item)
+    return reader.captured()
+
+
+class StreamReader:
+    """See the module. ``entries``: the agent asked for logprobs."""
+
+    def __init__(self, prompt: Bytes | None = None, *, entries: bool = False) -> None:
+        self._captured = Captured(choices=[], prompt=prompt)
+        self._decoder: msgspec.json.Decoder[Any] = _entries if entries else _events
+        self._parts: dict[int, _Parts] = {}
+        self._sglext: Sglext | None = None
+        self._begun = False
+
+    def feed(self, data: bytes) -> list[Delta]:
+        """Read whole events of a stream; what is new in them. Where only tokens cannot be read the agent gets its text, and
+        the capture says why. Raises: UpstreamError on an event that is not JSON of this kind.
+        """
+        texts: list[bytes | scan.Run] = [*events_of(data)]
+        if not texts:
+            return []
+        try:
+            if self._captured.prompt is None:
+                self._captured.prompt = _cut_prompt(texts)
+            events = self.take([text for text in texts if isinstance(text, bytes)])
+        except (CaptureError, *NOT_JSON) as e:
+            self._captured.problem = self._captured.problem or f"the engine's stream cannot be read: {e}"
+            try:
+                events = self.take(events_of(scan.plain_events(data)))
+            except (CaptureError, *NOT_JSON) as again:
+                raise UpstreamError(f"the engine sent an event that cannot be read: {again}") from again
+        return [delta for event in events for delta in _deltas(event)]
+
+    def take(self, texts: list[bytes]) -> Sequence[_Event]:
+        """Read events' JSON. Raises: CaptureError, msgspec.DecodeError, before anything of them counts."""
+        captured, parts = self._captured, self._parts
+        events: list[_Event] = self._decoder.decode(b"[%b]" % b",".join(texts))
+        if not self._begun and texts:
+            self._begun = True
+            origin = _origin.decode(texts[0])
+            captured.reply_id, captured.model = origin.id, origin.model
+        _take(captured, parts, events)
+        for event in events[-3:]:  # it comes last, before the usage
+            self._sglext = event.sglext or self._sglext
+        return events
+
+    def take_run(self, run: scan.Run) -> None:
+        """Take events that were read already."""
+        self._begun = True
+        self._parts.setdefault(run[0], _Parts()).take_run(run)
+
+    def captured(self) -> Captured:
+        """What has come, as a whole reply."""
+        captured, parts = self._captured, self._parts
+        for index in sorted(parts):
+            captured.choices.append(parts[index].whole(captured, index))
+        put(captured, [parts[index].versions for index in sorted(parts)])
+        add_experts(captured, self._sglext)
+        check(captured)
+        return captured
+
+
+def _deltas(event: _Event) -> Iterator[Delta]:
+    """What an event brings, for the agent. Raises: UpstreamError."""
+    if event.error is not ABSENT and raw(event.error) is not None:
+        return
+    for choice in event.choices:
+        said = choice.delta or _NO_DELTA
+        delta = Delta(
+            choice=choice.index,
+            text=choice.text or said.content or "",
+            reasoning=said.reasoning_content or said.reasoning or "",
+            refusal=said.refusal or "",
+            finish_reason=choice.finish_reason,
+        )
+        if said.tool_calls:
+            delta.tool_calls = [_tool_piece(place, call) for place, call in enumerate(said.tool_calls)]
+        if (entries := in_own_words(choice.logprobs)) is not None:
+            delta.logprob_entries = chat_entries(entries)
+        if choice.finish_reason is not None:
+            delta.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
+        yield delta
+    if event.usage is not ABSENT and (counted := raw(event.usage)) is not None:
+        yield Delta(choice=event.choices[-1].index if event.choices else 0, usage=usage_of(counted))
+
+
+def _tool_piece(place: int, call: _ToolDelta) -> ToolDelta:
+    name = call.function.name if call.function else None
+    index = place if call.index is None else call.index
+    return ToolDelta(index=index, id=call.id, name=name, arguments=_arguments(call))
+
+
+def _arguments(call: _ToolDelta) -> str:
+    arguments = call.function.arguments if call.function else None
+    return _encode(arguments).decode() if isinstance(arguments, dict) else arguments or ""
 
 
 def _take(captured: Captured, parts: dict[int, _Parts], events: list[_Event]) -> None:
@@ -233,7 +334,17 @@ def _cut_prompt(data: list[bytes | scan.Run]) -> bytes | None:
 class _Parts:
     """What the events of one choice add up to."""
 
-    __slots__ = ("content", "experts", "finish_reason", "ids", "logprobs", "rare", "versions")
+    __slots__ = (
+        "content",
+        "entries",
+        "experts",
+        "finish_reason",
+        "ids",
+        "logprobs",
+        "rare",
+        "stop_sequence",
+        "versions",
+    )
 
     def __init__(self) -> None:
         self.ids: list[bytes] | None = None  # packed
@@ -242,6 +353,8 @@ class _Parts:
         self.rare: list[_Delta] = []  # deltas that bring more than text
         self.finish_reason: str | None = None
         self.experts: msgspec.Raw = ABSENT
+        self.stop_sequence: str | None = None
+        self.entries: dict[str, Any] = {}  # logprobs in the engine's words
         self.versions = Versions()
 
     def add(self, ids: bytes | None, logprobs: bytes | None) -> None:
@@ -268,7 +381,10 @@ class _Parts:
         lists = [c.token_ids for c in choices if c.token_ids is not None]
         ids = pack_ids([i for ids in lists for i in ids]) if lists else None
         parts = [c.logprobs for c in choices if c.logprobs is not None]
-        contents = [part.content for part in parts if part.content is not None]
+        for part in parts:
+            if (entries := in_own_words(part)) is not None:
+                extend_logprobs(self.entries, entries)
+        contents = [] if self.entries else [part.content for part in parts if part.content is not None]
         if len(contents) == len(parts):
             values: list[float | None] = [entry.logprob for content in contents for entry in content]
         else:
@@ -280,12 +396,13 @@ class _Parts:
         for choice in choices:
             if choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
+                self.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
             if choice.routed_experts is not ABSENT:
                 self.experts = choice.routed_experts
 
     def whole(self, captured: Captured, index: int) -> ChoiceRecord:
         message, calls = _message("".join(self.content), self.rare)
-        return choice_record(
+        record = choice_record(
             captured,
             index,
             None if self.ids is None else b"".join(self.ids),
@@ -295,6 +412,9 @@ class _Parts:
             "parsed" if calls else text_status(self.content),
             self.experts,
         )
+        record.stop_sequence = self.stop_sequence
+        record.told_logprobs = _encode(self.entries) if self.entries else None
+        return record
 
 
 def _message(content: str, rare: list[_Delta]) -> tuple[dict[str, object], bool]:
@@ -304,8 +424,8 @@ def _message(content: str, rare: list[_Delta]) -> tuple[dict[str, object], bool]
     refusal = [d.refusal for d in rare if d.refusal]
     calls: dict[int, _ToolDelta] = {}
     for delta in rare:
-        for call in delta.tool_calls or ():
-            _add_call(calls, call)
+        for place, call in enumerate(delta.tool_calls or ()):
+            _add_call(calls, place if call.index is None else call.index, call)
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
     if refusal:
@@ -317,7 +437,7 @@ def _message(content: str, rare: list[_Delta]) -> tuple[dict[str, object], bool]
                 "type": call.type or "function",
                 "function": {
                     "name": call.function.name if call.function else None,
-                    "arguments": (call.function.arguments if call.function else None) or "",
+                    "arguments": _arguments(call),
                 },
             }
             for _, call in sorted(calls.items())
@@ -327,15 +447,18 @@ def _message(content: str, rare: list[_Delta]) -> tuple[dict[str, object], bool]
     return message, bool(calls)
 
 
-def _add_call(calls: dict[int, _ToolDelta], call: _ToolDelta) -> None:
-    known = calls.get(call.index)
+def _add_call(calls: dict[int, _ToolDelta], index: int, call: _ToolDelta) -> None:
+    known = calls.get(index)
     if known is None:
-        calls[call.index] = call
+        calls[index] = call
         return
     known.id = known.id or call.id
     if call.function is not None:
         if known.function is None:
             known.function = call.function
         else:
+            known.function.arguments = _arguments(known) + _arguments(call)
             known.function.name = known.function.name or call.function.name
-            known.function.arguments = (known.function.arguments or "") + (call.function.arguments or "")
+
+
+_NO_DELTA = _Delta()

@@ -11,12 +11,8 @@ as sampled by the first, so that it is never taken for younger than it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..calls.attempt import Exchange
-    from .reply import Captured
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 _TOKENS = re.compile(rb'"token_ids"[ \n\r\t]*:[ \n\r\t]*\[[ \n\r\t]*[0-9]')
 
@@ -47,6 +43,22 @@ class Versions:
             self.first, self.last, self.whole = first, last, True
 
 
+class _Choice(Protocol):
+    weight_version_first: int | None
+    weight_version_last: int | None
+
+
+class Captured(Protocol):
+    """What was captured of a reply: the versions in it, and its choices."""
+
+    weight_version_first: int | None
+    weight_version_last: int | None
+    began_told: bool
+
+    @property
+    def choices(self) -> Sequence[_Choice]: ...
+
+
 def put(captured: Captured, found: Iterable[Versions]) -> None:
     """Write what was said of its choices, in their order, into a capture."""
     for choice, versions in zip(captured.choices, found, strict=True):
@@ -58,15 +70,27 @@ def put(captured: Captured, found: Iterable[Versions]) -> None:
         captured.weight_version_first, captured.weight_version_last = min(firsts), max(lasts)
 
 
-def bounds(call: Exchange, captured: Captured) -> tuple[int | None, int | None]:
+class Span(Protocol):
+    """The published weights that a reply's tokens may be of: when it was asked for, and when its last token came."""
+
+    begun: int | None
+    last: int | None
+
+    @property
+    def changed(self) -> bool:
+        """Whether weights may have been changed in between."""
+        ...
+
+
+def bounds(captured: Captured, span: Span, *, stream: bool) -> tuple[int | None, int | None]:
     """The versions at the first and the last token of a call; what its choices say is adjusted to it."""
     first, last = captured.weight_version_first, captured.weight_version_last
-    begun = call.version
+    begun = span.begun
     if first is None and last is None:
-        return begun, call.version_last
-    if call.stream or captured.began_told or begun is None or first is None or begun >= first:
+        return begun, span.last
+    if stream or captured.began_told or begun is None or first is None or begun >= first:
         return first, last
-    if call.changes == call.gateway.changes:
+    if not span.changed:
         return first, last  # nobody has said that weights were changed: the engine counts by itself
     for choice in captured.choices:  # one reply in one piece names the weights that ended it
         if choice.weight_version_first is not None:

@@ -5,7 +5,7 @@
     encoder = dialect.encoder(request, reply_id=new_id("chatcmpl-"))
     out = encoder.start() + encoder.feed(Delta(text="hi")) + encoder.feed(Delta(finish_reason="stop")) + encoder.finish()
 
-What engines answer is read by `ChatStream` and `decode_reply`.
+What engines answer is read in `capture`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ..errors import KINDS, RequestError, context_overflow, error_body, unsuppor
 from . import anthropic, anthropic_stream, chat, completions, responses, responses_stream
 from .builder import ReplyBuilder, deltas_of
 from .canonical import Choice, Delta, DialectName, Reply, Request, Sampling, ToolCall, ToolDelta, Usage, new_id, text_of
-from .openai_stream import ChatStream, decode_reply
 from .sse import DONE, Event, SSEParser, encode_event
 
 
@@ -92,7 +91,6 @@ __all__ = [
     "DIALECTS",
     "DONE",
     "KINDS",
-    "ChatStream",
     "Choice",
     "Delta",
     "Dialect",
@@ -109,7 +107,6 @@ __all__ = [
     "ToolDelta",
     "Usage",
     "context_overflow",
-    "decode_reply",
     "deltas_of",
     "dialect_of",
     "encode_event",

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from agentcore_rl_toolkit.errors import UpstreamError
+
 from ..errors import RequestError, unsupported
 from .canonical import Choice, Delta, Reply, Request
 from .chat import ChunkEncoder, check_response_format, usage_dict
@@ -97,6 +99,7 @@ def _logprobs(entries: list[dict[str, Any]], offset: int) -> dict[str, Any]:
     for token in tokens:
         offsets.append(offset)
         offset += len(token)
+    offsets = [entry.get("text_offset", place) for entry, place in zip(entries, offsets, strict=True)]
     tops = [entry.get("top_logprobs") for entry in entries]
     return {
         "tokens": tokens,
@@ -107,6 +110,35 @@ def _logprobs(entries: list[dict[str, Any]], offset: int) -> dict[str, Any]:
         ],
         "text_offset": offsets,
     }
+
+
+def chat_entries(logprobs: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Logprobs of an engine as chat writes them; those of text completions are turned into that shape. Raises: UpstreamError."""
+    content = logprobs.get("content")
+    if content is not None:
+        if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+            raise UpstreamError("the engine's logprobs cannot be read: they are no list of objects")
+        return content
+    values = logprobs.get("token_logprobs")
+    if values is None:
+        return None
+    try:
+        tokens = logprobs.get("tokens") or [""] * len(values)
+        tops = logprobs.get("top_logprobs") or [None] * len(values)
+        offsets = logprobs.get("text_offset")
+        places: list[dict[str, Any]] = [{"text_offset": at} for at in offsets] if offsets else [{}] * len(values)
+        return [
+            {
+                "token": token,
+                "logprob": value,
+                "bytes": list(token.encode()),
+                "top_logprobs": [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in (top or {}).items()],
+                **place,
+            }
+            for token, value, top, place in zip(tokens, values, tops, places, strict=False)
+        ]
+    except (AttributeError, TypeError) as e:
+        raise UpstreamError(f"the engine's logprobs cannot be read: {e}") from e
 
 
 def _shown(choice: Choice, request: Request) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Tinker's sampling service: token ids in, token ids and logprobs out, each answer whole and in two steps.
 
 ``POST asample`` (JSON) gives the id of a request, ``POST retrieve_future`` waits for its answer (a protocol-buffer
-message) and says "not yet" after half a minute. Who asks again, and with which session, is in `tinker.call`; here are
+message) and says "not yet" after half a minute. Who asks again, and with which session, is in `tinker.exchange`; here are
 only the bytes.
 
 Source: the `tinker` package 0.38.0 (resources/sampling.py, lib/api_future_impl.py, types/, proto/). The service has no

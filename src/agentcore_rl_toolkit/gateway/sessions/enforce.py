@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from ...contract import TURNS_USED
 from ..dialects import passthrough
+from ..dialects.passthrough import Fields
 from ..errors import RequestError
-
-if TYPE_CHECKING:
-    from ..calls.attempt import Fields
-    from .registry import Session
+from .registry import Session
 
 _to_json = msgspec.json.Encoder().encode
 _LENGTHS = ("max_tokens", "max_completion_tokens")

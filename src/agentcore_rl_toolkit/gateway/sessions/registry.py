@@ -17,26 +17,23 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from ...errors import ConfigError, ContractError
-from ..capture.prefix_index import HEARD, Prefixes
+from ..capture.build import Texts
 from ..capture.record import undelivered
+from ..errors import RequestError
 from ..store.journal import Journal
 from ..store.notes import NOWHERE, Notes
 from ..store.restore import REFUSED, UNREADABLE, Restoring
+from ..upstreams.router import Worker
 from .closed_feed import FinishedSessions
 from .one_at_a_time import OneAtATime
+from .repeats import Repeated
 from .settings import SessionSettings
-
-if TYPE_CHECKING:
-    from ..calls.call import Call
-    from ..calls.dedup import Repeated
-    from ..calls.history_cache import History
-    from ..upstreams.router import Worker
 
 _TOMBSTONES = 100_000
 # What a client writes into the path of a URL as it is (RFC 3986, pchar); anything else would arrive under another name.
@@ -44,6 +41,15 @@ _TOMBSTONES = 100_000
 _ID = re.compile(
     r"(?=.{1,200}\Z)(?!(?:.*/)?(?:\.\.?|v1|traces)(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)*"
 )
+
+
+class RunningCall(Protocol):
+    """A call of a session that is under way."""
+
+    @property
+    def agent(self) -> Any: ...
+    def abort(self, error: RequestError) -> None: ...
+    def take_over(self, conn: Any, keep_alive: bool) -> None: ...
 
 
 class Session:
@@ -55,22 +61,18 @@ class Session:
         "closed_s",
         "created_s",
         "errors",
-        "heard",
-        "history",
         "id",
         "id_bytes",
         "inflight",
         "key",
         "lengths",
-        "messages",
         "next_index",
         "overrides",
         "positions",
-        "prompts",
         "recent",
-        "request",
         "settings",
         "started_turns",
+        "texts",
         "turns",
         "untaken",
         "worker",
@@ -92,16 +94,10 @@ class Session:
         self.positions: array[int] = array("Q")
         self.lengths: array[int] = array("I")
         self.untaken: set[int] = set()  # positions of turns whose replies no agent took whole
-        self.inflight: set[Call] = set()
+        self.inflight: set[RunningCall] = set()
         self.worker: Worker | None = None
-        self.prompts = Prefixes()
-        self.messages = Prefixes()
-        self.heard = Prefixes(HEARD)  # in the agent's own dialect, where that is not the servers'
+        self.texts = Texts()
         self.recent: OrderedDict[int, Repeated] | None = OrderedDict()
-        self.history: History | None = None  # token mode: the session's messages as tokens, while they are in memory
-        self.request: tuple[int, int] | None = (
-            None  # hash of the last call's other fields, and the record that holds them
-        )
 
     def use(self, settings: SessionSettings) -> None:
         self.settings = settings
@@ -138,10 +134,7 @@ class Session:
 
     def forget_texts(self) -> None:
         """Let nothing later refer to what was recorded so far."""
-        self.prompts.clear()
-        self.messages.clear()
-        self.heard.clear()
-        self.request = None
+        self.texts.clear()
 
     @property
     def records(self) -> int:
@@ -257,7 +250,7 @@ class Sessions:
     def deleted_before(self, name: bytes) -> bool:
         return name in self._tombstones
 
-    def close(self, session: Session) -> list[Call]:
+    def close(self, session: Session) -> list[RunningCall]:
         """Refuse further calls. Returns the running ones, which the caller must stop."""
         if session.closed:
             return []

@@ -15,18 +15,16 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from ..config import GatewayConfig
 from ..engines import tinker as wire
 from ..engines.errors import upstream_error
 from ..errors import NOT_JSON, RequestError
 from ..upstreams.requests import post
-
-if TYPE_CHECKING:
-    from ..server import Gateway
-    from ..upstreams.router import Worker
+from ..upstreams.router import Router, Worker
 
 log = logging.getLogger(__name__)
 
@@ -293,9 +291,8 @@ class TinkerService:
 class TinkerServices:
     """All services of a gateway, and the weights they sample. ``wanted`` is the model and its version."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        config = gateway.config
-        self._gateway = gateway
+    def __init__(self, router: Router, config: GatewayConfig) -> None:
+        self._router = router
         self._of: dict[str, TinkerService] = {}
         self.patience_s = config.limits.patience_s
         self.wanted: tuple[str, int | None] | None = None
@@ -311,7 +308,7 @@ class TinkerServices:
     def serves(self, service: TinkerService) -> bool:
         """Whether its server is still one of the gateway's. One that was removed is forgotten."""
         worker = service.worker
-        if self._gateway.router.workers.get(worker.id) is worker:
+        if self._router.workers.get(worker.id) is worker:
             return True
         if self._of.get(worker.id) is service:
             del self._of[worker.id]
@@ -326,7 +323,7 @@ class TinkerServices:
 
         Raises: RequestError; every service then goes on with what it had.
         """
-        services = [self.of(w) for w in self._gateway.router.workers.values() if not w.draining]
+        services = [self.of(w) for w in self._router.workers.values() if not w.draining]
         if model is None:
             if self.wanted is not None:
                 self.wanted = (self.wanted[0], version)

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 FIRST_REST_S = 0.25
 MAX_REST_S = 10.0
 FAILURES_IN_A_ROW = 3
+_ROUTED = ("sglang", "sglang-experts")
 
 
 class Worker:
@@ -57,6 +58,27 @@ class Worker:
         self.rest_s = 0.0
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.host_header = f"{host}:{config.port}".encode()
+
+    def head(self, path: bytes, size: int, session: bytes) -> bytes:
+        """Head of a session's request, all but the length and the session kept ready.
+
+        SGLang's router keeps calls of one routing key on one server, where the session's prefix is in the cache.
+        """
+        known = self.heads.get(path)
+        if known is None:
+            config = self.config
+            lines = [
+                b"POST %b HTTP/1.1" % config.path(path),
+                b"host: " + self.host_header,
+                b"content-type: application/json",
+                b"accept: application/json, text/event-stream",
+            ]
+            if config.api_key is not None:
+                lines.append(b"authorization: Bearer " + config.api_key.encode())
+            known = self.heads[path] = b"\r\n".join(lines) + b"\r\ncontent-length: "
+        if self.config.engine in _ROUTED:
+            return b"%b%d\r\nx-smg-routing-key: %b\r\n\r\n" % (known, size, session)
+        return b"%b%d\r\n\r\n" % (known, size)
 
     def use(self, config: UpstreamConfig) -> None:
         """Go on with another key, engine or weight at the same address."""

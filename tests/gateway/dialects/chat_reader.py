@@ -1,8 +1,4 @@
-"""Answers of OpenAI-like servers (chat and text completions), whole and streamed -> canonical.
-
-Token fields as vLLM, SGLang and the built-in policy send them: ``prompt_token_ids`` at the top or in the choice,
-``token_ids`` (vLLM) or ``response_token_ids`` (SGLang) in the choice, ``weight_version`` at the top or in the
-choice's ``meta_info``."""
+"""A reader of chat and text completions, whole and streamed, that shares nothing with the gateway's own (`capture`)."""
 
 from __future__ import annotations
 
@@ -11,11 +7,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentcore_rl_toolkit.errors import UpstreamError
-
-from ..errors import NOT_JSON
-from .builder import ReplyBuilder
-from .canonical import Delta, Reply, ToolDelta, Usage
-from .sse import DONE, Event, SSEParser
+from agentcore_rl_toolkit.gateway.dialects.builder import ReplyBuilder
+from agentcore_rl_toolkit.gateway.dialects.canonical import Delta, Reply, ToolDelta, Usage
+from agentcore_rl_toolkit.gateway.dialects.sse import DONE, Event, SSEParser
+from agentcore_rl_toolkit.gateway.errors import NOT_JSON
 
 _DECODER = msgspec.json.Decoder()
 T = TypeVar("T")

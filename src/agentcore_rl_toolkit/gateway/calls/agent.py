@@ -1,0 +1,443 @@
+"""The agent side of a call: its connection, its request, and how the reply is written to it.
+
+Two classes: `RelayingAgent` speaks the dialect of the servers, whose bytes it gets as they come; `TranslatingAgent` gets what
+it reads written in its own dialect. Of a stream both hold back the end, from the event with the finish reason on: whoever
+reads that takes the reply for whole, so the record must be with the store by then.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from ...errors import UpstreamError
+from ..capture import agent_logprobs, scan
+from ..capture.prefix_index import Prefixes
+from ..capture.record import CallRecord
+from ..capture.replay import replay
+from ..capture.reply import Captured
+from ..capture.stream import are_events, endings, event_end
+from ..dialects import DIALECTS, Delta, Dialect, RequestError, StreamEncoder
+from ..dialects import Request as Asked
+from ..dialects.passthrough import Fields
+from ..engines.errors import event_error
+from ..errors import NOT_JSON, error_body
+from ..http.connection import AgentConnection
+from ..http.messages import (
+    JOINED_BYTES,
+    JSON,
+    Request,
+    chunk,
+    error_reply,
+    passed,
+    reply,
+    reply_head,
+    retry_after,
+    stream_head,
+)
+from ..sessions.registry import Session
+from .engine import EngineSide
+from .incremental import LONG, decoded, digest_of_body, understand
+from .incremental import Request as LongRequest
+from .incremental_translation import LISTS, hear
+
+_ERROR_EVENT = (b'data: {"error"', b'data:{"error"', b"event: error")
+_PLAIN = [(b"content-type", b"application/json")]
+_PLAIN_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+_EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_to_json = msgspec.json.Encoder().encode
+
+
+class AgentSide(ABC):
+    """See the module. ``begun``: the head of a streamed reply has been written. ``held`` is the end of a stream, once it
+    has come. ``long`` is what `fields` lack, when the request is a long one. ``numbers``: the agent gets the token ids and
+    logprobs that the engine is asked for.
+    """
+
+    __slots__ = (
+        "begun",
+        "conn",
+        "dialect",
+        "digest",
+        "fields",
+        "finished",
+        "held",
+        "keep_alive",
+        "long",
+        "n",
+        "numbers",
+        "stream",
+    )
+
+    def __init__(self, conn: AgentConnection, dialect: str) -> None:
+        self.conn: AgentConnection | None = conn
+        self.dialect = dialect
+        self.keep_alive = True
+        self.fields: Fields = {}
+        self.long: LongRequest | None = None
+        self.digest = 0
+        self.stream = False
+        self.n = 1
+        self.numbers = True
+        self.begun = False
+        self.held: list[bytes] | None = None
+        self.finished: set[int] | None = None  # of several choices, those whose finish reason has been met
+
+    # -- the request
+
+    def receive(self, request: Request, path: bytes, session: Session) -> bytes:
+        """Decode a request; what had to be decoded of its body. Raises: RequestError."""
+        self.keep_alive = request.keep_alive
+        body = request.body
+        try:
+            long = self._long(body, path, session) if len(body) >= LONG else None
+            if long is None:
+                self.fields, self.digest = decoded(body), digest_of_body(body)
+            else:
+                self.long, self.fields, self.digest, body = long, long.fields, long.digest(), long.read
+        except NOT_JSON as e:
+            raise RequestError(f"the request body must be a JSON object: {e}") from e
+        stream = self.fields.get("stream")
+        self.stream = stream is not None and bytes(stream) == b"true"
+        if self.stream and self.conn is not None and self.conn.http10():
+            raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
+        return body
+
+    def settle(self, fields: Fields) -> None:
+        """This is the request, as the session's settings make it and as it is recorded."""
+        self.fields = dict(fields)
+        self.numbers = agent_logprobs.wants_numbers(fields)
+
+    @abstractmethod
+    def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
+        """A long request in two parts. Raises: msgspec.DecodeError, RecursionError when it is not a JSON object."""
+
+    # -- the reply
+
+    @abstractmethod
+    def take(self, data: bytes, engine: EngineSide) -> None:
+        """Bytes of a good stream have come. Raises: CaptureError, UpstreamError, when it cannot go on."""
+
+    def met(self, ended: Iterable[int]) -> bool:
+        """These choices end now. Returns whether none is left."""
+        if self.finished is None:
+            self.finished = set()
+        self.finished.update(ended)
+        return len(self.finished) >= self.n
+
+    def begin(self, data: bytes, engine: EngineSide) -> bytes:
+        """A chunk of a stream, behind the stream's head if that is not written yet."""
+        if self.begun:
+            return chunk(data)
+        self.begun = True
+        return stream_head(200, self.headers(engine), keep_alive=self.keep_alive) + chunk(data)
+
+    @abstractmethod
+    def headers(self, engine: EngineSide) -> list[tuple[bytes, bytes]]:
+        """Those of a stream's head."""
+
+    @abstractmethod
+    def broken(self, captured: Captured, engine: EngineSide) -> RequestError | None:
+        """Why the agent must not take its reply for whole, when it would."""
+
+    @abstractmethod
+    def end(self, record: CallRecord, engine: EngineSide) -> bytes:
+        """What of a stream has not been written yet."""
+
+    @abstractmethod
+    def write_whole(self, conn: AgentConnection, record: CallRecord, captured: Captured, engine: EngineSide) -> None:
+        """Answer a call that is not streamed. Raises: RequestError."""
+
+    @abstractmethod
+    def replayed(self, record: CallRecord) -> bytes:
+        """The reply that a recorded call got, for whoever asks for it again."""
+
+    def forget(self) -> None:
+        """Another reply comes; nothing of this one has reached the agent."""
+        self.held = self.finished = None
+
+    def error_event(self, error: RequestError) -> bytes:
+        return b"data: " + error_body(self.dialect, error) + b"\n\n"
+
+    def fail(self, error: RequestError, headers: tuple[tuple[bytes, bytes], ...] | None = None) -> None:
+        """Answer with an error; a stream that has begun ends with it, and without the last chunk."""
+        conn, self.conn = self.conn, None
+        if conn is None:
+            return
+        if self.begun:
+            conn.write(chunk(self.error_event(error)))
+            conn.call = None
+            conn.transport.close()
+            return
+        headers = retry_after(error) if headers is None else headers
+        conn.write(error_reply(self.dialect, error, headers=headers, keep_alive=self.keep_alive))
+        conn.done(keep_alive=self.keep_alive)
+
+    def done(self) -> None:
+        """The reply is written in full."""
+        conn, self.conn = self.conn, None
+        if conn is not None:
+            conn.done(keep_alive=self.keep_alive)
+
+    def close(self) -> None:
+        """The call has ended."""
+        self.held, self.fields, self.long = None, {}, None
+
+    # -- the connection
+
+    def comment(self, text: bytes, engine: EngineSide) -> bool:
+        """Write a comment line, which keeps the connection of a stream alive. False: nobody waits any more."""
+        if self.conn is None:
+            return False
+        self.conn.write(self.begin(text, engine))
+        return True
+
+    def move(self, conn: AgentConnection, keep_alive: bool, engine: EngineSide) -> None:
+        """Go on answering on another connection: the agent gave up on the first one and asked again."""
+        old, self.conn = self.conn, conn
+        self.keep_alive = keep_alive
+        if old is not None:
+            old.call = None
+            old.transport.abort()
+        self.begun = False
+        sent = self.sent(engine)
+        if sent:
+            conn.write(self.begin(sent, engine))
+
+    @abstractmethod
+    def sent(self, engine: EngineSide) -> bytes:
+        """What of the reply's stream has been written."""
+
+
+class RelayingAgent(AgentSide):
+    """An agent that speaks the dialect of the servers."""
+
+    __slots__ = ("carry", "gone")
+
+    def __init__(self, conn: AgentConnection, dialect: str) -> None:
+        super().__init__(conn, dialect)
+        self.carry: list[bytes] = []  # of an event that is not whole yet
+        self.gone = 0  # bytes of a stream that have been written
+
+    def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
+        return understand(body, session.texts.messages) if path == b"chat/completions" else None
+
+    def take(self, data: bytes, engine: EngineSide) -> None:
+        conn = self.conn
+        if conn is None:
+            return
+        if self.held is not None:
+            self.held.append(data)
+            return
+        data = self._plain(gather(self.carry, data), engine)
+        if not data:
+            return
+        if not self.begun and data.startswith(_ERROR_EVENT):
+            self.held, self.carry = [data, *self.carry], []  # it can still be answered with a true status
+            return
+        # Counting is all that most reads need: an event of anything but JSON would be one more end than beginnings.
+        if data.count(b"\n\n") != data.count(b"data: {") and not are_events(data):
+            raise UpstreamError("the inference server sent something else in the middle of its reply")
+        end = scan.find_end(data, True)
+        if end >= 0 and self.n > 1:
+            end = self._last_end(data, end)
+        if end >= 0:
+            cut = scan.whole_events(data, end)
+            self.held, self.carry, data = [data[cut:], *self.carry], [], data[:cut]
+            if not cut:
+                return
+        self.gone += len(data)
+        conn.write(self.begin(data, engine))
+
+    def _plain(self, events: bytes, engine: EngineSide) -> bytes:
+        """Whole events without the numbers that the agent did not ask for."""
+        return events if self.numbers or engine.incoming.kind == "openai" else scan.plain_events(events)
+
+    def _last_end(self, data: bytes, end: int) -> int:
+        """Where the last of several choices ends in these events, the first of which ends at `end`; -1: not here."""
+        while end >= 0 and data[end : end + 5] != b"data:":  # which is [DONE]
+            begin, stop = scan.whole_events(data, end), event_end(data, end)
+            if self.met(endings(data[begin:stop])):
+                return end
+            following = scan.find_end(data[stop:], True)
+            end = -1 if following < 0 else stop + following
+        return end
+
+    def headers(self, engine: EngineSide) -> list[tuple[bytes, bytes]]:
+        return passed(engine.incoming.headers)
+
+    def broken(self, captured: Captured, engine: EngineSide) -> RequestError | None:
+        if captured.error is not None:
+            seen = self.begun or (not self.stream and captured.choices)
+            return None if seen else event_error(captured.error)
+        if not self.stream:
+            if captured.choices:
+                return None
+            why = captured.problem or "it has no choices"
+            return RequestError(f"the inference server answered 200 with no reply: {why}", kind="upstream")
+        if captured.complete and captured.choices:
+            return None
+        textual = engine.incoming.kind == "openai" and captured.problem is not None
+        if textual and any(True for _ in endings(engine.incoming.body())):
+            return None  # the agent may understand such an endpoint although nothing can be recorded of it
+        return RequestError("the inference server ended its reply before it was whole", kind="upstream")
+
+    def end(self, record: CallRecord, engine: EngineSide) -> bytes:
+        return self._plain(b"".join(self.held if self.held is not None else self.carry), engine)
+
+    def write_whole(self, conn: AgentConnection, record: CallRecord, captured: Captured, engine: EngineSide) -> None:
+        body = engine.incoming.body()
+        if not self.numbers:
+            body = captured.plain or scan.without_numbers(body)
+        headers = passed(engine.incoming.headers)
+        if headers == _PLAIN and self.keep_alive:
+            head = _PLAIN_HEAD % len(body)
+        else:
+            content_type = next((value for name, value in headers if name == b"content-type"), JSON)
+            extra = [pair for pair in headers if pair[0] != b"content-type"]
+            head = reply_head(200, len(body), content_type=content_type, headers=extra, keep_alive=self.keep_alive)
+        if len(body) < JOINED_BYTES:
+            conn.write(head + body)
+        else:
+            conn.transport.writelines((head, body))
+
+    def replayed(self, record: CallRecord) -> bytes:
+        options = self.fields.get("stream_options")
+        usage = options is not None and b"true" in bytes(options)
+        asked = Asked(dialect="chat", model="", stream=self.stream, include_usage=usage, logprobs=True)
+        return replay(DIALECTS[self.dialect], asked, record)
+
+    def forget(self) -> None:
+        super().forget()
+        self.carry = []
+
+    def sent(self, engine: EngineSide) -> bytes:
+        return self._plain(b"".join(engine.incoming.parts), engine)[: self.gone]
+
+
+class TranslatingAgent(AgentSide):
+    """An agent that is answered in its dialect's own words, written from deltas."""
+
+    __slots__ = ("asked", "encoder", "reply_id", "speaks", "written")
+
+    def __init__(self, conn: AgentConnection, dialect: str) -> None:
+        super().__init__(conn, dialect)
+        self.speaks: Dialect = DIALECTS[dialect]
+        self.asked = Asked(dialect=self.speaks.name, model="")
+        self.encoder: StreamEncoder | None = None
+        self.written: list[bytes] = []
+        self.reply_id = ""
+
+    def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
+        name = LISTS.get(self.speaks.name)
+        return None if name is None else understand(body, session.texts.heard, name)
+
+    def understand(
+        self, body: bytes, known: Prefixes, as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+    ) -> None:
+        """Read what is asked for. ``as_sent`` gives messages the form in which the server, and the record, has them.
+
+        Raises: RequestError.
+        """
+        request, self.long = self.long, None
+        if request is None:
+            self.asked = self.speaks.parse_request(body)
+        else:
+            self.asked, self.long = hear(request, known, self.speaks, as_sent)
+        self.n = self.asked.n
+
+    def as_chat(self, as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Fields:
+        """The request as a chat completion, without its messages if they are in `long`."""
+        said = self.asked.to_chat_body()
+        if self.long is not None:
+            del said["messages"]
+        else:
+            said["messages"] = as_sent(said["messages"])
+        return {name: msgspec.Raw(_to_json(value)) for name, value in said.items()}
+
+    def take(self, data: bytes, engine: EngineSide) -> None:
+        deltas = engine.feed(data)
+        if deltas:
+            self._write(deltas, engine)
+
+    def _write(self, deltas: list[Delta], engine: EngineSide) -> None:
+        """Write deltas; from the finish reason on they wait for the record."""
+        encoder = self.encoder
+        out: list[bytes] = []
+        if encoder is None:
+            encoder = self.encoder = self._encoder()
+            out.append(encoder.start())
+        for delta in deltas:
+            if self.held is None and delta.finish_reason is not None and (self.n == 1 or self.met([delta.choice])):
+                self.held = []
+            (out if self.held is None else self.held).append(encoder.feed(delta))
+        data = b"".join(out)
+        if data and self.conn is not None:
+            self.written.append(data)
+            self.conn.write(self.begin(data, engine))
+
+    def _encoder(self) -> StreamEncoder:
+        return self.speaks.encoder(self.asked, reply_id=self.reply_id, model=self.asked.model)
+
+    def headers(self, engine: EngineSide) -> list[tuple[bytes, bytes]]:
+        return [*_EVENT_STREAM, *engine.headers()]
+
+    def broken(self, captured: Captured, engine: EngineSide) -> RequestError | None:
+        if captured.error is not None:
+            return event_error(captured.error)
+        if captured.complete and captured.choices:
+            return None
+        why = "ended its reply before it was whole"
+        if not self.stream and not captured.choices:
+            why = f"answered 200 with no reply: {captured.problem or 'it has no choices'}"
+        return RequestError(f"the inference server {why}", kind="upstream")
+
+    def end(self, record: CallRecord, engine: EngineSide) -> bytes:
+        if self.encoder is None:  # the engine answered in one piece
+            return replay(self.speaks, self.asked, record)
+        return b"".join(self.held or ()) + self.encoder.finish()
+
+    def write_whole(self, conn: AgentConnection, record: CallRecord, captured: Captured, engine: EngineSide) -> None:
+        body = self.replayed(record)
+        conn.write(reply(200, body, headers=engine.headers(), keep_alive=self.keep_alive))
+
+    def replayed(self, record: CallRecord) -> bytes:
+        return replay(self.speaks, self.asked, record)
+
+    def forget(self) -> None:
+        super().forget()
+        self.encoder, self.written = None, []
+
+    def error_event(self, error: RequestError) -> bytes:
+        return (self.encoder or self._encoder()).error(error)
+
+    def sent(self, engine: EngineSide) -> bytes:
+        return b"".join(self.written)
+
+
+def gather(carry: list[bytes], data: bytes) -> bytes:
+    """The events that are whole with these bytes; what goes on in the next read stays in ``carry``. It is of no use to
+    anybody before that.
+    """
+    if carry:
+        if not _ends_event(carry, data):
+            carry.append(data)
+            return b""
+        data = b"".join((*carry, data))
+        carry.clear()
+    size = scan.whole_events(data, len(data))
+    if size < len(data):
+        carry.append(data[size:])
+        data = data[:size]
+    return data
+
+
+def _ends_event(carry: list[bytes], data: bytes) -> bool:
+    """Whether the event that lies in ``carry`` is whole with these bytes."""
+    if scan.whole_events(data, len(data)):
+        return True
+    seam = b"".join(part[-3:] for part in carry[-3:])[-3:] + data[:3]
+    return scan.whole_events(seam, len(seam)) > 0

@@ -1,0 +1,30 @@
+"""What the calls of a gateway share."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections import Counter
+
+from ..config import GatewayConfig
+from ..sessions.registry import Sessions
+from ..upstreams.router import Router
+from .running import RunningCalls
+from .work_slices import Slices
+
+
+class Context:
+    """See the module. ``allow_fields`` are fields of requests to let pass beside the known ones."""
+
+    def __init__(self, config: GatewayConfig, *, counters: Counter[str], sessions: Sessions, router: Router) -> None:
+        self.limits = config.limits
+        self.allow_fields = config.allow_fields
+        self.counters = counters
+        self.sessions = sessions
+        self.router = router
+        self.running = RunningCalls(config.limits, counters, weight_version=config.weight_version)
+        self.slices = Slices()
+        self.started_s = time.time()
+        prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
+        self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())

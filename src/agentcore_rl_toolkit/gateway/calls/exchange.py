@@ -1,0 +1,264 @@
+"""A call's way to an inference server and back: choosing one, sending, the reply's bytes, trying again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from ..capture.versions import brings_tokens
+from ..errors import RequestError
+from ..http.messages import unread
+from ..sessions.registry import Session
+from ..upstreams.pool import NoDescriptorError, UpstreamConnection
+from ..upstreams.router import Router, Worker
+from .context import Context
+from .engine import EngineSide, Owner
+from .states import State
+
+MAX_TRIES = 4
+_TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
+
+
+class Route:
+    """The server that has the call (``worker``), and those that had it before."""
+
+    __slots__ = ("_engine", "_router", "second", "session", "tried", "worker")
+
+    def __init__(self, engine: EngineSide, router: Router, session: Session) -> None:
+        self._engine = engine
+        self._router = router
+        self.session = session
+        self.worker: Worker | None = None
+        self.tried: tuple[Worker, ...] = ()
+        self.second = False  # whether the only server has been given a second chance
+
+    def _pick(self, stuck_to: Worker | None, tried: tuple[Worker, ...]) -> Worker | None:
+        return pick(self._engine, self._router, stuck_to, tried)
+
+    def enter(self) -> Worker:
+        """Choose a server, and count the call there. Raises: RequestError when there is none."""
+        session, engine = self.session, self._engine
+        worker = self._pick(session.worker, self.tried)
+        if worker is None:
+            if self.tried:
+                raise RequestError("no inference server answered; see the gateway's log", kind="upstream")
+            fit = f" that takes {', '.join(engine.particular)}" if engine.particular else ""
+            why = f"the gateway has no inference server{fit}; add one with POST /admin/workers"
+            raise RequestError(why, kind="overloaded")
+        session.worker = self.worker = worker
+        worker.inflight += 1
+        worker.calls += 1
+        engine.incoming.kind, engine.incoming.upstream_id = worker.config.engine, worker.id
+        return worker
+
+    def leave(self) -> Worker | None:
+        """Let go of the server; returns it."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.inflight -= 1
+        return worker
+
+    def another(self, worker: Worker, *, once_more: bool) -> bool:
+        """Whether there is a server to try after this one. ``once_more``: or this one, if there is no other."""
+        self.tried = (*self.tried, worker)
+        other = self._pick(None, self.tried)
+        if other is None and once_more and not worker.draining:
+            self.second, self.tried, other = True, self.tried[:-1], worker
+        return len(self.tried) < MAX_TRIES and other is not None
+
+    def elsewhere(self, worker: Worker) -> bool:
+        """Whether the call can be tried at another server than this one."""
+        return len(self.tried) + 1 < MAX_TRIES and self._pick(None, (*self.tried, worker)) is not None
+
+
+def pick(engine: EngineSide, router: Router, stuck_to: Worker | None, tried: tuple[Worker, ...] = ()) -> Worker | None:
+    """The server for a call, among those that take what it asks for."""
+    if engine.particular:
+        tried = (*tried, *(w for w in router.workers.values() if not engine.fits(w)))
+    return router.pick(stuck_to, tried)
+
+
+def try_again(owner: Owner, context: Context, route: Route, worker: Worker, why: str, *, once_more: bool) -> None:
+    """Try another server as long as nothing has reached the agent. ``once_more``: or this one, if there is no other."""
+    if owner.state is not State.RELAYING and route.another(worker, once_more=once_more):
+        owner.forget()
+        context.counters["retries"] += 1
+        owner.go()
+    else:
+        owner.fail(RequestError(why, kind="upstream"))
+
+
+class Exchange:
+    """See the module. It is the `Reader` of its upstream connection."""
+
+    __slots__ = ("_call_off", "_context", "_engine", "_incoming", "_owner", "_route", "_stream", "_up")
+
+    def __init__(self, owner: Owner, engine: EngineSide, context: Context, session: Session, *, stream: bool) -> None:
+        self._owner = owner
+        self._engine = engine
+        self._incoming = engine.incoming
+        self._context = context
+        self._stream = stream
+        self._route = Route(engine, context.router, session)
+        self._up: UpstreamConnection | None = None
+        self._call_off: Callable[[], None] | None = None
+
+    # -- sending
+
+    def route(self) -> None:
+        try:
+            worker = self._route.enter()
+        except RequestError as e:
+            self._owner.fail(e)
+            return
+        connection = worker.pool.take()
+        if connection is not None:
+            self._send(connection)
+        else:
+            self._call_off = worker.pool.connect(self._connected)
+
+    def _connected(self, connection: UpstreamConnection | None, error: OSError | None) -> None:
+        self._call_off = None
+        try:
+            if connection is not None:
+                self._send(connection)
+                return
+            worker = self._leave()
+            if isinstance(error, NoDescriptorError):
+                why = f"the gateway has no connection left for this call: {error}"
+                self._owner.fail(RequestError(why, kind="overloaded"))
+            elif worker is not None:
+                worker.failed(time.monotonic(), unreachable=True, why=f"it cannot be reached: {error}")
+                self._again(worker, "the inference server cannot be reached")
+        except Exception as e:
+            self._owner.broke(e)
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        worker = self._route.worker
+        if worker is None:  # pragma: no cover  (a connection is only asked for with a worker)
+            return
+        try:
+            path, pieces = self._engine.request_for(worker)
+        except RequestError as e:
+            self._leave()
+            worker.pool.give(connection)
+            self._owner.fail(e)
+            return
+        self._up = connection
+        self._incoming.status = 0
+        self._incoming.span.sent()
+        self._owner.become(State.SENT)
+        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        head = worker.head(path, size, self._route.session.id_bytes)
+        connection.send(self, head, *pieces, whole=not self._stream)
+
+    def _leave(self) -> Worker | None:
+        self._up = None
+        return self._route.leave()
+
+    def _again(self, worker: Worker, why: str, *, once_more: bool = False) -> None:
+        try_again(self._owner, self._context, self._route, worker, why, once_more=once_more)
+
+    # -- the reply
+
+    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        incoming = self._incoming
+        incoming.status, incoming.headers = status, headers
+        if not self._stream:  # all of it was sampled before
+            incoming.span.arrived(incoming.received)
+            incoming.span.sampled()
+
+    def on_data(self, pieces: list[bytes]) -> None:
+        incoming = self._incoming
+        try:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            span = incoming.span
+            span.arrived(incoming.received)
+            incoming.received += len(data)
+            incoming.parts.append(data)
+            if self._stream and incoming.status == 200:
+                if incoming.first_token_s is None:
+                    incoming.first_token_s = time.time()
+                if span.changed and brings_tokens(data):
+                    span.sampled()
+                self._owner.take(data)
+            limit = self._context.limits.reply_bytes
+            if incoming.received > limit and not self._owner.ended:
+                self.stop()
+                why = f"the inference server's reply is larger than {limit} bytes"
+                self._owner.fail(RequestError(why, kind="upstream"))
+        except Exception as e:
+            self._owner.broke(e)
+
+    def may_read(self) -> bool:
+        return self._owner.may_read()
+
+    def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None:
+        worker = self._leave()
+        if worker is None:
+            return
+        try:
+            if reused and not began:
+                # The server closed an idle connection at the moment we used it: nobody's fault, and it did not see the
+                # request.
+                self._context.counters["stale_connections"] += 1
+                if self._route.session.worker is worker and not worker.draining:
+                    self._owner.route()
+                    return
+            why = "the inference server closed the connection before its reply was whole"
+            worker.failed(time.monotonic(), unreachable=True, why=why)
+            self._again(worker, why, once_more=not self._route.second)
+        except Exception as e:
+            self._owner.broke(e)
+
+    def on_complete(self) -> None:
+        worker = self._leave()
+        if worker is None:
+            return
+        try:
+            status = self._incoming.status
+            if status == 200:
+                worker.succeeded()
+                self._owner.complete()
+                return
+            if status >= 500:
+                worker.failed(time.monotonic(), unreachable=False, why=f"it answered {status} several times in a row")
+            if status in _TRY_ELSEWHERE and self._route.elsewhere(worker):
+                self._again(worker, "")
+            else:
+                self._owner.pass_error(status, self._incoming.body())
+        except Exception as e:
+            self._owner.broke(e)
+
+    # -- from the call
+
+    def stop(self) -> None:
+        up, worker = self._up, self._route.worker
+        call_off, self._call_off = self._call_off, None
+        self._leave()
+        if call_off is not None:
+            call_off()
+        if up is not None:
+            up.abort()
+        if worker is not None:
+            self._engine.stop(worker)
+
+    def close(self) -> None: ...
+
+    def weights_change(self, *, slow: bool) -> None:
+        if self._up is None:
+            return
+        incoming = self._incoming
+        arrived = sys.maxsize if slow else incoming.received + unread(self._up.transport)
+        if not self._stream and arrived:
+            arrived = sys.maxsize  # it is whole, and its head tells that
+        incoming.span.change(arrived)
+
+    def pause_reading(self) -> None:
+        if self._up is not None:
+            self._up.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._up is not None:
+            self._up.transport.resume_reading()

@@ -1,0 +1,169 @@
+"""Calls over a server's own chat or text completions: the request is passed on with what the capture wants in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..capture import agent_logprobs, scan
+from ..capture.reply import LARGE, Captured, read_reply
+from ..capture.stream import StreamReader, read_stream
+from ..dialects import Delta, passthrough
+from ..dialects.canonical import new_id
+from ..dialects.passthrough import Fields
+from ..engines import thinking_budget
+from ..errors import unsupported
+from ..http.body import Bytes
+from ..sessions.registry import Session
+from ..upstreams.router import Worker
+from .agent import AgentSide, TranslatingAgent, gather
+from .budget import Budget
+from .context import Context
+from .engine import Owner
+from .exchange import pick
+from .incoming import Incoming
+
+_to_json = msgspec.json.Encoder().encode
+_TRUE = msgspec.Raw(b"true")
+_ONE = msgspec.Raw(b"1")
+_NULL = b"null"
+
+
+class RelayedChat:
+    """An `EngineSide`. A translated request is written as a chat completion, so every dialect leaves the same records."""
+
+    __slots__ = (
+        "_agent",
+        "_body",
+        "_budget",
+        "_carry",
+        "_context",
+        "_lifted",
+        "_path",
+        "_reader",
+        "_session",
+        "_textual",
+        "incoming",
+        "particular",
+    )
+
+    def __init__(self, context: Context, session: Session, agent: AgentSide) -> None:
+        self._context = context
+        self._session = session
+        self._agent = agent
+        self.incoming = Incoming(context.running)
+        self.particular: tuple[str, ...] = ()
+        self._path = b""
+        self._body: tuple[Bytes, ...] = ()
+        self._textual: tuple[Bytes, ...] | None = None  # for a plain OpenAI endpoint, where there are others as well
+        self._budget: Budget | None = None
+        self._carry: list[bytes] = []
+        self._reader: StreamReader | None = None
+        self._lifted: scan.Lifted | None = None  # what was read of a whole reply early
+
+    # -- the request
+
+    def fits(self, worker: Worker) -> bool:
+        return passthrough.foreign(self.particular, worker.config.engine) is None
+
+    def understand(self, body: bytes) -> Fields:
+        agent, context = self._agent, self._context
+        if isinstance(agent, TranslatingAgent):
+            agent.understand(body, self._session.texts.heard, _as_sent)
+            agent.reply_id = new_id("chatcmpl-")
+            self._budget = Budget(context.router, agent.asked)
+            return agent.as_chat(_as_sent)
+        more = context.allow_fields if context.router.gives_tokens else None
+        agent.n = passthrough.check(body, agent.fields, more=more)
+        return agent.fields
+
+    def compose(self, fields: Fields, path: bytes) -> None:
+        """Asks for the tokens whatever the agent asked for; a plain OpenAI endpoint has none to give, and refuses requests
+        with fields of another's.
+        """
+        router, long = self._context.router, self._agent.long
+        self.particular = passthrough.particular(fields, self._context.allow_fields)
+        if self.particular and pick(self, router, self._session.worker) is None:
+            other = router.pick(self._session.worker)
+            field = None if other is None else passthrough.foreign(self.particular, other.config.engine)
+            if other is not None and field is not None:
+                raise unsupported(field, f"the inference engine ({other.config.engine}) has no such ability")
+        if self._budget is not None:
+            path = b"chat/completions"
+        if router.mixed:
+            self._textual = (_to_json(fields),) if long is None else long.pieces(fields)
+        if router.gives_tokens:
+            if path == b"chat/completions":
+                fields["logprobs"] = _TRUE
+            elif "logprobs" not in fields or bytes(fields["logprobs"]) in (_NULL, b"0"):
+                fields["logprobs"] = _ONE
+            fields["return_token_ids"] = _TRUE
+        self._body = (_to_json(fields),) if long is None else long.pieces(fields)
+        self._path = b"/v1/" + path
+
+    def prepare(self, owner: Owner, call_id: str) -> None:
+        owner.go()
+
+    def request_for(self, worker: Worker) -> tuple[bytes, tuple[Bytes, ...]]:
+        engine = worker.config.engine
+        budget = None if self._budget is None else self._budget.at(worker)
+        if budget is not None:
+            return self._path, (thinking_budget.in_chat(b"".join(self._body), engine, budget),)
+        if self._textual is not None and engine == "openai":
+            return self._path, self._textual
+        return self._path, self._body
+
+    def stop(self, worker: Worker) -> None:
+        """It stops when the connection closes."""
+
+    def goes_without(self, status: int, body: bytes) -> bool:
+        return self._budget is not None and self._budget.goes_without(status, body)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [] if self._budget is None else self._budget.headers()
+
+    # -- the reply
+
+    def forget(self) -> None:
+        self._lifted = self._reader = None
+        self._carry = []
+
+    def feed(self, data: bytes) -> list[Delta]:
+        if self._reader is None:
+            self._reader = StreamReader(entries=self._asks_logprobs())
+        return self._reader.feed(gather(self._carry, data))
+
+    def read_early(self) -> None:
+        incoming = self.incoming
+        if self._agent.stream or incoming.received > LARGE or self._asks_logprobs():
+            return
+        self._lifted = scan.lift(incoming.body())
+        if self._lifted is not None and not self._agent.numbers:
+            incoming.parts = [
+                self._lifted[0]
+            ]  # all that the agent gets; the next reply is read into the other's memory
+
+    def capture(self) -> Captured:
+        incoming, agent = self.incoming, self._agent
+        if self._reader is not None:
+            captured = self._reader.captured()
+        elif agent.stream:
+            captured = read_stream(incoming.parts, entries=self._asks_logprobs())
+        else:
+            captured = read_reply(incoming.body(), self._lifted, entries=self._asks_logprobs())
+        self._lifted = None
+        if isinstance(agent, TranslatingAgent):
+            captured.reply_id = agent.reply_id  # what the agent gets, now and when it asks again
+        return captured
+
+    def _asks_logprobs(self) -> bool:
+        fields = self._agent.fields
+        return "logprobs" in fields and agent_logprobs.asked_for(fields)
+
+    def release(self) -> None: ...
+
+
+def _as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A developer's messages under the name that chat templates have for it: most leave out roles they do not know."""
+    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]

@@ -1,0 +1,287 @@
+"""Calls in which the gateway does the tokenising: messages become token ids here, the engine samples ids, ids become
+the reply.
+
+Turn k+1's prompt is turn k's prompt and completion with the new suffix behind it, token for token (`render`). Rendering
+runs in a thread; what it costs grows with what is new, not with the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ..capture.reply import Captured
+from ..dialects import Delta, RequestError, context_overflow
+from ..dialects.canonical import new_id
+from ..dialects.passthrough import Fields
+from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine, thinking_budget
+from ..errors import unsupported
+from ..http.body import Bytes
+from ..http.connection import AgentConnection
+from ..http.structure import check_reply
+from ..render import call_format
+from ..sessions.registry import Session
+from ..upstreams.router import Worker
+from .agent import TranslatingAgent
+from .budget import Budget
+from .call import Call
+from .context import Context
+from .engine import Owner
+from .exchange import pick
+from .incoming import Incoming
+from .states import State
+from .token_mode import TokenMode, impose
+from .token_prompt import Prompt
+from .token_reply import TokenReply
+
+_to_json = msgspec.json.Encoder().encode
+
+
+class TokenSampling:
+    """An `EngineSide`, over token engines. ``live``: a reply is read as it comes, because the agent streams.
+
+    ``adjust``, if any, completes each piece of a whole reply: it gets the stop strings and how ids are decoded.
+    """
+
+    __slots__ = (
+        "_agent",
+        "_body",
+        "_budget",
+        "_call_id",
+        "_context",
+        "_engine",
+        "_live",
+        "_mode",
+        "_name",
+        "_path",
+        "_prompt",
+        "_reader",
+        "_rendering",
+        "_reply",
+        "_session",
+        "_whole",
+        "adjust",
+        "incoming",
+        "particular",
+    )
+
+    def __init__(
+        self, context: Context, session: Session, agent: TranslatingAgent, mode: TokenMode, *, whole: bool = False
+    ) -> None:
+        self._context = context
+        self._session = session
+        self._agent = agent
+        self._mode = mode
+        self._whole = whole  # whether the engine answers in one piece, whatever the agent wants
+        self.incoming = Incoming(context.running)
+        self.particular: tuple[str, ...] = ()
+        self._engine: TokenEngine = TOKEN_ENGINES["vllm"]
+        self._budget = Budget(context.router, agent.asked)
+        self._prompt = Prompt(mode)
+        self._rendering = False
+        self._call_id = ""
+        self._path = b""
+        self._body = b""
+        self._name: str | None = None  # of the request that the engine has
+        self._live = False
+        self._reader: GenerationStream | None = None
+        self._reply: TokenReply | None = None
+        self.adjust: Callable[[Piece, Sequence[str], Callable[[Sequence[int]], str]], None] | None = None
+
+    # -- the request
+
+    def understand(self, body: bytes) -> Fields:
+        agent, session, router = self._agent, self._session, self._context.router
+        agent.understand(body, session.texts.heard, _as_sent)
+        asked = agent.asked
+        impose(asked, session.settings.sampling_params)
+        agent.n = asked.n
+        agent.reply_id = new_id("chatcmpl-")
+        self._budget = Budget(router, asked)
+        self._live = agent.stream and not self._whole
+        if router.several:
+            self.particular = tuple(asked.features())
+        worker = pick(self, router, session.worker) or router.pick(session.worker)
+        if worker is not None:
+            self._use(worker)
+        else:
+            asked.require(self._engine.features, engine=self._engine.name)
+        fields = agent.as_chat(_as_sent)
+        self._force_calls()
+        if asked.prompt is not None:
+            fields.pop("messages", None)
+            fields["prompt"] = msgspec.Raw(_to_json(asked.prompt))
+        return fields
+
+    def _use(self, worker: Worker) -> None:
+        """Take a server's engine for the call's. Raises: RequestError when it cannot serve it."""
+        engine = TOKEN_ENGINES.get(worker.config.engine)
+        if engine is None:
+            why = f"an inference server of kind {worker.config.engine} takes no token ids, and this gateway sends those"
+            raise RequestError(why, kind="overloaded")
+        self._agent.asked.require(engine.features, engine=engine.name)
+        self._engine = engine
+
+    def fits(self, worker: Worker) -> bool:
+        engine = TOKEN_ENGINES.get(worker.config.engine)
+        return engine is not None and self._agent.asked.features().keys() <= engine.features
+
+    def _force_calls(self) -> None:
+        """Have a required tool call enforced in the model's own format. Raises: RequestError where that cannot be."""
+        asked, grammar = self._agent.asked, self._mode.renderer.grammar
+        one = asked.parallel_tool_calls is False
+        forced = asked.tool_choice not in ("auto", "none")
+        if not asked.tools or not (forced or (one and asked.tool_choice == "auto")):
+            return
+        tag = call_format(grammar, asked.tools, choice=asked.tool_choice, parallel=not one)
+        if tag is None:
+            feature = "tool_choice" if forced else "parallel_tool_calls"
+            why = f"calls of this model's format ({grammar.name}) cannot be enforced"
+            raise unsupported(asked.features()[feature], why)
+        asked.response_format = {"type": "structural_tag", "format": tag}
+
+    def compose(self, fields: Fields, path: bytes) -> None:
+        """The engine's request needs the prompt, which a thread is about to make."""
+        if self._session.settings.model_id is not None:
+            self._agent.asked.model = self._session.settings.model_id
+
+    def prepare(self, owner: Owner, call_id: str) -> None:
+        self._call_id = call_id
+        if self._agent.asked.prompt is None:
+            self._prompt.pin(self._session)
+        self._rendering = True
+        owner.become(State.RENDERING)
+        work = asyncio.get_running_loop().run_in_executor(self._mode.executor, self._prompt.render, self._agent.asked)
+        work.add_done_callback(lambda work: self._rendered(work, owner))
+
+    def _rendered(self, work: asyncio.Future[None], owner: Owner) -> None:
+        self._rendering = False
+        try:
+            if work.cancelled():  # the gateway is stopping
+                return
+            error = work.exception()
+            if owner.ended:
+                self.release()
+            elif error is not None:
+                known = isinstance(error, RequestError)
+                owner.fail(error if known else RequestError(f"the prompt cannot be rendered: {error}"))  # type: ignore[arg-type]
+            else:
+                self._write(None)
+                owner.go()
+        except RequestError as e:
+            owner.fail(e)
+        except Exception as e:
+            owner.broke(e)
+
+    def _write(self, budget: int | None) -> None:
+        """Write the request in the engine's words. Raises: RequestError when the prompt leaves no room for an answer."""
+        asked, engine = self._agent.asked, self._engine.name
+        if budget is not None:
+            asked = thinking_budget.in_sampling(asked, engine, budget)
+        self._path, self._body = self._engine.request(
+            self._prompt.json,
+            asked,
+            max_tokens=self._max_tokens(),
+            stop_token_ids=sorted(self._mode.renderer.stop_token_ids),
+            stream=self._live,
+        )
+        if budget is not None:
+            self._body = thinking_budget.reasoned(self._body, engine)
+
+    def _max_tokens(self) -> int:
+        asked, settings = self._agent.asked.sampling.max_tokens, self._session.settings
+        bound = min(asked or self._mode.max_tokens, settings.max_tokens or asked or self._mode.max_tokens)
+        window, counted = self._mode.context_tokens, self._agent.asked.counted
+        size = counted.prompt_tokens if counted is not None else None
+        if window is None or size is None:
+            return bound
+        room = window - size
+        if room < 1 or (asked is not None and bound > room):
+            raise context_overflow(size, window, max_tokens=bound if asked is not None else None)
+        return min(bound, room)
+
+    def request_for(self, worker: Worker) -> tuple[bytes, tuple[Bytes, ...]]:
+        """Servers of several kinds may share the gateway, and not every one takes a budget."""
+        before = self._budget.worker
+        budget = self._budget.at(worker)
+        if before is not self._budget.worker or TOKEN_ENGINES.get(worker.config.engine) is not self._engine:
+            self._use(worker)
+            self._write(budget)
+        engine = self._engine
+        if not isinstance(engine, CancelsByName):
+            return self._path, (self._body,)
+        self._name = f"{self._call_id}-{secrets.token_hex(4)}"
+        return self._path, (engine.named(self._body, self._name),)
+
+    def stop(self, worker: Worker) -> None:
+        name, self._name = self._name, None
+        if name is not None and isinstance(self._engine, CancelsByName):
+            self._mode.cancel(worker, *self._engine.cancel(name))
+
+    def goes_without(self, status: int, body: bytes) -> bool:
+        return self._budget.goes_without(status, body)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return self._budget.headers()
+
+    # -- the reply
+
+    def forget(self) -> None:
+        self._reply = self._reader = None
+
+    def feed(self, data: bytes) -> list[Delta]:
+        if not self._live:
+            return []
+        if self._reader is None:
+            self._reader = self._engine.stream()
+        return [delta for piece in self._reader.feed(data) for delta in self._take(piece)]
+
+    def _take(self, piece: Piece) -> list[Delta]:
+        if self._live and piece.ids:
+            self.incoming.span.sampled()
+        return self._sampled().take(piece)
+
+    def _sampled(self) -> TokenReply:
+        if self._reply is None:
+            prompt = self._prompt
+            self._reply = TokenReply(self._mode.renderer, self._agent.asked, prompt.rendered, raw=prompt.raw)
+        return self._reply
+
+    def read_early(self) -> None:
+        """Its replies are small."""
+
+    def capture(self) -> Captured:
+        sampled, agent = self._sampled(), self._agent
+        if not self._live:
+            body = self.incoming.body()
+            check_reply(body)
+            for piece in self._engine.reply(body):
+                if self.adjust is not None:
+                    self.adjust(piece, agent.asked.sampling.stop, self._mode.renderer.decode)
+                self._take(piece)
+        captured = Captured(choices=[], has_tokens=True, reply_id=agent.reply_id, model=agent.asked.model)
+        if self._prompt.rendered is not None or self._prompt.raw is not None:
+            captured.prompt = self._prompt.json[1:-1]
+        if self._reader is not None and self._reader.error is not None:
+            captured.error = _to_json(self._reader.error)
+        said = sampled.record(captured)
+        self._prompt.commit(self._call_id, captured, sampled, said)
+        return captured
+
+    def release(self) -> None:
+        if not self._rendering:
+            self._prompt.release()
+
+
+def _as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return messages
+
+
+def token_call(context: Context, conn: AgentConnection, session: Session, dialect: str, mode: TokenMode) -> Call:
+    """A call over a token engine, in any dialect."""
+    agent = TranslatingAgent(conn, dialect)
+    return Call(context, session, agent, TokenSampling(context, session, agent, mode))

@@ -1,0 +1,116 @@
+"""A record written as the reply it is of: for the first answer where that is made from the record, and for repeated requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...errors import UpstreamError
+from ..dialects import Dialect, Reply, Request
+from ..dialects.builder import deltas_of
+from ..dialects.canonical import Choice, ToolCall, Usage
+from ..dialects.completions import chat_entries
+from ..errors import NOT_JSON
+from .record import CallRecord
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Prompt(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Completion(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Prompt | None = None
+    completion_tokens_details: _Completion | None = None
+
+
+_message = msgspec.json.Decoder(_Message)
+_usage = msgspec.json.Decoder(_Usage)
+_any = msgspec.json.Decoder()
+
+
+def replay(speaks: Dialect, asked: Request, record: CallRecord) -> bytes:
+    """The reply's body in a dialect, as a stream where that was asked for. Raises: UpstreamError where none can be made."""
+    reply = reply_of(record)
+    if not asked.stream:
+        return speaks.encode_reply(reply, asked)
+    encoder = speaks.encoder(asked, reply_id=reply.id, model=reply.model or asked.model)
+    return b"".join([encoder.start(), *map(encoder.feed, deltas_of(reply)), encoder.finish()])
+
+
+def reply_of(record: CallRecord) -> Reply:
+    """A recorded reply, canonical. Raises: UpstreamError when its messages are none."""
+    choices = []
+    for choice in record.choices:
+        try:
+            message = _message.decode(choice.message)
+        except NOT_JSON as e:
+            raise UpstreamError(f"the engine's message cannot be read: {e}") from e
+        entries = None
+        if choice.told_logprobs is not None:
+            entries = chat_entries(_any.decode(choice.told_logprobs))
+        choices.append(
+            Choice(
+                index=choice.index,
+                content=message.content or "",
+                reasoning=message.reasoning_content or message.reasoning or "",
+                refusal=message.refusal,
+                tool_calls=[_tool_call(call) for call in message.tool_calls or ()],
+                finish_reason=choice.finish_reason,
+                stop_sequence=choice.stop_sequence,
+                logprob_entries=entries,
+            )
+        )
+    return Reply(
+        id=record.reply_id or record.call_id,
+        model=record.model or "",
+        created=int(record.started_s),
+        choices=choices,
+        usage=None if record.usage is None else usage_of(record.usage),
+    )
+
+
+def _tool_call(call: _Call) -> ToolCall:
+    arguments = call.function.arguments
+    if not isinstance(arguments, str):
+        arguments = "" if arguments is None else msgspec.json.encode(arguments).decode()
+    return ToolCall(id=call.id or "", name=call.function.name, arguments=arguments)
+
+
+def usage_of(counted: bytes) -> Usage:
+    """The tokens that an engine counted. Raises: UpstreamError."""
+    try:
+        usage = _usage.decode(counted)
+    except NOT_JSON as e:
+        raise UpstreamError(f"the engine's count of tokens cannot be read: {e}") from e
+    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=None if prompt is None else prompt.cached_tokens,
+        reasoning_tokens=None if completion is None else completion.reasoning_tokens,
+    )

@@ -1,0 +1,278 @@
+"""Reading requests from a client's connection: heads through the parser, long bodies into the memory where they stay."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import httptools
+
+from ..._host_check import HostCheck
+from ..config import Limits
+from ..errors import RequestError
+from .body import LongBody
+from .messages import Request, path_of
+
+SCRATCH = 64 * 2**10  # bytes read at a time, until a long body is known to follow
+MANY_PIECES = 8  # of one read; a body in chunks of two bytes would take thirty times its size in memory
+SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first, and counts against what may be under way
+
+
+class Receiving(Protocol):
+    """What all connections of a server read with. ``receiving``: bytes of larger bodies that are on their way in."""
+
+    limits: Limits
+    hosts: HostCheck
+    scratch: memoryview
+    receiving: int
+
+
+class Receiver(Protocol):
+    """Whose requests are read."""
+
+    def admit(self, request: Request) -> None:
+        """Check who sends a request before its body is read, so that strangers cannot send much. Raises: RequestError."""
+        ...
+
+    def expects(self) -> None:
+        """The client waits for "100 Continue"."""
+        ...
+
+    def receive(self, request: Request) -> None:
+        """A request is whole."""
+        ...
+
+    def refuse(self, message: str, *, kind: str = "invalid_request", status: int | None = None) -> None:
+        """What was read is no request that is served; what follows cannot be told apart from it."""
+        ...
+
+
+class RequestReader:
+    """See the module. ``between``: no request has begun. ``begun_s``: when the last one did; ``head_since``: the same while its
+    head is on its way.
+
+    ``refused``: nothing more is read.
+    """
+
+    __slots__ = (
+        "_body",
+        "_counted",
+        "_head_bytes",
+        "_head_said",
+        "_headers",
+        "_length",
+        "_long",
+        "_parser",
+        "_receiver",
+        "_server",
+        "_silent",
+        "_size",
+        "begun_s",
+        "between",
+        "head_since",
+        "refused",
+        "url",
+        "used",
+    )
+
+    def __init__(self, receiver: Receiver, server: Receiving) -> None:
+        self._receiver = receiver
+        self._server = server
+        self._parser = httptools.HttpRequestParser(self)
+        self._headers: dict[bytes, bytes] = {}
+        self._head_bytes = 0
+        self._body: list[bytes] = []
+        self._size = 0
+        self._length = 0  # of the body, where it is long and told
+        self._long: LongBody | None = None  # of it, when the parser has nothing more to find in it
+        self._head_said = (b"", False)  # method and whether to keep the connection, of such a request
+        self._silent = 0  # bytes since the parser last found something
+        self._counted = 0  # bytes of this request in the server's `receiving`
+        self.between = True
+        self.begun_s = 0.0
+        self.head_since: float | None = None
+        self.refused = False
+        self.used = False  # whether a head was whole
+        self.url = b""
+
+    def space(self) -> memoryview:
+        """Where to write what comes next."""
+        return self._server.scratch if self._long is None else self._long.space()
+
+    def filled(self, count: int) -> None:
+        """So many bytes were written there."""
+        if self._long is not None:
+            self._take_on(self._long, count)
+        elif not self.refused:
+            self._take(bytes(self._server.scratch[:count]))
+
+    def _take(self, data: bytes) -> None:
+        self._silent += len(data)
+        at = len(self._body)
+        try:
+            self._parser.feed_data(data)
+            if len(self._body) > at + MANY_PIECES:
+                self._body[at:] = [b"".join(self._body[at:])]
+            if self._length:
+                self._look_away()
+        except httptools.HttpParserUpgrade as e:
+            self._stay(data[e.args[0] :])
+        except httptools.HttpParserError as e:
+            self._refuse(f"the request is not valid HTTP: {e}")
+        if self._silent > self._server.limits.header_bytes:
+            self._refuse_head()
+
+    def _look_away(self) -> None:
+        """The head is read, and how much body follows: the parser would only copy the rest of it once more."""
+        length, self._length = self._length, 0
+        parser = self._parser
+        plain = parser.get_http_version() == "1.1" and not parser.should_upgrade()
+        if plain and length > self._size and not self.between and not self.refused:
+            self._long = LongBody(length, self._body)
+            self._body.clear()
+            self._head_said = parser.get_method(), parser.should_keep_alive()
+            self._parser = httptools.HttpRequestParser(self)
+
+    def _take_on(self, body: LongBody, count: int) -> None:
+        """So many more bytes of the body were written to where it stays."""
+        piece = body.filled(count)
+        if piece is not None:
+            self._body.append(piece)
+        self._count(count)
+        if body.left == 0 and not self.refused:
+            self._long = None
+            self._complete(*self._head_said)
+
+    def _stay(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1 with a client that offered another protocol (Java's client offers h2c): RFC 9110, 7.8."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse("this server is no proxy", kind="method_not_allowed")
+        if self.refused:
+            return
+        self._parser = httptools.HttpRequestParser(self)
+        head = [b"%b %b HTTP/1.1" % (method, self.url)]
+        head += [b"%b: %b" % pair for pair in self._headers.items() if pair[0] not in (b"upgrade", b"connection")]
+        self._take(b"\r\n".join(head) + b"\r\n\r\n" + rest)
+
+    def on_message_begin(self) -> None:
+        self.between = False
+        self.begun_s = self.head_since = time.monotonic()
+        self.url = b""
+        self._headers = {}
+        self._head_bytes = 0
+        self._body = []
+        self._size = self._silent = self._length = 0
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+        self._head_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        limits = self._server.limits
+        headers = self._headers
+        self.head_since, self.used = None, True
+        if self._head_bytes > limits.header_bytes:
+            self._refuse_head()
+            return
+        hosts = self._server.hosts
+        if headers.get(b"host") not in hosts.known or b"origin" in headers:
+            refusal = hosts.refusal(headers.get(b"host"), headers.get(b"origin"))
+            if refusal is not None:
+                self._refuse(refusal.message, kind="permission", status=refusal.status)
+                return
+        length = headers.get(b"content-length")
+        if length is not None and (not length.isdigit() or int(length) > limits.body_bytes):
+            self._refuse_body()
+            return
+        if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+            self._refuse("send the request body as it is: this server takes no content-encoding", status=415)
+            return
+        if b"transfer-encoding" in headers or (length is not None and int(length) > SMALL_BODY):
+            path = self.url.partition(b"?")[0]
+            try:
+                self._receiver.admit(Request(self._parser.get_method(), path, b"", headers, b"", False))
+            except RequestError as e:
+                self._refuse(e.message, kind=e.kind)
+                return
+            if length is not None and b"transfer-encoding" not in headers:
+                self._length = int(length)
+        if headers.get(b"expect", b"").lower() == b"100-continue":
+            self._receiver.expects()
+
+    def on_body(self, body: bytes) -> None:
+        if self.refused:
+            return
+        self._body.append(body)
+        self._count(len(body))
+
+    def _count(self, size: int) -> None:
+        """So many more bytes of a body are held."""
+        self._silent = 0
+        self._size += size
+        if self._size > SMALL_BODY:
+            server = self._server
+            server.receiving += self._size - self._counted
+            self._counted = self._size
+            if self._size > server.limits.body_bytes:
+                self._refuse_body()
+            elif server.receiving > server.limits.receiving_bytes:
+                self._refuse("too many large requests are under way; try again", kind="overloaded")
+
+    def on_message_complete(self) -> None:
+        parser = self._parser
+        if parser.should_upgrade():
+            self.between = True
+            self._silent = 0
+            self.release()
+            return
+        self._complete(parser.get_method(), parser.should_keep_alive())
+
+    def _complete(self, method: bytes, keep_alive: bool) -> None:
+        self.between = True
+        self._silent = 0
+        self.release()
+        if self.refused:
+            return
+        body = self._body
+        path, _, query = self.url.partition(b"?")
+        if path[:1] != b"/":
+            path = path_of(path)
+        whole = body[0] if len(body) == 1 else b"".join(body)
+        request = Request(method, path, query, self._headers, whole, keep_alive)
+        self._body = []
+        self._receiver.receive(request)
+
+    def _refuse_head(self) -> None:
+        self._refuse(
+            f"the request head is larger than {self._server.limits.header_bytes} bytes", kind="too_large", status=431
+        )
+
+    def _refuse_body(self) -> None:
+        self._refuse(f"the request body is larger than {self._server.limits.body_bytes} bytes", kind="too_large")
+
+    def http10(self) -> bool:
+        """Whether the client speaks HTTP/1.0, which knows no chunks."""
+        return bool(self._parser.get_http_version() == "1.0")
+
+    def release(self) -> None:
+        """A body that was on its way is no more."""
+        self._server.receiving -= self._counted
+        self._counted = 0
+
+    def _refuse(self, message: str, *, kind: str = "invalid_request", status: int | None = None) -> None:
+        if not self.refused:
+            self.stop()
+            self._receiver.refuse(message, kind=kind, status=status)
+
+    def stop(self) -> None:
+        """Read no further request."""
+        self.refused = True
+        self.head_since = None
+        self.release()
+        self._body.clear()
+        self._long = None
