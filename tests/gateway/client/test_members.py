@@ -6,7 +6,7 @@ import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.gateway.client.members import FIRST_REST_S, KEPT, LONGEST_REST_S, Members, spread
+from agentcore_rl_toolkit.gateway.client.members import FIRST_REST_S, KEPT, LONGEST_REST_S, Member, Members
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 
 URLS = ["http://one", "http://two", "http://three"]
@@ -16,36 +16,52 @@ def members(count: int = 3) -> Members:
     return Members(OneGateway(url, public_url=url, admin_key=None, timeout_s=1.0) for url in URLS[:count])
 
 
+def opened(these: Members, member: Member, *names: str) -> None:
+    for name in names:
+        these.opened(member, name)
+
+
 def test_sessions_go_to_the_gateway_with_the_fewest_open_ones() -> None:
     these = members()
     first, second, third = these.all
-    these.opened(first, [f"a{i}" for i in range(4)])
-    these.opened(second, ["b"])
-    shares = spread([f"new-{i}" for i in range(7)], these.all)
+    opened(these, first, "a0", "a1", "a2", "a3")
+    opened(these, second, "b")
+    shares = these.spread([f"new-{i}" for i in range(7)], these.all)
     assert {m.url: len(names) for m, names in shares.items()} == {second.url: 3, third.url: 4}
     these.ended(["a0", "a1", "a2"])
     assert [len(m.open) for m in these.all] == [1, 1, 0]
 
 
 def test_between_equals_the_sessions_id_decides_and_not_the_order_of_the_gateways() -> None:
-    firsts = {next(iter(spread([f"session-{i}"], members().all))).url for i in range(64)}
+    these = members()
+    firsts = {next(iter(these.spread([f"session-{i}"], these.all))).url for i in range(64)}
     assert firsts == set(URLS)
-    orders = [spread(["session-7"], each) for each in (members().all, members().all[::-1])]
+    orders = [these.spread(["session-7"], each) for each in (these.all, these.all[::-1])]
     assert len({next(iter(shares)).url for shares in orders}) == 1
 
 
 def test_a_session_that_nobody_is_known_to_have_is_asked_of_all() -> None:
     these = members(2)
-    these.opened(these.all[1], ["mine"])
+    opened(these, these.all[1], "mine")
     shares = {m.url: names for m, names in these.by_owner(["mine", "unknown"])}
     assert shares == {URLS[1]: ["mine", "unknown"], URLS[0]: ["unknown"]}
     these.deleted(["mine"])
     assert these.owner("mine") is None
 
 
+def test_an_open_session_goes_where_it_is_while_that_gateway_is_there_and_leaves_a_stray_where_it_is_not() -> None:
+    these = members(2)
+    first, second = these.all
+    opened(these, first, "mine", "another")
+    assert these.spread(["mine"], these.all) == {first: ["mine"]}
+    assert these.spread(["mine"], [second]) == {second: ["mine"]}
+    these.opened(second, "mine")
+    assert (first.open, first.strays, second.open) == ({"another"}, {"mine"}, {"mine"})
+
+
 def test_what_is_remembered_of_sessions_is_bounded() -> None:
     these = members(1)
-    these.opened(these.all[0], map(str, range(KEPT + 5)))
+    opened(these, these.all[0], *map(str, range(KEPT + 5)))
     assert these.owner("4") is None
     assert these.owner("5") is these.all[0]
     assert len(these.all[0].open) == KEPT

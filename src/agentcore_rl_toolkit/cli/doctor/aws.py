@@ -183,17 +183,22 @@ class Account:
 
     def gateway(self) -> list[Finding]:
         """Reachable from here, with this key, and its engine answers. From inside a session it may still be out of reach."""
-        from ...contract import new_session_id
-        from ...gateway import GatewayClient
+        from ...gateway.client import gateway_urls
 
         if self.gateway_url is None:
             return [note("gateway", "none given", "--gateway-url URL, or export AGENTCORE_RL_GATEWAY_URL")]
-        where = urlsplit(self.gateway_url)
+        return [finding for url in gateway_urls(self.gateway_url) for finding in self._gateway_at(url)]
+
+    def _gateway_at(self, url: str) -> list[Finding]:
+        from ...contract import new_session_id
+        from ...gateway import GatewayClient
+
+        where = urlsplit(url)
         found: list[Finding] = []
-        with GatewayClient(self.gateway_url, admin_key=self.gateway_admin_key) as client:
+        with GatewayClient(url, admin_key=self.gateway_admin_key) as client:
             try:
                 health = client.health()
-                found.append(ok("gateway", f"{self.gateway_url}: {health['status']}, {health['sessions']} sessions"))
+                found.append(ok("gateway", f"{url}: {health['status']}, {health['sessions']} sessions"))
                 client.workers()
             except GatewayError as e:
                 right = e.status in (401, 403)

@@ -19,7 +19,9 @@ from .finding import Finding
 )
 @click.option("--agent", envvar="AGENTCORE_AGENT_ARN", metavar="ARN", help="With --aws: the deployed agent.")
 @click.option("--bucket", envvar="AGENTCORE_S3_BUCKET", help="With --aws: where records go.")
-@click.option("--gateway-url", envvar="AGENTCORE_RL_GATEWAY_URL", help="With --aws: the model gateway.")
+@click.option(
+    "--gateway-url", envvar="AGENTCORE_RL_GATEWAY_URL", help="With --aws: the model gateway, several with commas."
+)
 @click.option("--gateway-admin-key", envvar="AGENTCORE_RL_GATEWAY_ADMIN_KEY", help="Better given in the environment.")
 @click.option("--model-id", help="With --aws: the model that agents ask for.")
 @click.option(

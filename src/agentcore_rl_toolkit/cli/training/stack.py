@@ -43,7 +43,7 @@ class Stack:
     store: str
     model: str | None  # the model's folder; None: the built-in policy
     runtime_url: str
-    gateway_url: str
+    gateway_url: str  # of several: with commas between
     gateway_admin_key: str = dataclasses.field(repr=False)
     policy_url: str
 
@@ -150,6 +150,7 @@ def start(
     report: Any = None,
     upstream: Upstream | None = None,
     own_environment: bool = False,
+    gateways: int = 1,
     runtime_options: Sequence[str] = (),
 ) -> Stack:
     """Start policy, runtime and gateway, and give the agent to the runtime. Blocks.
@@ -158,6 +159,7 @@ def start(
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
     Records, turns and sessions' logs go below ``folder``. ``report(name, url)`` is called for each part that is ready. With an
     ``upstream`` that takes the policy's place, none is started. ``runtime_options`` are further ones of `runtime serve`.
+    ``gateways`` is how many gateways are started.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
     from ...runtime.remote import RuntimeView
@@ -192,10 +194,13 @@ def start(
         upstream = Upstream(url=services.wait_ready(policy).url, engine="policy")
     assert upstream is not None
     say("policy", upstream.url)
-    gateway = services.launch(
-        "gateway",
-        ["gateway", "serve", "--upstream", upstream.url, "--engine", upstream.engine, "--store", str(folder / "turns")],
-    )
+    started: list[Service] = []
+    for number in range(gateways):
+        name, turns = (
+            ("gateway", folder / "turns") if gateways == 1 else (f"gateway {number}", folder / f"turns-{number}")
+        )
+        words = ["gateway", "serve", "--upstream", upstream.url, "--engine", upstream.engine, "--store", str(turns)]
+        started.append(services.launch(name, words))
     services.wait_ready(runtime)
     say("runtime", runtime.url)
     use_local_credentials()
@@ -205,8 +210,9 @@ def start(
         say("environment", f"being built from {_dependencies(agent)}")
         waiting = Waiting(f"building the environment of {_dependencies(agent)}, or loading {agent.name} in it")
         arn = RuntimeView(runtime.url).deploy(agent, AGENT_NAME, {}, on_wait=waiting)
-    services.wait_ready(gateway)
-    say("gateway", gateway.url)
+    for gateway in started:
+        services.wait_ready(gateway)
+        say("gateway", gateway.url)
     return Stack(
         pid=os.getpid(),
         agent=str(agent),
@@ -214,7 +220,7 @@ def start(
         store=f"file://{store}",
         model=str(model) if model else None,
         runtime_url=runtime.url,
-        gateway_url=gateway.url,
+        gateway_url=",".join(gateway.url for gateway in started),
         gateway_admin_key=admin_key,
         policy_url=upstream.url,
     )

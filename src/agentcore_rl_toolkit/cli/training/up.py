@@ -25,7 +25,10 @@ from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_fo
 @click.option(
     "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep records, turns and logs in this folder."
 )
-def command(agent: str, model: Path | None, keep: Path | None) -> None:
+@click.option(
+    "--gateways", type=click.IntRange(1), default=1, show_default=True, help="Model gateways; each uses one core."
+)
+def command(agent: str, model: Path | None, keep: Path | None, gateways: int) -> None:
     """Run an agent, a model gateway and the policy on this machine until Ctrl-C.
 
     Other commands started in this folder (eval, train, invoke) find them. What other programs need is printed, and written to
@@ -38,7 +41,7 @@ def command(agent: str, model: Path | None, keep: Path | None) -> None:
     try:
         with contextlib.ExitStack() as exits:
             folder = keep.resolve() if keep is not None else Path(exits.enter_context(_scratch()))
-            asyncio.run(_serve(file, folder_of_model, folder))
+            asyncio.run(_serve(file, folder_of_model, folder, gateways))
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
         sys.exit(130)
@@ -53,7 +56,7 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="agentcore-rl-up-", ignore_cleanup_errors=True)
 
 
-async def _serve(agent: Path, model: Path | None, folder: Path) -> None:
+async def _serve(agent: Path, model: Path | None, folder: Path, gateways: int) -> None:
     """Raises: KeyboardInterrupt on SIGTERM and SIGINT; ServiceError when a service dies."""
     admin_key = secrets.token_urlsafe(24)
     stopped = asyncio.Event()
@@ -68,6 +71,7 @@ async def _serve(agent: Path, model: Path | None, folder: Path) -> None:
                 folder=folder,
                 model=model,
                 admin_key=admin_key,
+                gateways=gateways,
                 report=lambda name, url: click.echo(f"{name:<12}{url}"),
             )
         )

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ...errors import GatewayError, GatewayLostError
 from .captures import SessionCapture
-from .members import Member, Members, spread
+from .members import Member, Members
 from .one import OneGateway, SessionHandle
 
 log = logging.getLogger(__name__)
@@ -178,42 +178,37 @@ class Fleet:
     # -- sessions
 
     async def create(self, session_ids: Sequence[str], settings: Mapping[str, Any]) -> list[SessionHandle]:
-        """Open sessions, all or none. Where a gateway does not take its share, the others do."""
+        """Open sessions, all or none. Where a gateway does not take its share, the others do.
+
+        A session that is open stays where it is, unless that gateway does not answer: then it begins anew on another.
+        """
         if self.only is not None:
             return await self.only.create(session_ids, settings)
         handles: dict[str, SessionHandle] = {}
-        known = {name for name in session_ids if self.members.owner(name) is not None}
+        open_before = {name for name in session_ids if self.members.owner(name) is not None}
         present = await self._present(due_only=True)
-        waiting = list(session_ids)
-        refusal: GatewayError | None = None
+        waiting, refusal = list(session_ids), None
         while waiting:
             if refusal is not None and (not present or refusal.status not in _ELSEWHERE):
-                await self._take_back([handle for name, handle in handles.items() if name not in known])
+                await self._take_back([handle for name, handle in handles.items() if name not in open_before])
                 raise refusal
-            shares = spread([name for name in waiting if name not in known], present)
-            for name in known.intersection(waiting):
-                shares.setdefault(self._owner(name), []).append(name)
+            shares = self.members.spread(waiting, present)
             answers, failures = await self._gather(
                 [(m, self.ask(m, m.gateway.create(names, settings))) for m, names in shares.items()]
             )
             for opened in answers.values():
                 handles |= {handle.session_id: handle for handle in opened}
             waiting = [name for member in failures for name in shares[member]]
+            present = [member for member in present if member not in failures]
             for member, error in failures.items():
                 if refusal is None or error.status not in _ELSEWHERE:
                     refusal = error
                 if error.status is None:
-                    member.strays.update(set(shares[member]) - known)  # they may be open there all the same
-                if known.intersection(shares[member]):
-                    present = []  # what is open there cannot go elsewhere
-                present = [m for m in present if m is not member]
+                    member.strays.update(shares[member])  # they may be open there all the same
         by_url = {member.url: member for member in self.members.all}
         for name, handle in handles.items():
-            self.members.opened(by_url[handle.gateway], [name])
+            self.members.opened(by_url[handle.gateway], name)
         return [handles[name] for name in session_ids]
-
-    def _owner(self, session_id: str) -> Member:
-        return self.members.owner(session_id) or self.members.all[0]
 
     async def _take_back(self, handles: Sequence[SessionHandle]) -> None:
         """Delete what a refused request has opened."""

@@ -54,12 +54,15 @@ class Members:
     def owner(self, session_id: str) -> Member | None:
         return self._owners.get(session_id)
 
-    def opened(self, member: Member, session_ids: Iterable[str]) -> None:
-        for session_id in session_ids:
-            member.open.add(session_id)
-            member.strays.discard(session_id)
-            self._owners[session_id] = member
-        while len(self._owners) > KEPT:
+    def opened(self, member: Member, session_id: str) -> None:
+        before = self._owners.get(session_id)
+        if before is not None and before is not member:
+            before.open.discard(session_id)
+            before.strays.add(session_id)
+        member.open.add(session_id)
+        member.strays.discard(session_id)
+        self._owners[session_id] = member
+        if len(self._owners) > KEPT:
             old, its = self._owners.popitem(last=False)
             its.open.discard(old)
 
@@ -84,16 +87,16 @@ class Members:
                 shares.setdefault(member, []).append(session_id)
         return list(shares.items())
 
-
-def spread(session_ids: Sequence[str], members: Sequence[Member]) -> dict[Member, list[str]]:
-    """Give each session to the member with the fewest open sessions; between equals the session's id decides.
-
-    So the load stays even, and several clients that start with nothing do not all begin at the first gateway.
-    """
-    load = {member: len(member.open) for member in members}
-    shares: dict[Member, list[str]] = {}
-    for session_id in session_ids:
-        member = min(members, key=lambda m: (load[m], zlib.crc32(f"{session_id} {m.url}".encode())))
-        load[member] += 1
-        shares.setdefault(member, []).append(session_id)
-    return shares
+    def spread(self, session_ids: Iterable[str], present: Sequence[Member]) -> dict[Member, list[str]]:
+        """Give each session to the gateway that has it, else to the one with the fewest open sessions; between equals its
+        id decides, so that several clients that start with nothing do not all begin at the first gateway.
+        """
+        load = {member: len(member.open) for member in present}
+        shares: dict[Member, list[str]] = {}
+        for session_id in session_ids:
+            member = self.owner(session_id)
+            if member not in load:
+                member = min(present, key=lambda m: (load[m], zlib.crc32(f"{session_id} {m.url}".encode())))
+                load[member] += 1
+            shares.setdefault(member, []).append(session_id)
+        return shares
