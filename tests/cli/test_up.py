@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def up(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Stack]]:
     process = subprocess.Popen(
-        command("up", "--agent", "shop/agent.py"),
+        command("up", "--agent", "shop/agent.py", "--gateways", "2"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -116,7 +116,9 @@ def test_eval_finds_it_with_its_model_and_needs_no_credentials(folder: Path, up:
         assert json.loads((folder / name / "summary.json").read_text()) == summary
     # Each rollout had its session, and none is left behind.
     with GatewayClient(up[1].gateway_url, admin_key=up[1].gateway_admin_key) as gateway:
-        assert gateway.stats()["sessions"] == 0
+        stats = gateway.stats()
+        assert stats["sessions"] == 0
+        assert [each["turns"] > 0 for each in stats["gateways"].values()] == [True, True]
 
 
 def test_a_second_one_in_the_folder_is_refused(folder: Path, up: tuple[object, Stack]) -> None:
