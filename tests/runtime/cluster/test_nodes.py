@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -44,28 +45,40 @@ class Machines:
     def __init__(self, *names: str) -> None:
         self.names = list(names)
         self.keepers: dict[str, AgentKeeper] = {}
+        self.starting: dict[str, asyncio.Task[dict[str, Any]]] = {}
         self.addresses: dict[str, AgentAddress] = {}
         self.placed: list[str] = []
+        self.removing = asyncio.Event()  # what removes an agent waits for it
+        self.removing.set()
         self.token = ""
+        self.looked = self.overlaps = 0
 
     async def open(self) -> None:
         assert self.names
 
     async def machines(self) -> list[Machine]:
+        self.looked += 1
         return [Machine(node_id=name, host="127.0.0.1", cpus=1.0) for name in self.names]
 
     async def place(self, machine: Machine, token: str) -> AgentAddress:
         self.token = token
+        self.overlaps += machine.node_id in self.keepers  # the agent that was there has not been removed
         keeper = self.keepers[machine.node_id] = AgentKeeper()
-        answer = await asyncio.to_thread(keeper.start, machine.host, token)
+        starting = self.starting[machine.node_id] = asyncio.create_task(
+            asyncio.to_thread(keeper.start, machine.host, token)
+        )
+        answer = await asyncio.shield(starting)
         self.placed.append(machine.node_id)
         self.addresses[machine.node_id] = AgentAddress(**answer)
         return self.addresses[machine.node_id]
 
     async def remove(self, node_id: str) -> None:
-        keeper = self.keepers.pop(node_id, None)
-        if keeper is not None:
-            await asyncio.to_thread(keeper.stop)
+        await self.removing.wait()
+        if node_id in self.keepers:
+            with contextlib.suppress(RuntimeError):
+                await self.starting[node_id]  # a start that nobody waits for any more goes on in its thread
+            await asyncio.to_thread(self.keepers[node_id].stop)
+            del self.keepers[node_id]
 
     async def close(self) -> None:
         for node_id in list(self.keepers):
@@ -176,7 +189,7 @@ async def test_a_remote_session_has_the_variables_that_are_its_own() -> None:
     async with served("a") as s:
         s.runtime.table.variables_of = lambda session: {"AWS_ACCESS_KEY_ID": f"KEY{session.directory.name}"}
         keys = [(await s.invoke({"do": "where"}, new_session_id()))["env"]["AWS_ACCESS_KEY_ID"] for _ in range(2)]
-        numbers = [session.number for session in s.runtime.table.sessions.values()]
+        numbers = [session.directory.name for session in s.runtime.table.sessions.values()]
         assert keys == [f"KEY{number}" for number in numbers]
         assert len(set(keys)) == 2
 
@@ -270,6 +283,20 @@ async def test_agent_that_died_on_a_live_machine_is_placed_again() -> None:
         os.kill(s.machines.addresses["a"].pid, signal.SIGKILL)
         await until(lambda: s.machines.placed == ["a", "a"] and s.cluster._open_links())
         assert (await s.invoke({"do": "echo"}))["calls"] == 1
+
+
+async def test_nothing_is_placed_where_the_agent_before_is_still_being_removed() -> None:
+    """Else its removal would take the new agent with it."""
+    async with served("a") as s:
+        s.machines.removing.clear()
+        os.kill(s.machines.addresses["a"].pid, signal.SIGKILL)
+        await until(lambda: not s.cluster._open_links())
+        looked = s.machines.looked
+        await until(lambda: s.machines.looked >= looked + 3)
+        s.machines.removing.set()
+        await until(s.cluster._open_links)
+        assert s.machines.placed == ["a", "a"]
+        assert not s.machines.overlaps
 
 
 async def test_draining_node_gets_no_sessions_and_goes_when_empty() -> None:

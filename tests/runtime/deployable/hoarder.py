@@ -13,8 +13,9 @@ app = BedrockAgentCoreApp()
 held = []
 CHILD = """
 import os, time
-file = open("c", "wb")
-os.unlink("c")
+name = f"c{os.getpid()}"  # its own: another one may be about to begin
+file = open(name, "wb")
+os.unlink(name)
 for _ in range(%d):
     file.write(bytes(2**20))
 file.flush()

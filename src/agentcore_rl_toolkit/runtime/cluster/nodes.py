@@ -51,7 +51,7 @@ class Cluster:
         self._bundles: dict[tuple[str, int], asyncio.Task[bundles.Bundle]] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._leaving: set[asyncio.Task[Any]] = set()
+        self._leaving: dict[str, asyncio.Task[None]] = {}  # nodes whose agent is being removed
 
     @property
     def tier(self) -> str:
@@ -61,7 +61,7 @@ class Cluster:
     async def start(self) -> None:
         """Connect and wait for a first node. Raises: ConfigError when there is none in time."""
         await self._provider.open()
-        self._spawn(self._watch(), self._tasks)
+        self._tasks.add(asyncio.create_task(self._watch()))
         try:
             async with asyncio.timeout(self._settings.join_timeout_s):
                 while not self._open_links():
@@ -133,7 +133,8 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._joining.values(), *self._bundles.values(), return_exceptions=True)
         links, self._links = list(self._links.values()), {}
-        await asyncio.gather(*(self._abandon(link.machine.node_id, link) for link in links), *self._leaving)
+        leaving = list(self._leaving.values())
+        await asyncio.gather(*(self._abandon(link.machine.node_id, link) for link in links), *leaving)
         await self._provider.close()
 
     # -- for whoever looks after the cluster
@@ -208,7 +209,9 @@ class Cluster:
         now = time.monotonic()
         for machine in machines:
             node_id = machine.node_id
-            known = node_id in self._links or node_id in self._joining or node_id in self._drained
+            # One that is being left is no candidate yet: leaving it would remove the agent that is placed there now.
+            places = (self._links, self._joining, self._drained, self._leaving)
+            known = any(node_id in place for place in places)
             if not known and self._failures.get(node_id, (0, 0.0, ""))[1] <= now:
                 task = self._joining[node_id] = asyncio.create_task(self._join(machine), name=f"join {node_id}")
                 task.add_done_callback(lambda _, node_id=node_id: self._joined(node_id))  # type: ignore[misc]  # a default makes it bind now
@@ -283,7 +286,7 @@ class Cluster:
     def _let_go(self, link: NodeLink) -> None:
         del self._links[link.machine.node_id]
         self._drained[link.machine.node_id] = {**link.describe(), "state": "drained"}
-        self._spawn(self._abandon(link.machine.node_id, link), self._leaving)
+        self._leave(link)
 
     def _on_lost(self, link: NodeLink) -> None:
         if self._links.get(link.machine.node_id) is not link:
@@ -292,9 +295,9 @@ class Cluster:
         self._changed.set()
         log.warning("%s", link.lost)
         self._gone = [*self._gone[-99:], {**link.describe(), "state": "lost", "reason": link.lost, "sessions": 0}]
-        self._spawn(self._abandon(link.machine.node_id, link), self._leaving)
+        self._leave(link)
 
-    def _spawn(self, work: Any, among: set[asyncio.Task[Any]]) -> None:
-        task = asyncio.create_task(work)
-        among.add(task)
-        task.add_done_callback(among.discard)
+    def _leave(self, link: NodeLink) -> None:
+        node_id = link.machine.node_id
+        task = self._leaving[node_id] = asyncio.create_task(self._abandon(node_id, link))
+        task.add_done_callback(lambda _: self._leaving.pop(node_id, None))
