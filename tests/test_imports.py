@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reward": set(),
     "client": {"store", "logs", "proof", "_portal", "_connection_room", "_host_check"},
     "trajectory": set(),
+    "deploy": {"client", "_installation"},
     "gateway": {
         "trajectory",
         "store",

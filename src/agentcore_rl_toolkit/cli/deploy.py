@@ -1,0 +1,227 @@
+"""`agentcore-rl deploy`: an agent's folder to AgentCore Runtime on AWS, and away again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ConfigError
+from .options import as_json
+from .output.screen import Command
+from .output.terminal import visible
+
+if TYPE_CHECKING:
+    from ..deploy.deployment import Deployed, Deployment, Settings
+
+CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
+
+
+@click.command(
+    cls=Command,
+    sections={
+        "What": ["agent", "image", "code", "name", "environment"],
+        "Where": ["bucket", "region", "role", "subnets", "security_groups"],
+        "How": ["dry_run", "remove", "smoke"],
+    },
+)
+@click.argument("what", required=False, type=click.Choice(["iam"]), metavar="[iam]")
+@click.option("--agent", type=click.Path(exists=True, path_type=Path), help="Folder of the agent, or its file.")
+@click.option("--image", metavar="URI", help="Deploy this image; nothing is built.")
+@click.option("--code", is_flag=True, help="Deploy an archive with the agent's packages, without an image.")
+@click.option("--name", help="Name on AWS. [default: the folder's]")
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Variable of the sessions. Repeatable.")
+@click.option("--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records; made if absent.")
+@click.option("--prefix", default="", help="Keys of the records begin with it.")
+@click.option("--region", help="AWS region. [default: the environment's or profile's]")
+@click.option("--role", metavar="ARN", help="Execution role. [default: one is made with least rights]")
+@click.option("--subnet", "subnets", multiple=True, help="Subnet of a VPC. Repeatable.")
+@click.option("--security-group", "security_groups", multiple=True, help="Security group in the VPC. Repeatable.")
+@click.option("--idle", "idle_s", type=click.IntRange(60), metavar="SECONDS", help="A session without work ends then.")
+@click.option("--lifetime", "lifetime_s", type=click.IntRange(60), metavar="SECONDS", help="A session's longest life.")
+@click.option("--endpoint", metavar="NAME", help="Endpoint that shall point at the new version.")
+@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag of everything that is made. Repeatable.")
+@click.option("--python", default="3.13", show_default=True, help="Version that an archive (--code) runs with.")
+@click.option("--engine", metavar="COMMAND", help="Docker or Podman. [default: the one on PATH]")
+@click.option(
+    "--smoke", metavar="JSON", help="Payload of the rollout that proves it. [default: first row of train.jsonl]"
+)
+@click.option("--no-smoke", is_flag=True, help="Run no rollout.")
+@click.option("--dry-run", is_flag=True, help="Print every call and policy; change nothing.")
+@click.option("--remove", is_flag=True, help="Take away what deployments of this name made.")
+@as_json
+def command(
+    what: str | None,
+    agent: Path | None,
+    name: str | None,
+    smoke: str | None,
+    no_smoke: bool,
+    environment: Sequence[str],
+    tags: Sequence[str],
+    region: str | None,
+    dry_run: bool,
+    remove: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Deploy an agent to AgentCore Runtime: image or archive, roles, runtime, and one rollout that proves it.
+
+    Each step looks at what is there first: run it again after an interruption, or to bring a deployment up to date. The agent's
+    ARN and the bucket are written to .env, where `eval` and `train` find them. `agentcore-rl deploy iam` prints the policies
+    instead: for the agent's sessions, for the trainer, and for who deploys. AgentCore runs linux/arm64, which is what is built;
+    for a local control plane it is this machine's architecture.
+
+    \b
+    Example:
+        agentcore-rl deploy --agent shop --bucket my-records --dry-run
+    """
+    from ..deploy.calls import Calls
+    from ..deploy.deployment import Deployment, Settings
+
+    folder, entry = _folder(agent)
+    rows = None if no_smoke or remove or what else _payload(smoke, folder)
+    settings = Settings(
+        name=_name(name, folder),
+        folder=folder,
+        entry=entry,
+        platform=_platform(),
+        smoke=rows,
+        environment=_pairs(environment, "--env"),
+        tags=_pairs(tags, "--tag"),
+        **options,
+    )
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if not as_json:
+            click.echo(visible(line))
+
+    calls = Calls(region=region, rehearse=dry_run, say=say)
+    if what == "iam":
+        _print_policies(Deployment(settings, calls, say), as_json)
+        return
+    deployment = Deployment(settings, calls, say)
+    if remove:
+        left = deployment.remove()
+        click.echo(json.dumps({"left": left}) if as_json else "left: " + "\nleft: ".join(left))
+        return
+    done = deployment.up()
+    _report(done, settings, calls.region, dry_run, as_json, lines)
+
+
+def _folder(agent: Path | None) -> tuple[Path | None, str]:
+    if agent is None:
+        return None, "agent.py"
+    if agent.is_file():
+        return agent.parent, agent.name
+    found = next((file for file in ("agent.py", "rl_app.py") if (agent / file).is_file()), "agent.py")
+    return agent, found
+
+
+def _name(name: str | None, folder: Path | None) -> str:
+    if name is None:
+        if folder is None:
+            raise ConfigError("--image needs a --name: it is what the agent is called on AWS")
+        name = re.sub(r"[^A-Za-z0-9]+", "_", folder.resolve().name).strip("_")[:48]
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,47}", name):
+        raise ConfigError(
+            f"{name!r} cannot be a name: letters, digits and underscores, at most 48, a letter first. Give one with --name"
+        )
+    return name
+
+
+def _platform() -> str:
+    """What is built for: AgentCore's own platform, and beside a local control plane this machine's."""
+    from ..deploy.artifact import AGENTCORE_PLATFORM, this_platform
+
+    local = re.match(r"https?://(127\.|localhost|\[::1\])", os.environ.get(CONTROL_URL, ""))
+    return this_platform() if local else AGENTCORE_PLATFORM
+
+
+def _pairs(given: Sequence[str], option: str) -> dict[str, str]:
+    wrong = [pair for pair in given if "=" not in pair]
+    if wrong:
+        raise ConfigError(f"{option} {wrong[0]} is not NAME=VALUE")
+    return dict(pair.split("=", 1) for pair in given)
+
+
+def _payload(smoke: str | None, folder: Path | None) -> dict[str, Any] | None:
+    rows = None if folder is None else folder / "train.jsonl"
+    if smoke is None:
+        if rows is None or not rows.is_file():
+            raise ConfigError(
+                "one rollout proves the deployment: --smoke '{\"prompt\": ...}' gives its payload, --no-smoke leaves it out"
+            )
+        smoke = next((line for line in rows.read_text().splitlines() if line.strip()), "{}")
+    try:
+        value = json.loads(smoke)
+    except ValueError as e:
+        raise ConfigError(f"the payload of --smoke is not JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise ConfigError("the payload of --smoke must be a JSON object")
+    return value
+
+
+def _print_policies(deployment: Deployment, as_json: bool) -> None:
+    from ..deploy import iam
+
+    place = deployment.place()
+    role = deployment.settings.role or place.arn("iam", f"role/{deployment.settings.role_name}", region="")
+    policies = {
+        "execution role: who may take it": iam.execution_trust(place),
+        "execution role: what sessions may do": iam.execution(place),
+        "trainer": iam.trainer(place),
+        "who deploys": iam.deployer(place, role=role),
+    }
+    if as_json:
+        click.echo(json.dumps(policies, indent=2))
+        return
+    for title, policy in policies.items():
+        click.echo(f"# {title}\n{iam.text(policy)}\n")
+
+
+def _report(
+    done: Deployed, settings: Settings, region: str | None, dry_run: bool, as_json: bool, lines: Sequence[str]
+) -> None:
+    if not dry_run and done.arn is not None:
+        write_env(
+            Path(".env"),
+            {"AGENTCORE_AGENT_ARN": done.arn, "AGENTCORE_S3_BUCKET": settings.bucket, "AWS_REGION": region},
+        )
+    if as_json:
+        result = {
+            "arn": done.arn,
+            "version": done.version,
+            "changed": done.changed,
+            "smoke": done.smoke,
+            "steps": list(lines),
+        }
+        click.echo(json.dumps(result, indent=2))
+        return
+    if done.smoke is not None:
+        click.echo(visible(f"one rollout: {done.smoke}"))
+    if done.arn is not None:
+        click.echo(f"{done.arn} (version {done.version})" + ("" if dry_run else ", written to .env"))
+
+
+def write_env(path: Path, values: dict[str, str | None]) -> None:
+    """Set variables in a `.env` file; its other lines stay as they are."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    for name, value in values.items():
+        if value is None:
+            continue
+        line = f"{name}={value}"
+        at = next((i for i, old in enumerate(lines) if re.match(rf"\s*(export\s+)?{name}\s*=", old)), None)
+        if at is None:
+            lines.append(line)
+        else:
+            lines[at] = line
+    partial = path.with_name(path.name + ".new")
+    partial.write_text("\n".join(lines) + "\n")
+    partial.replace(path)

@@ -1,0 +1,197 @@
+"""What is deployed: an image of the agent's folder, or an archive of it. Both have a name made from what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .._installation import NAME as TOOLKIT
+from .._installation import write_wheel
+from ..errors import ConfigError
+
+# AgentCore Runtime runs linux/arm64 only. Source: its developer guide, "Deploy ... without the starter toolkit".
+AGENTCORE_PLATFORM = "linux/arm64"
+UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
+ARCHIVE_BYTES, UNPACKED_BYTES = 250 * 2**20, 750 * 2**20  # quotas of direct code deployment
+BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
+NOT_THE_AGENT = {
+    ".venv",
+    ".venvs",
+    ".git",
+    "__pycache__",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+    "runs",
+    ".agentcore-rl",
+}
+NAMES_PACKAGES = {"requirements.txt", "pyproject.toml", "uv.lock"}
+_LONG_AGO = (2020, 1, 1, 0, 0, 0)
+
+
+def this_platform() -> str:
+    """This machine's, as images name it."""
+    machine = platform.machine().lower()
+    return "linux/arm64" if machine in ("arm64", "aarch64") else "linux/amd64"
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """The agent's own files, in a fixed order: environments, caches and runs are left out."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not NOT_THE_AGENT.intersection(path.relative_to(folder).parts):
+            yield path
+
+
+def digest_of(folder: Path, *more: str) -> str:
+    """12 hexadecimal digits that stand for what a folder holds, and for how it is built (``more``)."""
+    found = hashlib.sha256(json.dumps(more).encode())
+    for path in files_of(folder):
+        data = path.read_bytes()
+        found.update(f"{path.relative_to(folder).as_posix()}\0{len(data)}\0".encode())
+        found.update(data)
+    return found.hexdigest()[:12]
+
+
+def put_wheel_beside(folder: Path) -> None:
+    """Put the wheel of the running version where the agent's Dockerfile takes it from: `wheels/`, or the folder itself.
+
+    Older wheels of the toolkit there are removed. A Dockerfile that names no wheel gets none.
+    """
+    dockerfile = (folder / "Dockerfile").read_text()
+    if ".whl" not in dockerfile:
+        return
+    target = folder / "wheels" if "wheels/" in dockerfile else folder
+    made = write_wheel(target)
+    for old in target.glob("agentcore_rl_toolkit-*.whl"):
+        if old != made:
+            old.unlink()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Docker or Podman, by its command."""
+
+    command: str
+
+    @classmethod
+    def find(cls, wanted: str | None) -> Engine:
+        """Raises: ConfigError when there is none."""
+        for name in (wanted,) if wanted else ("docker", "podman"):
+            found = shutil.which(name)
+            if found is not None:
+                return cls(command=found)
+        named = wanted or "Docker or Podman"
+        raise ConfigError(
+            f"{named} is not on PATH. Install it, deploy an image that exists (--image URI), or deploy without an image (--code)"
+        )
+
+    def build(self, folder: Path, *, uri: str, target: str) -> None:
+        """Raises: ConfigError with the end of what the build printed."""
+        self._run(
+            ["build", "--platform", target, "--tag", uri, str(folder)], deadline_s=BUILD_S, what="the build failed"
+        )
+        found = self._run(
+            ["image", "inspect", "--format", "{{.Os}}/{{.Architecture}}", uri], deadline_s=60, what="no image"
+        )
+        if found.strip() != target:
+            raise ConfigError(
+                f"the image is for {found.strip()}, and {target} is needed: does the Dockerfile name a platform, or a base "
+                "image that has none for it? On a machine of another architecture the engine needs QEMU's binfmt handlers"
+            )
+
+    def push(self, uri: str, *, password: str) -> None:
+        registry = uri.split("/")[0]
+        login = ["login", "--username", "AWS", "--password-stdin", registry]
+        self._run(login, deadline_s=60, what=f"no login at {registry}", given=password)
+        self._run(["push", uri], deadline_s=PUSH_S, what="the push failed")
+
+    def _run(self, arguments: Sequence[str], *, deadline_s: float, what: str, given: str | None = None) -> str:
+        try:
+            done = subprocess.run(
+                [self.command, *arguments], input=given, capture_output=True, text=True, timeout=deadline_s, check=False
+            )
+        except subprocess.TimeoutExpired as e:
+            raise ConfigError(
+                f"{what}: {Path(self.command).name} {arguments[0]} took more than {deadline_s:.0f} s"
+            ) from e
+        if done.returncode:
+            last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
+            raise ConfigError(f"{what}: {Path(self.command).name} {arguments[0]} ended with {done.returncode}\n{last}")
+        return done.stdout
+
+
+def requirements_of(folder: Path) -> list[str]:
+    """What the agent needs, from `requirements.txt` or `pyproject.toml`, without the toolkit itself: its wheel goes along."""
+    named = folder / "requirements.txt"
+    project = folder / "pyproject.toml"
+    if named.is_file():
+        lines = [line.split("#")[0].strip() for line in named.read_text().splitlines()]
+    elif project.is_file():
+        lines = list(tomllib.loads(project.read_text()).get("project", {}).get("dependencies", []))
+    else:
+        raise ConfigError(f"{folder} has neither requirements.txt nor pyproject.toml: what does the agent need?")
+    ours = re.compile(rf"{re.escape(TOOLKIT)}\b", re.IGNORECASE)
+    return [line for line in lines if line and not ours.match(line.replace("_", "-"))]
+
+
+def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
+    """An archive for direct code deployment: the agent's files, its packages for ``target``, the toolkit. Gives its path.
+
+    Args:
+        target: platform, such as `linux/arm64`.
+        python: version, such as `3.13`.
+        into: an empty folder to work in.
+
+    Raises: ConfigError when a package has no wheel for the platform, or the archive is larger than AgentCore takes.
+    """
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    if uv is None:
+        raise ConfigError("uv is needed to resolve packages for another machine: pip install uv")
+    stage, wheels = into / "stage", into / "wheels"
+    wheel = write_wheel(wheels)
+    command = [uv, "pip", "install", "-q", "--target", str(stage), "--python-platform", UV_PLATFORMS[target]]
+    command += ["--python-version", python, "--only-binary", ":all:", str(wheel), *requirements_of(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_S, check=False)
+    except subprocess.TimeoutExpired as e:
+        raise ConfigError(f"resolving the agent's packages took more than {RESOLVE_S:.0f} s") from e
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-15:])
+        raise ConfigError(f"the agent's packages cannot be had for {target}, Python {python}:\n{last}")
+    for path in files_of(folder):
+        if path.suffix != ".whl" and path.name not in NAMES_PACKAGES:  # those are in the archive already
+            place = stage / path.relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+    archive, unpacked = into / "agent.zip", 0
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
+        for path in files_of(stage):
+            data = path.read_bytes()
+            unpacked += len(data)
+            entry = zipfile.ZipInfo(path.relative_to(stage).as_posix(), _LONG_AGO)
+            # AgentCore reads the archive as another user: readable for all. Source: its guide on direct code deployment.
+            entry.external_attr, entry.compress_type = (
+                (0o755 if path.stat().st_mode & 0o100 else 0o644) << 16,
+                zipfile.ZIP_DEFLATED,
+            )
+            made.writestr(entry, data)
+    for size, limit, name in (
+        (archive.stat().st_size, ARCHIVE_BYTES, "packed"),
+        (unpacked, UNPACKED_BYTES, "unpacked"),
+    ):
+        if size > limit:
+            raise ConfigError(
+                f"the archive has {size / 2**20:.0f} MB {name}, and AgentCore takes {limit / 2**20:.0f}: "
+                "deploy an image instead (without --code)"
+            )
+    return archive

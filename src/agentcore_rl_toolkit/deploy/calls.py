@@ -1,0 +1,114 @@
+"""Calls to AWS, each checked by botocore's own model of the service; a rehearsal prints them and sends none but harmless ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import ConfigError
+
+DEADLINE_S = 60.0
+# Calls that change nothing: a rehearsal sends them, so that it shows what would happen to what is there.
+HARMLESS = ("Get", "List", "Describe", "Head")
+
+
+class RefusedError(ConfigError):
+    """AWS refused a call. ``code`` is its error code, such as `AccessDeniedException`."""
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Calls:
+    """The AWS calls of one deployment.
+
+    Args:
+        region: of all services; None: the session's own.
+        rehearse: print what would be sent instead of sending it.
+        say: takes one line for the user.
+    """
+
+    def __init__(self, *, region: str | None, rehearse: bool, say: Callable[[str], None]) -> None:
+        import boto3
+
+        self._session = boto3.Session()
+        self.region: str | None = region or self._session.region_name or os.environ.get("AWS_REGION")
+        self.rehearse = rehearse
+        self._say = say
+        self._clients: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        if self.region is None:
+            raise ConfigError("no region: --region REGION, or export AWS_REGION")
+        if self._session.get_credentials() is None:
+            raise ConfigError(
+                "no credentials: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role"
+            )
+
+    def __call__(self, service: str, operation: str, *, absent: tuple[str, ...] = (), **parameters: Any) -> Any:
+        """Call ``operation`` (`CreateRole`) of ``service`` (`iam`). Gives the reply.
+
+        With ``absent``, error codes that mean "there is none": None in their place. In a rehearsal a call that
+        would change something is printed, and gives None.
+
+        Raises: RefusedError, with AWS's code and message; ConfigError for parameters that the service's model does not allow.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+        from botocore.validate import ParamValidator
+
+        client = self._client(service)
+        model = client.meta.service_model.operation_model(operation)
+        wrong = ParamValidator().validate(_without_none(parameters), model.input_shape) if model.input_shape else None
+        if wrong is not None and wrong.has_errors():
+            raise ConfigError(f"{service}:{operation}: {wrong.generate_report()}")
+        if self.rehearse and not operation.startswith(HARMLESS):
+            self._say(f"would call {service}:{operation}\n{_shown(parameters)}")
+            return None
+        from botocore import xform_name
+
+        try:
+            return getattr(client, xform_name(operation))(**_without_none(parameters))
+        except ParamValidationError as e:
+            raise ConfigError(f"{service}:{operation}: {e}") from e
+        except ClientError as e:
+            error = e.response.get("Error", {})
+            code = str(error.get("Code", ""))
+            if code in absent:
+                return None
+            raise RefusedError(f"{service}:{operation}: {code}: {error.get('Message', '')}", code=code) from e
+        except BotoCoreError as e:
+            raise RefusedError(f"{service}:{operation}: {e}") from e
+
+    def _client(self, service: str) -> Any:
+        from botocore.config import Config
+
+        with self._lock:
+            if service not in self._clients:
+                config = Config(
+                    connect_timeout=10, read_timeout=DEADLINE_S, retries={"total_max_attempts": 5, "mode": "standard"}
+                )
+                self._clients[service] = self._session.client(service, region_name=self.region, config=config)
+            return self._clients[service]
+
+
+def _without_none(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _shown(parameters: Mapping[str, Any]) -> str:
+    """Parameters for a person: indented; policies, which travel as text, as documents; archives by their size."""
+
+    def readable(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return f"<{len(value)} bytes>"
+        if isinstance(value, str) and value.startswith("{") and '"Version"' in value:
+            return json.loads(value)
+        if isinstance(value, Mapping):
+            return {k: readable(v) for k, v in value.items()}
+        return value
+
+    lines = json.dumps({k: readable(v) for k, v in _without_none(parameters).items()}, indent=2, default=str)
+    return "\n".join(f"    {line}" for line in lines.splitlines())
