@@ -11,6 +11,7 @@ need bwrap bubblewrap
 need wrk wrk
 need tesseract tesseract-ocr tesseract-ocr-eng
 need runsc runsc
+need shellcheck shellcheck
 # A container engine; without recommended packages Podman comes without its network, and with a runtime that refuses the mixed
 # control groups of some machines.
 need podman podman
@@ -46,4 +47,5 @@ for package in $want; do
     if apt-cache show "$package" >/dev/null 2>&1; then there="$there $package"; else missing "$package"; fi
 done
 # All in one go; if that fails, each for itself.
+# shellcheck disable=SC2086  # several packages, none with a blank
 [ -z "$there" ] || install $there || for package in $there; do install "$package" || missing "$package"; done

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .errors import ConfigError as ConfigError
     from .errors import ContractError as ContractError
     from .errors import GatewayError as GatewayError
+    from .errors import GatewayLostError as GatewayLostError
     from .errors import InvalidResultError as InvalidResultError
     from .errors import LocalRuntimeError as LocalRuntimeError
     from .errors import MissingExtraError as MissingExtraError
@@ -77,6 +78,7 @@ _HOME = {
             "RolloutCancelledError",
             "InvalidResultError",
             "GatewayError",
+            "GatewayLostError",
             "CaptureError",
             "UpstreamError",
             "LocalRuntimeError",

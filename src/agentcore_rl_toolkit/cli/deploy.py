@@ -25,18 +25,18 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 @click.command(
     cls=Command,
     sections={
-        "What": ["agent", "image", "code", "name", "environment"],
-        "Where": ["bucket", "region", "role", "subnets", "security_groups"],
-        "How": ["dry_run", "remove", "smoke"],
+        "What": ["agent", "image", "code", "name"],
+        "Where": ["bucket", "region", "role"],
+        "How": ["dry_run", "remove"],
     },
 )
 @click.argument("what", required=False, type=click.Choice(["iam"]), metavar="[iam]")
 @click.option("--agent", type=click.Path(exists=True, path_type=Path), help="Folder of the agent, or its file.")
 @click.option("--image", metavar="URI", help="Deploy this image; nothing is built.")
-@click.option("--code", is_flag=True, help="Deploy an archive with the agent's packages, without an image.")
+@click.option("--code", is_flag=True, help="Deploy an archive, without an image.")
 @click.option("--name", help="Name on AWS. [default: the folder's]")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Variable of the sessions. Repeatable.")
-@click.option("--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records; made if absent.")
+@click.option("--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records.")
 @click.option("--prefix", default="", help="Keys of the records begin with it.")
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
 @click.option("--role", metavar="ARN", help="Execution role. [default: one is made with least rights]")
@@ -69,7 +69,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Deploy an agent to AgentCore Runtime: image or archive, roles, runtime, and one rollout that proves it.
+    """Deploy an agent to AgentCore Runtime, and prove it with one rollout.
 
     Each step looks at what is there first: run it again after an interruption, or to bring a deployment up to date. The agent's
     ARN and the bucket are written to .env, where `eval` and `train` find them. `agentcore-rl deploy iam` prints the policies

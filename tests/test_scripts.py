@@ -1,0 +1,59 @@
+"""The shell scripts that the documentation names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PUSH = ROOT / "scripts" / "build_docker_image_and_push_to_ecr.sh"
+
+
+def push(folder: Path, *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if k not in ("AWS_REGION", "AWS_ACCOUNT", "ECR_REPO_NAME")}
+    return subprocess.run(
+        ["sh", str(PUSH), *options],
+        cwd=folder,
+        env={**clean, **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_an_image_is_built_and_pushed_with_the_settings_of_env(tmp_path: Path) -> None:
+    (tmp_path / "Docker file").write_text("FROM scratch\n")
+    (tmp_path / ".env").write_text(
+        'AWS_REGION=eu-west-1\nexport AWS_ACCOUNT="123456789012"\nECR_REPO_NAME=$(touch ran)my-agent\n'
+    )
+    done = push(tmp_path, "--dockerfile=Docker file", "--tag=v1", "--context=a b", "--dry-run", ECR_REPO_NAME="mine")
+    assert done.returncode == 0, done.stderr
+    image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:v1"
+    assert f"--file Docker file --tag {image} a b" in done.stdout
+    assert done.stdout.splitlines()[-1] == image
+    # what .env holds is read, not run
+    done = push(tmp_path, "--dockerfile=Docker file", "--tag=v1", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--tag=v1"], "AWS_REGION is not set"), (["--unknown"], "unknown option")],
+)
+def test_what_is_missing_is_named(tmp_path: Path, options: list[str], says: str) -> None:
+    done = push(tmp_path, *options)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck (apt-get install shellcheck)")
+def test_scripts_pass_shellcheck() -> None:
+    scripts = sorted((ROOT / "scripts").glob("*.sh"))
+    done = subprocess.run(["shellcheck", *map(str, scripts)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
