@@ -11,11 +11,11 @@ import openai
 import pytest
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.backends.tinker.listening import Answer, Asked
-from agentcore_rl_toolkit.backends.tinker.testing import ScriptedModel, TinkerServer
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import Fault
+from agentcore_rl_toolkit.policy.tinker.listening import Answer, Asked
+from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 NEW = "tinker://run/sampler_weights/new"

@@ -151,9 +151,9 @@ def tinker(
     import torch
 
     from .._open_files import raise_file_limit
-    from ..backends.tinker.serving import serve as run
-    from ..backends.tinker.testing import TinkerServer
     from ..policy.finetuning import PolicyModel
+    from ..policy.tinker.service import TinkerServer
+    from ..policy.tinker.serving import serve as run
 
     raise_file_limit()
     torch.set_num_threads(threads)

@@ -1,8 +1,8 @@
 """The built-in policy behind the verbs of a training service: forward_backward, optim_step, save, load, publish, sample.
 
-It is what `backends.tinker.testing.TinkerServer` puts behind Tinker's wire format when a test, or a rehearsal of a run
+It is what `policy.tinker.service.TinkerServer` puts behind Tinker's wire format when a test, or a rehearsal of a run
 on one machine, wants real weights: losses are computed, all weights are trained (no LoRA), samples come from what was
-published. The losses are those of `backends.tinker.scripted`, here with gradients.
+published. The losses are those of `policy.tinker.scripted`, here with gradients.
 """
 
 from __future__ import annotations

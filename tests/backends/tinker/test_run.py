@@ -21,12 +21,12 @@ from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
 from agentcore_rl_toolkit.backends.tinker.loop import StepResult
 from agentcore_rl_toolkit.backends.tinker.run import METRICS_FILE, STATE_FILE, batches, run_async
-from agentcore_rl_toolkit.backends.tinker.testing import TinkerServer
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.finetuning import PolicyModel
+from agentcore_rl_toolkit.policy.tinker.service import TinkerServer
 from agentcore_rl_toolkit.policy.word_problems.problems import problems
 
 from ..test_end_to_end import serving

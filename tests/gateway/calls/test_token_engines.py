@@ -10,7 +10,6 @@ import openai
 import pytest
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.backends.tinker.testing import ScriptedModel, TinkerServer
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import (
     Gateway,
@@ -23,6 +22,7 @@ from agentcore_rl_toolkit.gateway import (
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.backends.tinker.testing import ScriptedModel, TinkerServer
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.admin.health import NAME
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 Start = Callable[..., Awaitable[Gateway]]

@@ -18,23 +18,25 @@ import openai
 import pytest
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.backends.tinker.testing import ScriptedModel, TinkerServer
+from agentcore_rl_toolkit._protobuf import (
+    bytes_field,
+    double_field,
+    double_of,
+    number_field,
+    pack,
+    read_fields,
+    unpack,
+)
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.dialects.canonical import Request, Sampling
 from agentcore_rl_toolkit.gateway.engines import tinker as wire
-from agentcore_rl_toolkit.gateway.engines.protobuf import (
-    bytes_field,
-    double_field,
-    double_of,
-    number_field,
-    read_fields,
-)
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import Fault, logprob_of
+from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = {"role": "user", "content": "What is 2 + 3?"}
@@ -129,10 +131,8 @@ def test_the_sdks_own_message_is_read() -> None:
 
     ids, logprobs = [1, 2**31 - 1, 3], [-0.5, -1.25, float("nan")]
     told = messages.SampleResponse(prompt_cache_hit_tokens=7)
-    told.sequences.add(
-        stop_reason=messages.STOP_REASON_STOP, tokens=wire.pack("i", ids), logprobs=wire.pack("f", logprobs)
-    )
-    told.sequences.add(stop_reason=messages.STOP_REASON_LENGTH, tokens=wire.pack("i", [9]))
+    told.sequences.add(stop_reason=messages.STOP_REASON_STOP, tokens=pack("i", ids), logprobs=pack("f", logprobs))
+    told.sequences.add(stop_reason=messages.STOP_REASON_LENGTH, tokens=pack("i", [9]))
     first, second = wire.TinkerEngine().reply(told.SerializeToString())
     assert (first.ids, first.logprobs, first.finish_reason) == (ids, [-0.5, -1.25, None], "stop")
     assert (second.choice, second.ids, second.logprobs, second.finish_reason) == (1, [9], None, "length")
@@ -156,7 +156,7 @@ def test_fields_survive_writing_and_reading() -> None:
 
 def test_whole_numbers_only() -> None:
     with pytest.raises(CaptureError):
-        wire.unpack("i", b"\x01\x02\x03")
+        unpack("i", b"\x01\x02\x03")
 
 
 def test_without_stop_ids_the_models_own_end_of_text_still_stops() -> None:

@@ -10,19 +10,17 @@ other description of its wire format; `tests/gateway/tinker/test_sampling.py` ho
 
 from __future__ import annotations
 
-import array
 import math
 import os
-import sys
 from typing import Any
 
 import msgspec
 
+from ..._protobuf import read_fields, unpack
 from ...errors import CaptureError
 from ..dialects.canonical import LENGTH, STOP, Request
 from ..errors import NOT_JSON
 from .base import GenerationStream, Piece
-from .protobuf import read_fields
 
 SDK_VERSION = "0.38.0"  # told to the service, which resolves feature flags by it
 PRODUCTION_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -141,22 +139,3 @@ def _sequence(choice: int, data: bytes) -> Piece:
     if reason not in _STOP_REASONS:
         raise CaptureError(f"choice {choice} has the unknown stop reason {reason}")
     return Piece(choice=choice, ids=ids, logprobs=logprobs, finish_reason=_STOP_REASONS[reason])
-
-
-def unpack(kind: str, data: bytes) -> list[Any]:
-    """Little-endian numbers: "i" int32, "q" int64, "f" float32. Raises: CaptureError on a part of one."""
-    values = array.array(kind)
-    if len(data) % values.itemsize:
-        raise CaptureError(f"{len(data)} bytes are not whole numbers of {values.itemsize} bytes")
-    values.frombytes(data)
-    if sys.byteorder == "big":  # pragma: no cover
-        values.byteswap()
-    return values.tolist()
-
-
-def pack(kind: str, values: list[Any]) -> bytes:
-    """The inverse of `unpack`."""
-    packed = array.array(kind, values)
-    if sys.byteorder == "big":  # pragma: no cover
-        packed.byteswap()
-    return packed.tobytes()

@@ -138,7 +138,7 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
             }
             if key_file is not None:
                 ready["admin_key_file"] = str(key_file)
-            _write_atomically(config.ready_file, json.dumps(ready))
+            write_atomically(config.ready_file, json.dumps(ready))
         print(f"policy server at {url}", file=sys.stderr, flush=True)
         if key_file is not None:
             print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
@@ -185,7 +185,7 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(handle, "w", encoding="utf-8") as file:

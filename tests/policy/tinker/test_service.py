@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from agentcore_rl_toolkit.backends.tinker.scripted import loss
-from agentcore_rl_toolkit.backends.tinker.testing import ScriptedModel, TinkerServer
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.testing import Fault, logprob_of
 from agentcore_rl_toolkit.policy.finetuning import PolicyModel
+from agentcore_rl_toolkit.policy.tinker.scripted import loss
+from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 
 tinker = pytest.importorskip("tinker")
 

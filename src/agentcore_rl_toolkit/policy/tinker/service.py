@@ -31,17 +31,28 @@ from typing import Any
 
 from ..._parsing import parse_json
 from ...errors import AgentCoreRLError
-from ...gateway.testing import Fault
 from .listening import Answer, Asked, Listener
 from .messages import Completion, Sampled, write_sample
 from .promises import Promise, Promises, refuse
 from .runs import PROTOBUF, Runs
 from .scripted import ScriptedModel, TinkerModel
 
-__all__ = ["SampleCall", "ScriptedModel", "TinkerModel", "TinkerServer"]
+__all__ = ["Fault", "SampleCall", "ScriptedModel", "TinkerModel", "TinkerServer"]
 
 API = "/api/v1/"
 MAX_SAMPLES, MAX_DEPTH = 10_000, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What goes wrong with one sampling request; see `TinkerServer.faults`. `gateway.testing.Fault` will do as well."""
+
+    status: int = 200
+    body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    drop_after: int | None = None
+    delay_s: float = 0.0
+    edit: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
 
 
 @dataclass

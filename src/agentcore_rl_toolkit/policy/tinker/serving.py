@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
 from pathlib import Path
 
-from ...gateway.service import write_ready
-from .testing import TinkerServer
+from ..server.process import write_atomically
+from .service import TinkerServer
 
 PARENT_CHECK_S = 0.5
 
@@ -26,7 +27,7 @@ async def serve(
     try:
         ready = {"url": server.url, "pid": os.getpid(), "base_model": server.model.base_model}
         if ready_file is not None:
-            write_ready(ready_file, ready)
+            write_atomically(ready_file, json.dumps(ready))
         print(f"Tinker service at {server.url}, base model {server.model.base_model}", file=sys.stderr, flush=True)
         while not stop.is_set():
             try:

@@ -5,10 +5,13 @@ Source: protobuf.dev/programming-guides/encoding.
 
 from __future__ import annotations
 
+import array
 import struct
+import sys
 from collections.abc import Iterator
+from typing import Any
 
-from ...errors import CaptureError
+from .errors import CaptureError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _SIZES = {FIXED64: 8, FIXED32: 4}
@@ -81,3 +84,22 @@ def double_field(number: int, value: float) -> bytes:
 def double_of(data: bytes) -> float:
     """The value of a double field as `read_fields` gives it."""
     return float(_DOUBLE.unpack(data)[0])
+
+
+def unpack(kind: str, data: bytes) -> list[Any]:
+    """Little-endian numbers: "i" int32, "q" int64, "f" float32. Raises: CaptureError on a part of one."""
+    values = array.array(kind)
+    if len(data) % values.itemsize:
+        raise CaptureError(f"{len(data)} bytes are not whole numbers of {values.itemsize} bytes")
+    values.frombytes(data)
+    if sys.byteorder == "big":  # pragma: no cover
+        values.byteswap()
+    return values.tolist()
+
+
+def pack(kind: str, values: list[Any]) -> bytes:
+    """The inverse of `unpack`."""
+    packed = array.array(kind, values)
+    if sys.byteorder == "big":  # pragma: no cover
+        packed.byteswap()
+    return packed.tobytes()

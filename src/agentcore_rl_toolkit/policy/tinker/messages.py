@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..._protobuf import bytes_field, double_field, double_of, number_field, pack, read_fields, unpack
 from ...errors import CaptureError
-from ...gateway.engines.protobuf import bytes_field, double_field, double_of, number_field, read_fields
-from ...gateway.engines.tinker import pack, unpack
 
 FLOAT32, INT64 = 1, 2
 _KIND_OF = {FLOAT32: "f", INT64: "q"}

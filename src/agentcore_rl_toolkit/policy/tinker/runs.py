@@ -1,4 +1,4 @@
-"""The training half of a `testing.TinkerServer`: models in training, their requests in order, what they save."""
+"""The training half of a `service.TinkerServer`: models in training, their requests in order, what they save."""
 
 from __future__ import annotations
 
