@@ -130,7 +130,7 @@ def _two(scenarios: Scenarios) -> list[Check]:
     kinds = {**_TWO, "two gateways": "1,024 tokens"} if free and free["most"] >= _SCALES else _TWO
     for name, what in kinds.items():
         told = scenarios.get(name, {})
-        room = f"there is room for {told['most']:.2f}" if told else ""
+        room = f"room for {told['most']:.2f}; everything else took {told['others']:.2f} cores" if told else ""
         found.append(Check(f"requests/s, two gateways / one, {what}", told.get("ratio"), _SCALES, True, room))
     return found
 

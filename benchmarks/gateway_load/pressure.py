@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 from .gateways import Target, gateway
-from .processes import GATEWAY_CORE, LOAD_CORE, Server, cpu_s, settle, upstream
+from .processes import GATEWAY_CORE, LOAD_CORE, Machine, Server, cpu_s, settle, upstream
 from .shares import held
 from .table import KINDS, LONGEST_S, Kind, median
 from .wrk import Load, load
@@ -153,7 +154,8 @@ def two_gateways(
 
     `most` is the ratio that the machine has room for: with two cores a second gateway has what load and server leave of
     the second one, and for answers that are relayed those need a third of it. With `share` every gateway is held to that
-    part of a core, so that there is room for both; nothing where the machine does not allow it.
+    part of a core, so that there is room for both; nothing where the machine does not allow it. `others` are the cores that
+    everything else used meanwhile: on a machine that is busy with them, two gateways get no more than one.
     """
     with ExitStack() as stack:
         both = [stack.enter_context(gateway(name, server, core=None)) for _ in range(2)]
@@ -162,15 +164,23 @@ def two_gateways(
         rps: dict[int, list[float]] = {1: [], 2: []}
         cpu: dict[int, list[float]] = {1: [], 2: []}
         rest: list[float] = []
+        others: list[float] = []
         for turn in range(rounds + 1):
             for count in (1, 2):
                 targets = both[:count]
+                machine, began_s = Machine.now(), time.monotonic()
                 before, served = sum(cpu_s(t.pid or 0) for t in targets), cpu_s(server.pid)
                 each, requests, load_s = _load_both(targets, kind, 64, seconds if turn else 1)
                 if turn:
+                    used_s, load_s = (
+                        sum(cpu_s(t.pid or 0) for t in targets) - before,
+                        cpu_s(server.pid) - served + load_s,
+                    )
                     rps[count].append(each)
-                    cpu[count].append((sum(cpu_s(t.pid or 0) for t in targets) - before) * 1000 / requests)
-                    rest.append((cpu_s(server.pid) - served + load_s) * 1000 / requests)
+                    cpu[count].append(used_s * 1000 / requests)
+                    rest.append(load_s * 1000 / requests)
+                    busy_s = Machine.now().busy_s - machine.busy_s
+                    others.append(max(0.0, busy_s - used_s - load_s) / (time.monotonic() - began_s))
     cores, gateway_ms, rest_ms = os.cpu_count() or 1, median(cpu[2]), median(rest)
     limit = cores * 1000 / (gateway_ms + rest_ms)
     if share is not None:
@@ -182,5 +192,6 @@ def two_gateways(
         "two_cpu_ms": gateway_ms,
         "load_cpu_ms": rest_ms,
         "most": min(2.0, limit / median(rps[1])),
+        "others": median(others),
         "ratio": median([b / a for a, b in zip(rps[1], rps[2], strict=True)]),
     }

@@ -92,7 +92,12 @@ async def test_versions_pauses_and_servers_are_those_of_all(both: GatewayClient,
     async with ScriptedEngine() as other:
         added = await both.add_worker_async(other.url)
         assert Counter(w["gateway"] for w in await both.workers_async()) == {gateway.url: 2 for gateway in two}
+        two[1].router.drain(added)  # one of them has lost it
+        await both.catch_up_async(two[1].url)
+        assert len(await both.workers_async()) == 4
         await both.remove_worker_async(added)
+        with pytest.raises(GatewayError, match="no upstream"):
+            await both.remove_worker_async("nobody")
     with pytest.raises(GatewayError, match="sampler"):
         await both.set_weight_version_async(8, sampler="tinker://none")
     assert [gateway.running.weight_version for gateway in two] == [7, 7]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..._portal import Portal
-from ...errors import ConfigError, GatewayError
+from ...errors import ConfigError
 from .addresses import Urls, gateway_urls, public_urls
 from .captures import SessionCapture
 from .fleet import Fleet, Place
@@ -87,7 +87,7 @@ class GatewayClient:
         """Sessions closed since place ``after``, in order, waiting up to ``wait_s`` for one;
 
         and the place to go on from. A place is 0 or what an earlier answer gave. After a restart of the gateway
-        an earlier place stands for the start: what was told before may come again, and nothing is missed.
+        an earlier place stands for the start: what came before may come again, and nothing is missed.
         """
         news, place = await self._fleet.news(after, wait_s)
         return [name for _, names in news for name in names], place
@@ -184,17 +184,11 @@ class GatewayClient:
         OpenAI routes are, below the URL, if that is not ``/v1``. Of several gateways all get it.
         """
         body = {"url": url, "engine": engine, "weight": weight, "api_key": api_key, "api_path": api_path}
-        answers = await self._fleet.everywhere("add the server", lambda g: g.call("POST", "/admin/workers", body))
-        ids = {str(answer["worker_id"]) for answer in answers.values()}
-        if len(ids) > 1:
-            raise GatewayError(
-                f"the gateways know {url} by different ids ({', '.join(sorted(ids))}): start them with the same servers"
-            )
-        return ids.pop()
+        return await self._fleet.add_worker(body)
 
     async def remove_worker_async(self, worker_id: str) -> None:
         """Take an inference server out: running calls finish there, no new ones start."""
-        await self._fleet.everywhere("remove the server", lambda g: g.call("DELETE", f"/admin/workers/{worker_id}"))
+        await self._fleet.remove_worker(worker_id)
 
     async def aclose(self) -> None:
         """Nothing is kept open between requests; here for symmetry with other clients."""

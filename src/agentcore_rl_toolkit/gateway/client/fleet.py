@@ -32,13 +32,14 @@ _ELSEWHERE = (None, 429, 502, 503, 504)  # answers after which another gateway m
 
 
 class Fleet:
-    """The gateways of a client, and what they were told."""
+    """The gateways of a client, and what holds for all of them."""
 
     def __init__(self, gateways: Iterable[OneGateway]) -> None:
         self.members = Members(gateways)
         self._weights: tuple[int, str | None] | None = None
         self._pause: tuple[str, str] | None = None  # arriving, in_flight
         self._paused: bool | None = None  # None: nothing was ever said
+        self._servers: dict[str, dict[str, Any] | None] = {}  # added by id, None: removed
         self._look_at_s = 0.0
 
     @property
@@ -87,8 +88,16 @@ class Fleet:
         return True
 
     async def catch_up(self, member: Member) -> None:
-        """Send a gateway the weight version and pause that hold, and delete what it should not have. Raises: GatewayError."""
+        """Send a gateway the servers, the weight version and the pause that hold, and delete what it should not have.
+
+        Raises: GatewayError.
+        """
         gateway = member.gateway
+        for worker_id, server in self._servers.items():
+            if server is not None:
+                await gateway.add_worker(server)
+            else:
+                await gateway.remove_worker(worker_id)
         if self._weights is not None:
             await gateway.publish(*self._weights)
         if self._paused and self._pause is not None:
@@ -149,7 +158,7 @@ class Fleet:
             raise next(iter(failures.values()))
         for member in self.members.all:
             if member not in answers:
-                log.warning("gateway %s did not %s: it is told when it answers again", member.url, what)
+                log.warning("gateway %s did not %s: that follows when it answers again", member.url, what)
         return {member.url: answer for member, answer in answers.items()}
 
     async def publish(self, version: int, sampler: str | None) -> None:
@@ -174,6 +183,25 @@ class Fleet:
     async def resume(self) -> None:
         self._paused = False
         await self.everywhere("resume", lambda gateway: gateway.resume())
+
+    async def add_worker(self, server: dict[str, Any]) -> str:
+        answers = await self.everywhere("add the server", lambda gateway: gateway.add_worker(server))
+        ids = set(answers.values())
+        if len(ids) > 1:
+            names = ", ".join(sorted(ids))
+            raise GatewayError(
+                f"the gateways know {server['url']} by different ids ({names}): start them with the same servers"
+            )
+        [worker_id] = ids
+        self._servers[worker_id] = server
+        return worker_id
+
+    async def remove_worker(self, worker_id: str) -> None:
+        """Raises: GatewayError with status 404 when no gateway has it."""
+        answers = await self.everywhere("remove the server", lambda gateway: gateway.remove_worker(worker_id))
+        self._servers[worker_id] = None
+        if not any(answers.values()):
+            raise GatewayError(f"there is no upstream {worker_id!r}", status=404)
 
     # -- sessions
 
