@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import weakref
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any, Protocol
 
 import hypothesis
 import pytest
+from botocore.httpsession import URLLib3Session
 
 # `make nightly`: more of what takes examples or repetitions, and the tests marked for it.
 NIGHTLY = bool(os.environ.get("AGENTCORE_RL_NIGHTLY"))
@@ -103,6 +106,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByFile(config, log)
 
 
+_aws_connections: list[URLLib3Session] = []  # of this test: held, so that none is left to the collector
+_aws_connections_before: weakref.WeakSet[URLLib3Session] = weakref.WeakSet()
+
+
+def _remember_aws_connections() -> None:
+    """boto3's clients keep connections that only `close` ends, and few who write a test think of it."""
+    make = URLLib3Session.__init__
+
+    @functools.wraps(make)
+    def remember(self: URLLib3Session, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _aws_connections.append(self)
+
+    URLLib3Session.__init__ = remember
+
+
+_remember_aws_connections()
+
+
+def _close_aws_connections() -> None:
+    """Idle ones. A client that lives on (a module's) makes new ones when it is used again."""
+    for session in [*_aws_connections, *_aws_connections_before]:
+        session.close()
+    _aws_connections_before.update(_aws_connections)
+    _aws_connections.clear()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cpu", action="store_true", help="print the CPU seconds of each file, with the processes it started"
@@ -131,6 +161,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     try:
         return (yield)
     finally:
+        _close_aws_connections()
         item.user_properties.append(("cpu_s", _cpu_s() - item.stash[_before]))
 
 

@@ -109,7 +109,7 @@ def test_ctrl_c_stops_everything_and_resume_leaves_all_that_a_run_promises(tmp_p
     process = start(run_dir, "--steps", "3", "--groups", "2", "--rollouts", "4", "--held-out", "8")
     wait_for(partial(has_step, run_dir), 120, process)
     os.kill(process.pid, signal.SIGINT)
-    output = finish(process, 60)
+    output = finish(process, 150)
     assert process.returncode == 130, output
     assert "--resume" in output
     assert_nothing_left(run_dir)

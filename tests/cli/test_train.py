@@ -74,7 +74,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(tmp
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 4  # policy, runtime with its template, gateway
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=150)
     assert process.returncode == 130, said
     assert "Training shop" in said
     assert not psutil.wait_procs(below, timeout=30)[1]
