@@ -15,7 +15,7 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -34,14 +34,14 @@ DIRECT_BYTES = 64 * 1024  # larger bodies are worth a task
 
 @dataclass(slots=True)
 class Request:
-    """A POST that was received whole. ``by_name``: its headers, the last of each name."""
+    """A POST that is collected, or received whole. ``by_name``: its headers, the last of each name."""
 
     target: Any
     url: bytes
     headers: Headers
     by_name: dict[bytes, bytes]
-    body: list[bytes]
-    keep_alive: bool
+    body: list[bytes] = field(default_factory=list)
+    keep_alive: bool = True
 
 
 @dataclass(slots=True)
@@ -115,12 +115,8 @@ class RuntimeProtocol(BoundedProtocol):
         self._body_timeout_s = body_timeout_s
         self._body_check: asyncio.TimerHandle | None = None
         self._direct = direct
-        self._asgi_port = asgi_port
-        self._asgi_error = asgi_error
-        self._on_asgi_port = False
-        self._target: Any = None  # of the request that is being received, where it may go directly
-        self._by_name: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
+        self._asgi = asgi_port, asgi_error
+        self._arriving: Request | None = None  # what is being received, where it may go directly
         self._received: Request | None = None
         self._taken: Request | None = None  # by `direct`, and not answered yet
         self._early: list[bytes] = []
@@ -132,10 +128,13 @@ class RuntimeProtocol(BoundedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._wire = transport  # without the holding, which is for replies in two parts
         super().connection_made(HoldingTransport(transport))  # type: ignore[arg-type]
-        if self._asgi_port is not None and self.server is not None and self.server[1] == self._asgi_port:
-            self._direct, self._on_asgi_port = None, True
+        if self._on_asgi_port():
+            self._direct = None
         else:
             self.body_s = math.inf  # late bodies are answered here
+
+    def _on_asgi_port(self) -> bool:
+        return self.server is not None and self.server[1] == self._asgi[0]
 
     def data_received(self, data: bytes) -> None:
         if self._taken is not None:
@@ -149,7 +148,7 @@ class RuntimeProtocol(BoundedProtocol):
             if not self._direct.begin(self, request):
                 self._taken = None
                 self._open_cycle(request, self.app)
-        elif self._target is not None and self._body_check is None:  # its body is still to come
+        elif self._arriving is not None and self._body_check is None:  # its body is still to come
             self._body_check = self.loop.call_later(self._body_timeout_s, self._check_body)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -161,9 +160,8 @@ class RuntimeProtocol(BoundedProtocol):
         self._idle_check = self._body_check = None
 
     def error(self, refusal: Refusal) -> tuple[Headers, bytes]:
-        if self._on_asgi_port and self._asgi_error is not None:
-            return self._asgi_error(refusal)
-        return super().error(refusal)
+        asgi_error = self._asgi[1] if self._on_asgi_port() else None
+        return super().error(refusal) if asgi_error is None else asgi_error(refusal)
 
     def end_after_response(self) -> None:
         if self._taken is not None:
@@ -184,7 +182,7 @@ class RuntimeProtocol(BoundedProtocol):
             self._open_cycle(request, self.app)
         self.url = b""
         self.headers = []
-        self._target = None
+        self._arriving = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:
@@ -193,10 +191,10 @@ class RuntimeProtocol(BoundedProtocol):
     def on_headers_complete(self) -> None:
         self.examine()
         if self._direct is not None and self.parser.get_method() == b"POST":
-            self._target = self._direct.target(self.url)
-            if self._target is not None and not self._plain():
-                self._target = None
-        if self._target is None:
+            target = self._direct.target(self.url)
+            if target is not None:
+                self._arriving = self._plain(target)
+        if self._arriving is None:
             url, headers = self.url, self.headers
             super().on_message_begin()
             self.url = url
@@ -206,12 +204,11 @@ class RuntimeProtocol(BoundedProtocol):
             self.scope[PEER] = self.peer  # type: ignore[literal-required]
             HttpToolsProtocol.on_headers_complete(self)
 
-    def _plain(self) -> bool:
-        """Whether the request is like nearly all of them, and no other is under way."""
-        by_name = self._by_name = dict(self.headers)
+    def _plain(self, target: Any) -> Request | None:
+        """The request, when it is like nearly all of them and no other is under way."""
+        by_name = dict(self.headers)
         length = by_name.get(b"content-length", b"0")
-        self._body = []
-        return (
+        plain = (
             length.isdigit()
             and int(length) <= DIRECT_BYTES
             and b"transfer-encoding" not in by_name
@@ -220,25 +217,25 @@ class RuntimeProtocol(BoundedProtocol):
             and self.parser.get_http_version() == "1.1"
             and not self.parser.should_upgrade()
         )
+        return Request(target, self.url, self.headers, by_name) if plain else None
 
     def under_way(self) -> bool:
-        return self._taken is not None or self._target is not None or super().under_way()
+        return self._taken is not None or self._arriving is not None or super().under_way()
 
     def on_body(self, body: bytes) -> None:
-        if self._target is not None:
+        if self._arriving is not None:
             self._silent = 0
-            self._body.append(body)
+            self._arriving.body.append(body)
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._target is None:
+        if self._arriving is None:
             super().on_message_complete()
             return
         self.message_is_complete()
-        keep_alive = self.parser.should_keep_alive()
-        self._received = Request(self._target, self.url, self.headers, self._by_name, self._body, keep_alive)
-        self._target = None
+        self._received, self._arriving = self._arriving, None
+        self._received.keep_alive = self.parser.should_keep_alive()
 
     # -- from whoever took a request
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
@@ -284,7 +281,7 @@ class RuntimeProtocol(BoundedProtocol):
 
     def _check_body(self) -> None:
         self._body_check = None
-        if self._target is None or self.transport.is_closing():
+        if self._arriving is None or self.transport.is_closing():
             return
         left_s = self._last_s + self._body_timeout_s - self.loop.time()
         if left_s > 0:
