@@ -9,6 +9,7 @@ from dataclasses import fields
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,13 @@ from agentcore_rl_toolkit.backends.service import RolloutSettings
 from agentcore_rl_toolkit.backends.settings import Plan, from_mapping, read_settings
 from agentcore_rl_toolkit.backends.slime.runner import known_fields
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
-from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig
+from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
+from agentcore_rl_toolkit.backends.trl import TrlConfig
+from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, VerlConfig, translate
+from agentcore_rl_toolkit.backends.verl.settings import plan as verl_plan
 from agentcore_rl_toolkit.contract import check_id
 from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway.client import gateway_urls
 
 
 def test_every_field_of_a_row_is_the_payload(tmp_path: Path) -> None:
@@ -174,6 +179,39 @@ def test_what_backends_share_reaches_the_rollouts_whole(make: Any, service: Any)
     told = service(make(exp_id="e", gateway_admin_key="hush", **given))
     assert {name: getattr(told, name) for name in given} == given
     assert (told.exp_id, told.gateway_admin_key) == ("e", "hush")
+
+
+SEVERAL = ("http://a:9090", "http://b:9090")
+
+
+@pytest.mark.parametrize("urls", [list(SEVERAL), ",".join(SEVERAL)], ids=["list", "commas"])
+def test_every_trainer_takes_several_gateways(urls: Any, tmp_path: Path) -> None:
+    common = {
+        "agent_runtime_arn": "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math",
+        "s3_bucket": "b",
+        "gateway_url": urls,
+    }
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1"}\n')
+    here = {"exp_id": "e", "data_path": str(tmp_path / "rows.jsonl")}
+
+    def file(**values: Any) -> Path:
+        path = tmp_path / "settings.json"
+        path.write_text(json.dumps({**common, **values}))
+        return path
+
+    tinker = TinkerRunConfig.from_file(file(**here, base_model="m", model_dir=str(tmp_path)))
+    trl = TrlConfig.from_file(file(**here, model="m", policy_url="http://p"))
+    slime = SlimeSettings.from_args(SimpleNamespace(**common, exp_id="e"), environ={})
+    config, theirs = translate(VerlConfig(agentcore=common).arguments(), environ={})
+    [handed_on] = [word.partition("=")[2] for word in theirs if word.startswith("+agentcore.gateway_url=")]
+    again, _ = translate([*VerlConfig(agentcore=common).arguments(), f"agentcore.gateway_url={handed_on}"], environ={})
+    for given in (tinker.gateway_url, tinker.services().gateway_url, trl.gateway_url, slime.service().gateway_url):
+        assert given is not None
+        assert gateway_urls(given) == SEVERAL
+    assert config.gateway_url == again.gateway_url
+    assert gateway_urls(config.service("m").gateway_url or "") == SEVERAL
+    for plan in (tinker.plan(), trl.plan(), verl_plan(VerlConfig(agentcore=common).arguments())):
+        assert dict(plan.facts)["gateway"] == "http://a:9090, http://b:9090"
 
 
 def test_slimes_runs_take_no_key_from_their_file_and_hand_everything_else_on() -> None:
