@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"store", "logs", "proof", "_portal", "_connection_room", "_host_check"},
     "trajectory": set(),
     "deploy": {"client", "_installation"},
+    "runs": set(),
     "gateway": {
         "trajectory",
         "store",
@@ -60,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": {
         "client",
         "gateway",
+        "runs",
         "trajectory",
         "store",
         "logs",
@@ -272,6 +274,7 @@ LIGHT = {
     "agentcore_rl_toolkit.contract": {"torch", "boto3", "starlette", "obstore", "asyncio"},
     "agentcore_rl_toolkit.errors": {"torch", "boto3", "starlette", "obstore"},
     "agentcore_rl_toolkit.trajectory": {"torch", "boto3", "starlette", "obstore", "numpy", "transformers"},
+    "agentcore_rl_toolkit.runs": {"torch", "boto3", "starlette", "obstore", "numpy", "transformers", "tokenizers"},
     "agentcore_rl_toolkit.store": {"torch", "boto3", "starlette", "uvicorn", "transformers"},
     "agentcore_rl_toolkit.app": {"torch", "transformers", "openai"},
     "agentcore_rl_toolkit.client": {"torch", "transformers", "starlette", "uvicorn"},

@@ -38,8 +38,10 @@ from agentcore_rl_toolkit.backends import (
     CollectConfig,
     Group,
     GroupRequest,
+    Recording,
     check_usable,
     collect_async,
+    open_recording,
     summarize,
 )
 from agentcore_rl_toolkit.backends.data import read_rows
@@ -72,7 +74,7 @@ class Config:
 @dataclass(frozen=True, kw_only=True)
 class Services:
     """Where the parts are. `policy_url` serves the model being trained, `model_dir` (None: the built-in one); agents reach
-    it through the gateway.
+    it through the gateway. `recording` keeps every rollout in the run's folder, for `agentcore-rl view`.
     """
 
     client: RolloutClient
@@ -80,6 +82,7 @@ class Services:
     policy_url: str
     run_dir: Path
     model_dir: Path | None = None
+    recording: Recording | None = None
 
 
 def group_advantages(rewards_G: Sequence[float | None], eps: float = 1e-4) -> list[float | None]:
@@ -121,10 +124,12 @@ def build_batch(rows: Sequence[tuple[Any, float]], pad_id: int, device: Any = "c
     )
 
 
-def token_logprobs(model: Any, token_ids_BT: torch.Tensor) -> torch.Tensor:
-    """log pi(token_t | tokens before t). Shapes: (B, T) -> (B, T-1). Padding is right, so a causal model needs no mask."""
+def token_logprobs(model: Any, token_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """log pi(token_t | tokens before t), and pi's entropy, (B, T) -> 2 x (B, T-1). Padding is right: it needs no mask."""
     logits_BTV = model(input_ids=token_ids_BT).logits[:, :-1].float()
-    return torch.log_softmax(logits_BTV, -1).gather(2, token_ids_BT[:, 1:, None])[..., 0]
+    logprobs_BTV = torch.log_softmax(logits_BTV, -1)
+    entropies = [-(row_TV.exp() * row_TV).sum(-1) for row_TV in logprobs_BTV.detach()]  # row by row: V is large
+    return logprobs_BTV.gather(2, token_ids_BT[:, 1:, None])[..., 0], torch.stack(entropies)
 
 
 def grpo_loss(
@@ -145,27 +150,32 @@ def grpo_loss(
 
 
 def train_on(
-    groups: Sequence[Group], model: Any, optimizer: Any, pad_id: int, config: Config, rng: random.Random
+    groups: Sequence[Group], model: Any, optimizer: Any, pad_id: int, config: Config, rng: Any, recording: Any = None
 ) -> dict:
     """One GRPO update. Returns its metrics; trains nothing (and says so) when no rollout is usable."""
-    rows: list[tuple[Any, float]] = []
+    rows: list[tuple[Any, float, tuple[str, int]]] = []  # sequence, advantage, whose sequence it is
     sampled = 0
     for group in groups:
         advantages_G = group_advantages(group.rewards)  # None for every rollout that is not usable
+        if recording is not None:
+            recording.advantages(group, advantages_G)
         for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
             if advantage is not None:
                 sampled += rollout.trajectory.report.sampled_tokens
-                rows += [(sequence, advantage) for sequence in rollout.trajectory.sequences]
-    trained = sum(sum(sequence.loss_mask) for sequence, _ in rows)
+                sequences = enumerate(rollout.trajectory.sequences)
+                rows += [(sequence, advantage, (rollout.session_id, i)) for i, sequence in sequences]
+    trained = sum(sum(sequence.loss_mask) for sequence, _, _ in rows)
     metrics = {"sequences": len(rows), "sampled_tokens": sampled, "trained_tokens": trained, "logprob_gap": None}
     rng.shuffle(rows)
     for minibatch in range(config.minibatches):
         part = rows[minibatch :: config.minibatches]
         if not part:
             continue
-        batch = build_batch(part, pad_id, next(model.parameters()).device)
+        batch = build_batch([row[:2] for row in part], pad_id, next(model.parameters()).device)
         # Every token of the step weighs the same, whichever minibatch it falls into.
-        logprobs_BT = token_logprobs(model, batch.token_ids_BT)
+        logprobs_BT, entropies_BT = token_logprobs(model, batch.token_ids_BT)
+        if recording is not None:
+            recording.trained_batch([row[2] for row in part], logprobs_BT.tolist(), entropies_BT.tolist(), minibatch)
         loss, facts = grpo_loss(logprobs_BT, batch, trained / config.minibatches, config)
         if minibatch == 0:  # only here are the weights the ones that sampled: trainer and sampler must agree to ~1e-5
             metrics["logprob_gap"] = facts["logprob_gap"]
@@ -238,12 +248,13 @@ def rows_of(step: int, rows: Sequence[Row], config: Config) -> list[Row]:
 
 
 async def run_groups(
-    chosen: Sequence[Row], n: int, name: str, services: Services, config: Config, observe: Observer
+    chosen: Sequence[Row], n: int, name: str, services: Services, config: Config, observe: Observer, step: Any = None
 ) -> list[Group]:
     """n rollouts of each input. The row of the data set is the payload, as in every backend."""
+    where = services.recording and services.recording.at(name if step is None else "train", step)
     requests = [GroupRequest(input_id=f"{name}/{i:04d}", payload=row, n=n) for i, row in enumerate(chosen)]
     observe("rollouts_started", {"phase": name, "total": n * len(requests)})
-    groups = await collect_async(
+    return await collect_async(
         requests,
         client=services.client,
         gateway=services.gateway,
@@ -252,10 +263,10 @@ async def run_groups(
             rollout_timeout_s=config.rollout_deadline_s,
             policy_failures=config.policy_failures,
         ),
+        weight_version=step,  # version k is what k steps made
         on_rollout=lambda rollout: observe("rollout", {"phase": name, "rollout": rollout}),
+        recording=where,
     )
-    observe("rollouts_finished", {"phase": name, "groups": groups})
-    return groups
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
@@ -313,7 +324,7 @@ async def train(
     for step in range(done, config.steps):
         started = time.monotonic()
         chosen = rows_of(step, rows, config)
-        groups = await run_groups(chosen, config.rollouts, f"step-{step:04d}", services, config, observe)
+        groups = await run_groups(chosen, config.rollouts, f"step-{step:04d}", services, config, observe, step)
         if step == 0:
             check_usable(groups)
         collected = time.monotonic()
@@ -321,7 +332,7 @@ async def train(
         for parameters in optimizer.param_groups:
             parameters["lr"] = learning_rate
         rng = random.Random(config.seed * 1_000_003 + step)
-        metrics = await asyncio.to_thread(train_on, groups, model, optimizer, pad_id, config, rng)
+        metrics = await asyncio.to_thread(train_on, groups, model, optimizer, pad_id, config, rng, services.recording)
         await asyncio.to_thread(publish, model, step + 1, services)
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
         torch.save(state, checkpoint.with_suffix(".new"))
@@ -374,8 +385,10 @@ def main() -> None:
     with (
         RolloutClient(a.agent_runtime_arn, a.store, a.exp_id, model_id="policy", tps_limit=200) as client,
         GatewayClient(a.gateway_url, admin_key=a.gateway_admin_key) as gateway,
+        open_recording(run_dir, vars(config)) as recording,
     ):
-        services = Services(client=client, gateway=gateway, policy_url=a.policy_url, run_dir=run_dir)
+        where = {"policy_url": a.policy_url, "run_dir": run_dir}
+        services = Services(client=client, gateway=gateway, recording=recording, **where)
         try:
             asyncio.run(train(services, config, rows, held_out, show))
         except AgentCoreRLError as e:

@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentcore_rl_toolkit.runs import Query, RunReader
+
 HERE = Path(__file__).resolve().parent
 RESAMPLES = 10_000
 Rewards = Mapping[str, Sequence[float]]  # task -> reward of each of its rollouts
@@ -89,10 +91,11 @@ def records(grpo: Path, when: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(task, metrics) of every rollout of an evaluation; a rollout without a record has no metrics, and counts as 0."""
     evaluated = Path(json.loads((grpo / "config.json").read_text())["eval_data"])
     rows = [json.loads(line) for line in evaluated.read_text().splitlines()]
-    for line in (grpo / "trajectories" / f"{when}.jsonl").read_text().splitlines():
-        rollout = json.loads(line)
-        place = int(rollout["input_id"].split("/")[-1])
-        stored = grpo / "store" / grpo.name / rollout["input_id"] / f"{rollout['session_id']}.json"
+    with RunReader(grpo) as run:
+        rollouts = run.rollouts(Query(phase=when), limit=run.count())
+    for rollout in rollouts:
+        place = int(rollout["grp"].split("/")[-1])
+        stored = grpo / "store" / grpo.name / rollout["grp"] / f"{rollout['session_id']}.json"
         record = json.loads(stored.read_text()) if stored.exists() else {}
         yield rows[place]["task_id"], record.get("metrics") or {}
 

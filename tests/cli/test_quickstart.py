@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from agentcore_rl_toolkit.cli.main import main
+from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -135,13 +136,20 @@ def assert_all_is_there(run_dir: Path) -> None:
     assert summary["trained_token_share"] == 1.0
     assert summary["logprob_gap_max"] <= 1e-3
     assert (run_dir / "reward.png").read_bytes().startswith(b"\x89PNG")
-    rollouts = [json.loads(line) for line in (run_dir / "trajectories" / "step-0002.jsonl").read_text().splitlines()]
-    assert len(rollouts) == 8
-    for rollout in rollouts:
-        for sequence in rollout["sequences"]:
-            sampled = [lp is not None for lp in sequence["logprobs"]]
-            assert sampled == [m == 1 for m in sequence["loss_mask"]]
-            assert len(sequence["token_ids"]) == len(sampled)
+    with RunReader(run_dir) as kept:
+        assert kept.facets()["phase"] == {"train": 24, "before": 8, "after": 8}  # nothing twice, whatever was repeated
+        rollouts = [kept.rollout(row["id"]) for row in kept.rollouts(Query(phase="train", step=2))]
+        assert len(rollouts) == 8
+        for rollout in rollouts:
+            assert rollout["advantage"] is not None
+            assert rollout["staleness"] == 0
+            for sequence in map(TokenSequence.decoded, rollout["sequences"]):
+                trained = [m == 1 for m in sequence.mask]
+                assert [lp is not None for lp in sequence.logprobs] == trained
+                assert [lp is not None for lp in sequence.trainer_logprobs][1:] == [True] * (len(sequence.ids) - 1)
+                assert sequence.entropies[-1] >= 0
+                assert set(kept.texts(sequence.ids)) == set(sequence.ids)
+        assert max(r["gap_max"] for r in rollouts if r["gap_max"] is not None) <= 1e-3
 
 
 # Their deaths are seen in one way. Without the policy the others go on waiting, so this is the one that could hang the run.
@@ -241,11 +249,12 @@ def test_an_agent_that_raises_is_masked_and_the_run_goes_on(tmp_path: Path) -> N
     assert summary["outcomes"]["agent_error"] > 0
     assert summary["lost_rollouts"] == 0
     assert summary["trained_token_share"] == 1.0
-    lines = [line for path in (run_dir / "trajectories").glob("*.jsonl") for line in path.read_text().splitlines()]
-    failed = [r for r in map(json.loads, lines) if r["cause"] == "agent"]
+    with RunReader(run_dir) as kept:
+        failed = [kept.rollout(row["id"]) for row in kept.rollouts(Query(outcome="cause:agent"), limit=1000)]
     assert len(failed) == summary["causes"]["agent"]
     assert all((r["outcome"], r["reward"], r["score"]) == ("agent_error", None, 0.0) for r in failed)
     assert all("the tool backend is down" in r["error"] for r in failed)
+    assert all("the tool backend is down" in r["detail"]["traceback"] for r in failed)
 
 
 def test_resume_without_a_run_says_what_to_do(

@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentcore_rl_toolkit.backends.collection.collect import CollectedRollout, Group, GroupRequest, summarize
+from agentcore_rl_toolkit.backends.collection.collect import (
+    CollectedRollout,
+    Group,
+    GroupRequest,
+    open_recording,
+    summarize,
+)
 from agentcore_rl_toolkit.cli.training.display import Display
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.contract import Cause, Outcome
+from agentcore_rl_toolkit.runs import Query, RunReader
 
 
 def rollout(index: int, end: float | Cause) -> CollectedRollout:
@@ -76,9 +83,12 @@ def test_a_summary_has_both_means_and_the_curve_says_where_they_differ(tmp_path:
 
 
 def test_stored_rollouts_say_whose_failure_they_are(tmp_path: Path) -> None:
-    report = Report(tmp_path)
-    report.add_rollouts("after", [rollout(i, end) for i, end in enumerate(ENDS)])
-    lines = [json.loads(line) for line in (tmp_path / "trajectories" / "after.jsonl").read_text().splitlines()]
+    recording = open_recording(tmp_path, {})
+    for i, end in enumerate(ENDS):
+        recording.at("after").add(rollout(i, end), GroupRequest(input_id=f"after/{i:04d}", payload={"n": i}))
+    recording.run.close()
+    with RunReader(tmp_path) as run:
+        lines = run.rollouts(Query(phase="after"))
     assert [(r["cause"], r["failure"], r["score"]) for r in lines[-4:]] == [
         (None, None, 0.0),
         ("policy", "tokens", 0.0),

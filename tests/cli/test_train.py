@@ -22,6 +22,7 @@ from agentcore_rl_toolkit.cli.train import command
 from agentcore_rl_toolkit.cli.training.settings import read
 from agentcore_rl_toolkit.cli.training.trackers import check_installed
 from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
+from agentcore_rl_toolkit.runs import Query, RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SMALL = ("--groups", "2", "--rollouts", "4")
@@ -93,7 +94,8 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(tmp
     assert (run / "policy" / "model.safetensors").is_file()
     # What it was given is what it was trained on.
     prompts = [json.loads(line)["prompt"] for line in (shop / "train.jsonl").read_text().splitlines()]
-    stored = [json.loads(line) for line in (run / "trajectories" / "step-0001.jsonl").read_text().splitlines()]
+    with RunReader(run) as kept:
+        stored = [kept.rollout(row["id"]) for row in kept.rollouts(Query(phase="train", step=1))]
     seen = {message["content"] for rollout in stored for message in rollout["dialogue"] if message["role"] == "user"}
     assert seen == set(prompts[2:4])
 

@@ -16,6 +16,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
+from agentcore_rl_toolkit.runs import Rollout, RunWriter
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "strands_taubench_agent"
 # What `benchmark.py` needs of tau2's dependencies; all of them are 700 MB.
@@ -271,22 +272,22 @@ def test_demonstrations_of_about_one_length_are_batched_together_and_all_are_use
 def test_the_table_counts_a_rollout_without_record_as_nothing_and_resamples_tasks(tmp_path: Path) -> None:
     experiment = _module("experiment")
     run = tmp_path / "seed-0"
-    (run / "trajectories").mkdir(parents=True)
+    run.mkdir()
     rows = [{"task_id": "a"}, {"task_id": "a"}, {"task_id": "b"}, {"task_id": "b"}]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run / "config.json").write_text(json.dumps({"eval_data": str(tmp_path / "test.jsonl")}))
     (run / "summary.json").write_text("{}")
+    kept = RunWriter(run)
     for when, published in (("before", [0, 1, 0, 0]), ("after", [1, 1, 0, None])):
-        lines = []
         for k, value in enumerate(published):
-            rollout = {"input_id": f"{when}/{k:04d}", "session_id": f"s{k}"}
-            lines.append(json.dumps(rollout))
+            rollout = {"input_id": f"{when}/{k:04d}", "session_id": f"{when}{k}"}
+            kept.rollout(Rollout(session_id=f"{when}{k}", phase=when, group=rollout["input_id"], outcome="ok"))
             if value is not None:
                 folder = run / "store" / run.name / rollout["input_id"]
                 folder.mkdir(parents=True)
                 metrics = {"published": value, "actions": 0.0 if k == 1 else 1.0}
-                (folder / f"s{k}.json").write_text(json.dumps({"metrics": metrics}))
-        (run / "trajectories" / f"{when}.jsonl").write_text("\n".join(lines))
+                (folder / f"{when}{k}.json").write_text(json.dumps({"metrics": metrics}))
+    kept.close()
     table = experiment.report(tmp_path, [0, 1])
     published, strict = table["pooled"]["published"], table["pooled"]["strict"]
     assert [published[name]["mean"] for name in ("before", "after", "difference")] == [0.25, 0.5, 0.25]

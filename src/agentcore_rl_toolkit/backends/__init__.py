@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from .collection.groups import check_usable as check_usable
     from .collection.groups import summarize as summarize
     from .collection.groups import with_rewards as with_rewards
+    from .collection.recording import Recording as Recording
+    from .collection.recording import open_recording as open_recording
     from .collection.samples import Sample as Sample
     from .collection.samples import to_samples as to_samples
     from .service import RolloutService as RolloutService
 
 _HOME = {
     **dict.fromkeys(("collect", "collect_async"), ".collection.collect"),
+    **dict.fromkeys(("Recording", "open_recording"), ".collection.recording"),
     **dict.fromkeys(
         (
             "CollectConfig",

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,9 +22,20 @@ from ..contract import Cause, Outcome, new_session_id
 from ..errors import ConfigError, ContractError
 from ..gateway.client.addresses import Urls, gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
-from .collection.collect import Client, CollectConfig, CollectedRollout, Gateway, Group, GroupRequest, collect_async
+from .collection.collect import (
+    Client,
+    CollectConfig,
+    CollectedRollout,
+    Gateway,
+    Group,
+    GroupRequest,
+    Recording,
+    collect_async,
+    open_recording,
+)
 from .collection.groups import PolicyFailures
 from .collection.places import Places
+from .collection.recording import kept
 from .data import payload_id
 from .settings import check_numbers
 
@@ -41,7 +53,8 @@ class RolloutSettings:
     have the same order. `gateway_store` is a folder for captured turns, None a temporary one. `gateway_model` is a folder with
     tokenizer and chat template: the gateway that we start then renders prompts itself and speaks token ids to the engine.
     `policy_failures` is `CollectConfig`'s: "score" trains rollouts whose policy failed with the reward that their agent
-    declares, "mask" leaves them out.
+    declares, "mask" leaves them out. `record_dir` is the folder that keeps the rollouts for `agentcore-rl view`, None keeps
+    none; `agentcore-rl train` makes it runs/EXP_ID.
     """
 
     agent_runtime_arn: str
@@ -56,6 +69,7 @@ class RolloutSettings:
     gateway_model: str | None = None
     max_turns: int | None = None
     policy_failures: PolicyFailures = "score"
+    record_dir: str | None = None
 
     def service_settings(self, **others: Any) -> ServiceSettings:
         """These settings and ``others``, which go by other names here, under the names of `ServiceSettings`."""
@@ -129,6 +143,10 @@ class RolloutService:
     ) -> None:
         self.settings, self.client, self.gateway, self._children = settings, client, gateway, children
         self.places = Places(settings.max_concurrent)
+        self.recording: Recording | None = None
+        if settings.record_dir is not None:
+            folder = Path(settings.record_dir)
+            self.recording = open_recording(folder, kept(settings), tokenizer=settings.gateway_model)
         self._count = 0
         self._opened: list[Any] = []  # what `open` made, and `close` therefore closes
 
@@ -196,12 +214,20 @@ class RolloutService:
         atexit.register(made.close)
         return made
 
-    async def roll(self, payload: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> CollectedRollout:
+    async def roll(
+        self,
+        payload: Mapping[str, Any],
+        params: Mapping[str, Any] | None = None,
+        *,
+        phase: str = "train",
+        step: int | None = None,
+    ) -> CollectedRollout:
         """One rollout of one payload. A payload that no agent could be sent ends as `invalid`, like any failed rollout."""
         self._count += 1
         serial = f"{os.getpid()}-{self._count:07d}"
         try:
-            request = GroupRequest(input_id=f"{payload_id(payload)}-{serial}", payload=payload, sampling_params=params)
+            name = payload_id(payload)
+            request = GroupRequest(input_id=f"{name}-{serial}", payload=payload, sampling_params=params, group=name)
         except (ConfigError, ContractError) as e:
             return CollectedRollout(
                 session_id=new_session_id(),
@@ -212,10 +238,17 @@ class RolloutService:
                 error=e,
                 mask_reason="outcome",
             )
-        return (await self.group(request)).rollouts[0]
+        return (await self.group(request, phase=phase, step=step)).rollouts[0]
 
-    async def group(self, request: GroupRequest, *, weight_version: int | None = None) -> Group:
-        """All rollouts of one input."""
+    async def group(
+        self,
+        request: GroupRequest,
+        *,
+        weight_version: int | None = None,
+        phase: str = "train",
+        step: int | None = None,
+    ) -> Group:
+        """All rollouts of one input; ``phase`` and ``step`` say where in a run's folder they belong."""
         (group,) = await collect_async(
             [request],
             client=self.client,
@@ -223,11 +256,14 @@ class RolloutService:
             config=self.settings.collect_config(),
             weight_version=weight_version,
             places=self.places,
+            recording=self.recording.at(phase, step) if self.recording is not None else None,
         )
         return group
 
     def close(self) -> None:
         """Close the clients and stop the gateways that `open` made; what was already there is left alone."""
+        if self.recording is not None:
+            self.recording.run.close()
         while self._opened:
             self._opened.pop(0).close()
         for child in self._children:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ..client import BatchItem
     from ..client.evaluation import EvalRow
     from ..client.settings import Prepare
+    from ..runs import TokenTexts
+    from .training.kept_evaluation import Fetch
     from .training.stack import Stack
 
 READY_WITHIN_S = 120.0  # an agent that loads a large framework takes its time
@@ -110,7 +112,8 @@ def command(context: click.Context, /, **options: Any) -> None:
     An agent that `agentcore-rl up` runs in this folder is used where it runs, with its model.
 
     Failures of the agent and of the policy count as 0, those of the infrastructure do not count; the mean over the rollouts that
-    ended ok is printed beside it. Results go to OUT/results.jsonl, results.csv and summary.json. Exit code: 0, 1 when more
+    ended ok is printed beside it. Results go to OUT/results.jsonl, results.csv and summary.json, and every rollout for
+    `agentcore-rl view OUT`. Exit code: 0, 1 when more
     rollouts failed than allowed (the policy's failures are results), 2 on a wrong option, 130 after Ctrl-C, which keeps what is
     finished and prints the command that goes on.
 
@@ -120,6 +123,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         agentcore-rl eval --agent ARN --bucket NAME --data rows.jsonl --base-url URL --model-id NAME
     """
     from ..client.evaluation import read_rows
+    from ..runs import write_config
 
     _check(options)
     rows = read_rows(options["data"], limit=options["limit"])
@@ -129,6 +133,8 @@ def command(context: click.Context, /, **options: Any) -> None:
     if ledger.exists() and not options["resume"]:
         raise ConfigError(f"{out} holds a run; go on with --resume, or choose another --out or --exp-id")
     out.mkdir(parents=True, exist_ok=True)
+    shown = ("agent", "data", "repeat", "limit", "model_id", "base_url", "sampling_params", "timeout", "retries")
+    write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
     try:
         with _target(options, out) as target:
             failures = _evaluate(target, rows, exp_id, out, ledger, options)
@@ -209,6 +215,8 @@ def _evaluate(
 ) -> int:
     from ..client import BatchProgress, RolloutClient
     from ..client.evaluation import as_facts, score_of, summarise, write_results
+    from ..runs import RunWriter
+    from .training.kept_evaluation import keep
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
     if options["sampling_params"]:
@@ -228,7 +236,8 @@ def _evaluate(
     _check_store(target.bucket, exp_id)
     began_s = time.monotonic()
     with (
-        _model_of(target, overrides) as prepare,
+        _model_of(target, overrides) as (prepare, fetch),
+        RunWriter(out, texts=_texts_of(target)) as kept,
         RolloutClient(
             target.arn,
             target.bucket,
@@ -252,8 +261,10 @@ def _evaluate(
             log_interval=0,
         )
         try:
+            payloads = {row.input_id: row.payload for row in rows}
             for item in run:
                 items.append(item)
+                keep(kept, item, payloads.get(str(item.input_id)), fetch)
                 score = score_of(item)
                 if score is not None:
                     scores.append(score)
@@ -313,13 +324,13 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def _model_of(target: Target, given: dict[str, Any]) -> Iterator[Prepare | None]:
-    """What gives each rollout of a running stack its session at the gateway.
+def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None]]:
+    """What gives each rollout of a running stack its session at the gateway, and what reads from there what it recorded.
 
     None where a model is named, and for an agent that has its own.
     """
     if target.stack is None or "base_url" in given:
-        yield None
+        yield None, None
         return
     from ..gateway import GatewayClient
     from .training.stack import MODEL_ID
@@ -335,11 +346,19 @@ def _model_of(target: Target, given: dict[str, Any]) -> Iterator[Prepare | None]
             return {"base_url": session.base_url, "api_key": session.api_key, "model_id": MODEL_ID}
 
         try:
-            yield prepare
+            yield prepare, lambda session_id: gateway.fetch([session_id]).get(session_id)
         finally:
             with contextlib.suppress(GatewayError):  # it may be gone, and its store with it
                 for at in range(0, len(made), SESSIONS_PER_CALL):
                     gateway.delete(made[at : at + SESSIONS_PER_CALL])
+
+
+def _texts_of(target: Target) -> TokenTexts | None:
+    from ..runs import TokenTexts
+
+    if target.stack is None:
+        return None
+    return TokenTexts(target.stack.model or Path(__file__).resolve().parents[1] / "policy" / "weights")
 
 
 @contextlib.contextmanager

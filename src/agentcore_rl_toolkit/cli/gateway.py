@@ -274,6 +274,12 @@ def export(store: str, target: str, kind: str | None, sessions: tuple[str, ...],
         click.echo(json.dumps({"turns": turns, "sessions": count, "target": target}))
     else:
         click.echo(f"{turns} turns of {count} sessions written to {target}")
+    if not turns:
+        click.echo(
+            "the store has no turns: trainers delete a session when they have read it. What they made of it is in the run's "
+            "folder: agentcore-rl runs show RUN, agentcore-rl view RUN",
+            err=True,
+        )
 
 
 @group.command()

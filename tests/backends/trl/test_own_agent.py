@@ -19,6 +19,7 @@ from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.training.with_trl import Interrupts
 from agentcore_rl_toolkit.policy import ChatTokenizer
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, PolicyShape, new_model, save_policy
+from agentcore_rl_toolkit.runs import Query, RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
@@ -126,8 +127,14 @@ def test_the_run_leaves_what_the_loop_leaves(trained: Trained) -> None:
     assert summary["logprob_gap_max"] < 1e-3  # the trainer's model gives the recorded logprobs, also after the resume
     assert summary["held_out_reward_before"] is not None
     assert (trained.run / "reward.png").read_bytes().startswith(b"\x89PNG")
-    names = {path.stem for path in (trained.run / "trajectories").iterdir()}
-    assert names == {"before", "after", *(f"step-{n:04d}" for n in range(STEPS))}
+    with RunReader(trained.run) as kept:
+        steps = {(s["phase"], s["step"]): s for s in kept.steps()}
+        assert set(steps) == {("before", None), ("after", None), *(("train", n) for n in range(STEPS))}
+        assert {steps["train", n]["rollouts"] for n in range(STEPS)} == {8}  # nothing twice, whatever was repeated
+        [first, *_] = kept.rollouts(Query(phase="train", step=STEPS - 1, usable=True))
+        assert first["advantage"] is not None
+        assert first["gap_max"] < 1e-3
+        assert kept.rollout(first["id"])["dialogue"]
     rates = [e["learning_rate"] for e in trained.events if e["event"] == "step"]
     assert rates[-1] < rates[-2]  # the schedule went on as well
     assert load_file(trained.run / "policy" / "model.safetensors")

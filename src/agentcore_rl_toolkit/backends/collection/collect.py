@@ -32,6 +32,7 @@ from .groups import (
     with_rewards,
 )
 from .places import Places
+from .recording import Recording, open_recording
 from .sessions import Gateway
 
 __all__ = [
@@ -45,9 +46,11 @@ __all__ = [
     "Group",
     "GroupRequest",
     "Places",
+    "Recording",
     "check_usable",
     "collect",
     "collect_async",
+    "open_recording",
     "summarize",
     "with_rewards",
 ]
@@ -68,13 +71,15 @@ async def collect_async(
     on_rollout: Callable[[CollectedRollout], None] | None = None,
     on_progress: Callable[[CollectProgress], None] | None = None,
     places: Places | None = None,
+    recording: Recording | None = None,
 ) -> list[Group]:
     """Run every request's rollouts and return one `Group` per request, in request order.
 
     `weight_version` is the version training will start from; with `config.max_staleness` set, rollouts whose oldest
     sampled token lies further behind are masked. Without a gateway there are no trajectories, and usable means `ok`
     with a reward. `places` are shared by collections that run at the same time; None allows this one
-    `config.max_concurrent`. `on_rollout` and `on_progress` are called on the event loop and should return at once. Cancelling
+    `config.max_concurrent`. `recording` writes each rollout to a run's folder.
+    `on_rollout` and `on_progress` are called on the event loop and should return at once. Cancelling
     this coroutine stops the rollouts that are running and deletes the batch's sessions.
 
     Raises: ConfigError on bad arguments; GatewayError when the sessions cannot be made (nothing was started then).
@@ -89,4 +94,6 @@ async def collect_async(
         raise ConfigError("max_staleness needs a gateway: only captured turns know their weight version")
     if not requests:
         return []
-    return await Engine(requests, client, gateway, config, weight_version, on_rollout, on_progress, places).run()
+    return await Engine(
+        requests, client, gateway, config, weight_version, on_rollout, on_progress, places, recording
+    ).run()

@@ -23,6 +23,7 @@ from ...errors import (
 from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
 from .judge import End, end_of_record, judge
 from .places import Places
+from .recording import Recording
 from .sessions import SESSIONS_PER_CALL, Gateway, Sessions
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,9 @@ class Engine:
         on_rollout: Callable[[CollectedRollout], None] | None,
         on_progress: Callable[[CollectProgress], None] | None,
         places: Places | None,
+        recording: Recording | None = None,
     ) -> None:
+        self.recording = recording
         self.requests, self.client, self.config = requests, client, config
         self.sessions = Sessions(gateway, config) if gateway is not None else None
         self.weight_version = weight_version
@@ -187,7 +190,8 @@ class Engine:
                 task.uncancel()
             end = self._cancelled(rollout)
         elapsed_s = time.monotonic() - rollout.started_s if rollout.started_s is not None else None
-        rollout.end = replace(end, elapsed_s=elapsed_s)
+        stages = dict(rollout.future.stages) if rollout.future is not None else {}
+        rollout.end = replace(end, elapsed_s=elapsed_s, ended_s=time.time(), stages=stages)
         self.running -= rollout.started_s is not None
         self.ended.get(rollout.gateway, self.ended[None]).put_nowait(rollout)
         if rollout.lost or end.outcome in (Outcome.CANCELLED, Outcome.TIMEOUT):
@@ -404,6 +408,8 @@ class Engine:
             self.reward_sum += done.reward or 0.0
             if self.usable_G[rollout.group] == request.n:
                 self._group_is_full(rollout.group)
+        if self.recording is not None:
+            self.recording.add(done, request, self.weight_version)
         if self.on_rollout is not None:
             self.on_rollout(done)
         self._report()

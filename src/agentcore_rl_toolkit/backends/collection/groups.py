@@ -30,7 +30,8 @@ class GroupRequest:
     """One input to roll out `n` times.
 
     `payload` is what the agent receives (without `_rollout`); `overrides` go into its `_rollout` block; `metadata` is
-    the trainer's own and comes back untouched on the group.
+    the trainer's own and comes back untouched on the group. `group` names what its rollouts are compared with, where trainers ask
+    for the rollouts of one input one by one; None: with each other.
     Raises: ConfigError, ContractError.
     """
 
@@ -40,6 +41,7 @@ class GroupRequest:
     sampling_params: Mapping[str, Any] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     metadata: Any = None
+    group: str | None = None
 
     def __post_init__(self) -> None:
         check_id(self.input_id, "input_id")
@@ -115,7 +117,8 @@ class CollectedRollout:
     together; `error` is the exception behind any outcome but `ok` (an `AgentError` carries the agent's traceback);
     `stage` says where a timeout struck; `mask_reason` is None exactly when the rollout may be trained on. `cause` is whose
     failure it is, None where it did not fail; `failure` what the policy failed at, where it is the cause.
-    Units: `elapsed_s` seconds from submission to the end, None when it was never submitted.
+    Units: `elapsed_s` seconds from submission to the end, None when it was never submitted; `ended_s` unix time; `stages` seconds
+    in each stage.
     """
 
     session_id: str
@@ -133,6 +136,8 @@ class CollectedRollout:
     error: BaseException | None = None
     stage: Stage | None = None
     elapsed_s: float | None = None
+    ended_s: float | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
     weight_version_min: int | None = None
     weight_version_max: int | None = None
     mask_reason: MaskReason | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...contract import Cause, Outcome, Stage, cause_of, record_cause, record_failure, record_outcome
@@ -34,6 +34,8 @@ class End:
     error: BaseException | None = None
     stage: Stage | None = None
     elapsed_s: float | None = None
+    ended_s: float | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def cause(self) -> Cause | None:
@@ -132,6 +134,8 @@ def judge(
         error=error,
         stage=end.stage,
         elapsed_s=end.elapsed_s,
+        ended_s=end.ended_s,
+        stages=end.stages,
         weight_version_min=versions[0] if versions else None,
         weight_version_max=versions[1] if versions else None,
         mask_reason=reason,

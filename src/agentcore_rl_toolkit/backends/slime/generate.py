@@ -17,6 +17,7 @@ from typing import Any
 from ...contract import Cause, Outcome
 from ...errors import CaptureError, ConfigError
 from ..collection.groups import CollectedRollout
+from ..collection.recording import Recording
 from ..service import RolloutService
 from .convert import NOTE, joined, to_slime
 from .settings import SlimeSettings
@@ -64,6 +65,11 @@ def use(made: RolloutService | None) -> None:
         _opened = made
 
 
+def recording_of_process() -> Recording | None:
+    """What keeps this process's rollouts in a run's folder, if anything does."""
+    return _opened.recording if _opened is not None else None
+
+
 def router_url(args: Any) -> str:
     """slime's SGLang router. Raises: ConfigError before slime has started it."""
     ip, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
@@ -81,7 +87,8 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     """
     payload = payload_of(sample)
     running = await asyncio.to_thread(rollouts, args)
-    task = asyncio.ensure_future(running.roll(payload, openai_params(sampling_params)))
+    phase = "eval" if evaluation else "train"  # the step is known when slime takes it: `rollout.note_step`
+    task = asyncio.ensure_future(running.roll(payload, openai_params(sampling_params), phase=phase))
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=ABORT_LOOK_S)

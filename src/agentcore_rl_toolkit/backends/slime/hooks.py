@@ -10,7 +10,8 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..collection.advantages import Estimator, advantages
-from .convert import flat
+from .convert import NOTE, flat
+from .generate import recording_of_process
 
 _CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 
@@ -41,6 +42,7 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
         usable = [r for r in values if r is not None]
         mean = sum(usable) / len(usable) if usable else 0.0
         advantage_of = dict(zip(rewards, advantages(values, estimator=estimator), strict=True))
+        _note_advantages({_session(samples[i]): advantage_of[_rollout_key(samples[i], i)] for i in members})
         for i in members:
             key = _rollout_key(samples[i], i)
             own, advantage = rewards[key], advantage_of[key]
@@ -64,6 +66,18 @@ def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
     except ModuleNotFoundError:
         return keep
     return DynamicFilterOutput(keep=keep, reason=reason)
+
+
+def _note_advantages(found: dict[str | None, float | None]) -> None:
+    """Into the run's folder, where this process keeps one."""
+    recording = recording_of_process()
+    for session_id, advantage in found.items() if recording is not None else ():
+        if recording is not None and session_id is not None and advantage is not None:
+            recording.run.annotate(session_id, advantage=advantage)
+
+
+def _session(sample: Any) -> str | None:
+    return ((getattr(sample, "metadata", None) or {}).get(NOTE) or {}).get("session_id")
 
 
 def _reward(args: Any, sample: Any) -> float:

@@ -7,10 +7,12 @@ before slime looks. Samples of one rollout share their `rollout_id`, by which sl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..collection.places import Places
 from .convert import METRICS, NOTE, flat
+from .generate import recording_of_process
 from .logs import outcome_metrics
 
 _newest = -1  # the newest weight version that any rollout of this process was sampled by
@@ -20,7 +22,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     """A step, or an evaluation, in slime's default way."""
     from slime.rollout.sglang_rollout import generate_rollout as slimes
 
-    return _finished(slimes(args, rollout_id, data_source, evaluation=evaluation), args)
+    return _finished(slimes(args, rollout_id, data_source, evaluation=evaluation), args, rollout_id)
 
 
 def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -31,7 +33,7 @@ def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, e
     from slime.rollout.base_types import RolloutFnTrainOutput
     from slime.rollout.fully_async_rollout import generate_rollout_fully_async as slimes
 
-    return _finished(RolloutFnTrainOutput(samples=slimes(args, rollout_id, data_source)), args)
+    return _finished(RolloutFnTrainOutput(samples=slimes(args, rollout_id, data_source)), args, rollout_id)
 
 
 def _share_places(args: Any) -> None:
@@ -46,7 +48,7 @@ def _share_places(args: Any) -> None:
         state.semaphore = Places(args.sglang_server_concurrency * get_rollout_num_engines(args))
 
 
-def _finished(output: Any, args: Any) -> Any:
+def _finished(output: Any, args: Any, step: int | None = None) -> Any:
     """Flatten training groups and mask what is too old; count outcomes, which slime logs as metrics of the step or
     evaluation.
     """
@@ -54,12 +56,25 @@ def _finished(output: Any, args: Any) -> Any:
     if hasattr(output, "samples"):
         output.samples = [list(flat(group)) for group in output.samples]
         mask_stale([s for group in output.samples for s in group], getattr(args, "max_staleness", None))
+        note_step(flat(output.samples), step)
         found = {f"{METRICS}/{k}": v for k, v in outcome_metrics(flat(output.samples)).items()}
     else:
         for name, data in output.data.items():
             found |= {f"{METRICS}/eval/{name}/{k}": v for k, v in outcome_metrics(data.get("samples") or ()).items()}
+            note_step(data.get("samples") or (), step)
     output.metrics = {**(output.metrics or {}), **found}
     return output
+
+
+def note_step(samples: Iterable[Any], step: int | None) -> None:
+    """Say in the run's folder which step took these samples, and why one is masked."""
+    recording = recording_of_process()
+    if recording is None or step is None:
+        return
+    for sample in samples:
+        note = (sample.metadata or {}).get(NOTE) or {}
+        if note.get("session_id"):
+            recording.run.annotate(note["session_id"], step=step, mask_reason=note.get("mask_reason"))
 
 
 def mask_stale(samples: list[Any], max_staleness: int | None) -> None:

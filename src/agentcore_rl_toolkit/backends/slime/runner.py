@@ -282,7 +282,8 @@ class SlimeRunner(SlimeRolloutSettings):
 
     def rollout_settings(self) -> dict[str, Any]:
         """What goes into slime's --custom-config-path."""
-        return {key: getattr(self, key) for key in _ROLLOUT_KEYS if getattr(self, key) is not None}
+        found = {key: getattr(self, key) for key in _ROLLOUT_KEYS if getattr(self, key) is not None}
+        return {"record_dir": str(self.config_path.parent), **found}
 
     # -- doing it -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from ..._installation import missing_extra
 from ...errors import ConfigError, RolloutError
-from ..collection.advantages import Estimator
+from ..collection.advantages import Estimator, advantages
 from ..collection.collect import (
     Client,
     CollectConfig,
@@ -22,6 +22,7 @@ from ..collection.collect import (
     Gateway,
     Group,
     GroupRequest,
+    Recording,
     collect_async,
     summarize,
 )
@@ -126,12 +127,14 @@ async def train_async(
     on_step: Callable[[StepResult, list[Group]], None] | None = None,
     first_version: int = 0,
     first_step: int = 0,
+    recording: Recording | None = None,
 ) -> int:
     """Train over `batches`; returns the last weight version.
 
     `publish(path, version)` puts new weights where agents sample; None tells `gateway`. It is called before the first
     batch too, so that the first rollouts come from the training client's own weights. To go on from a saved state, give
-    a training client made from it, the batches that are left, and the version and step to count from.
+    a training client made from it, the batches that are left, and the version and step to count from. `recording`
+    keeps the rollouts in a run's folder.
     Raises: RolloutError after `max_empty_steps` steps in a row without any usable rollout; whatever the service raises.
     """
     send = publish or to_gateway(gateway)
@@ -139,13 +142,21 @@ async def train_async(
     sampler = await _publish(training_client, config, version, send)
     for step, requests in enumerate(batches, first_step):
         groups = await collect_async(
-            requests, client=client, gateway=gateway, config=config.collect, weight_version=version
+            requests,
+            client=client,
+            gateway=gateway,
+            config=config.collect,
+            weight_version=version,
+            recording=recording.at("train", step) if recording is not None else None,
         )
         stats = summarize(groups)
         empty = 0 if stats.usable else empty + 1
         if empty >= config.max_empty_steps:
             first = next((r.error for g in groups for r in g.rollouts if r.error is not None), None)
             raise RolloutError(f"{empty} steps in a row without a usable rollout; first error: {first}")
+        if recording is not None:
+            for group in groups:
+                recording.advantages(group, advantages(group.rewards, estimator=config.estimator))
         samples = [s for s in to_samples(groups, estimator=config.estimator) if s.advantage != 0.0]
         data, too_long = to_tinker_batch(samples, max_tokens=config.max_tokens)
         metrics: dict[str, float] = {}

@@ -15,7 +15,8 @@ from typing import Any
 
 from ...contract import Cause
 from ...errors import ConfigError
-from ..collection.collect import Group, GroupRequest
+from ..collection.collect import Group, GroupRequest, Recording, open_recording
+from ..collection.recording import kept
 from ..data import payload_id, read_rows
 from ..service import RolloutService
 from .config import TinkerRunConfig
@@ -23,7 +24,7 @@ from .loop import StepResult, sdk, train_async
 
 log = logging.getLogger(__name__)
 
-STATE_FILE, METRICS_FILE = "state.json", "metrics.jsonl"
+STATE_FILE = "state.json"
 OnStep = Callable[[StepResult, list[Group]], None]
 
 
@@ -66,19 +67,24 @@ async def run_async(config: TinkerRunConfig, *, on_step: OnStep | None = None) -
         rollouts = await asyncio.to_thread(
             RolloutService.open, config.services(), lambda: [config.url], "tinker", options=options
         )
+        recording = open_recording(config.output_dir, kept(config), tokenizer=config.model_dir)
         try:
             first_step = int(done["steps"]) if done else 0
+            if first_step:
+                recording.resumed(first_step)
             version = await train_async(
                 batches(config, rows, first_step=first_step),
                 config=config,
                 training_client=training,
                 client=rollouts.client,
                 gateway=rollouts.gateway,  # type: ignore[arg-type]  # `open` made a GatewayClient
-                on_step=_recorder(config, on_step),
+                on_step=_recorder(config, recording, on_step),
                 first_version=int(done["weight_version"]) if done else 0,
                 first_step=first_step,
+                recording=recording,
             )
         finally:
+            await asyncio.to_thread(recording.run.close)
             await asyncio.to_thread(rollouts.close)
         ended = "success"
         return version
@@ -99,12 +105,12 @@ def _training_client(service: Any, config: TinkerRunConfig, done: dict[str, Any]
     return made.result()
 
 
-def _recorder(config: TinkerRunConfig, on_step: OnStep | None) -> OnStep:
+def _recorder(config: TinkerRunConfig, recording: Recording, on_step: OnStep | None) -> OnStep:
     started_s = time.monotonic()
 
     def record(result: StepResult, groups: list[Group]) -> None:
         stats = asdict(result.stats)
-        line = {
+        facts = {
             "step": result.step,
             "weight_version": result.weight_version,
             "trained": result.trained,
@@ -113,10 +119,10 @@ def _recorder(config: TinkerRunConfig, on_step: OnStep | None) -> OnStep:
             "sampler": result.sampler,
             "elapsed_s": round(time.monotonic() - started_s, 3),
             **stats,
+            **result.stats.evaluation(),
             **result.metrics,
         }
-        with (config.output_dir / METRICS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        recording.run.event("step", facts)
         if result.state is not None:
             state = {
                 "steps": result.step + 1,

@@ -22,13 +22,16 @@ from ..collection.collect import (
     Gateway,
     Group,
     GroupRequest,
+    Recording,
     check_usable,
     collect,
+    open_recording,
     summarize,
 )
+from ..collection.recording import kept
 from ..data import encode_payload, payload_id, read_rows
 from .config import TrlConfig
-from .convert import REWARD_KEY, ConvertStats, to_trl
+from .convert import REWARD_KEY, SEQUENCE_KEY, SESSION_KEY, ConvertStats, to_trl
 from .weights import export_weights, publish_weights
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is marked experimental; the version is pinned
@@ -62,7 +65,10 @@ class AgentCoreRollouts:
         gateway: WeightGateway,
         on_rollout: Callable[[CollectedRollout], None] | None = None,
         on_batch: Callable[[Sequence[Group], ConvertStats], None] | None = None,
+        recording: Recording | None = None,
     ) -> None:
+        self.recording = recording
+        self.rows: list[tuple[Any, Any]] = []  # of each row of the last batch: its session, and which sequence it is
         self.config, self.client, self.gateway = config, client, gateway
         self.on_rollout, self.on_batch = on_rollout, on_batch
         self.groups: list[Group] = []
@@ -84,6 +90,7 @@ class AgentCoreRollouts:
             config=self.config.collect,
             weight_version=self._version,
             on_rollout=self.on_rollout,
+            recording=self._recording(trainer),
         )
         output, stats = to_trl(
             self.groups,
@@ -93,10 +100,20 @@ class AgentCoreRollouts:
             max_tokens=self.config.max_tokens,
         )
         self.stats = stats
+        self.rows = list(zip(output[SESSION_KEY], output.pop(SEQUENCE_KEY), strict=True))
         if self.on_batch is not None:
             self.on_batch(self.groups, stats)
         self._check_not_empty(stats)
         return output
+
+    def _recording(self, trainer: Any) -> Recording | None:
+        """Where this batch belongs: TRL takes several optimizer steps on one, which is one step of a run."""
+        if self.recording is None:
+            return None
+        args = trainer.args
+        parts = max(1, args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)
+        step = int(trainer.state.global_step) // parts
+        return self.recording.at("train" if trainer.model.training else "eval", step)
 
     def sync_weights(self, trainer: Any) -> None:
         """Put the trainer's weights in place if it has stepped since they were; versions are optimizer steps.
@@ -172,30 +189,45 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         if self.rollouts.config.importance == "sampled" and sampled_BT is not None and not self.use_vllm:
             # None became NaN on tokens that were not sampled; those are masked out of the loss, but 0 * NaN is NaN.
             output["old_per_token_logps"] = torch.nan_to_num(sampled_BT, nan=0.0)
-        if self.rollouts.config.check_logprobs and sampled_BT is not None:
-            gap = self._logprob_gap(output, sampled_BT, recomputed_BT)
-            if gap is not None:
-                self._metrics["train" if self.model.training else "eval"]["agentcore/logprob_gap"].append(gap)
+        mask_BT = (output["completion_mask"] * output["tool_mask"]).bool() if sampled_BT is not None else None
+        if self.rollouts.config.check_logprobs and mask_BT is not None and mask_BT.any():
+            if recomputed_BT is None:
+                recomputed_BT = self._recomputed(output)
+            gap = float((recomputed_BT - sampled_BT)[mask_BT].abs().max())
+            self._metrics["train" if self.model.training else "eval"]["agentcore/logprob_gap"].append(gap)
+        if self.rollouts.recording is not None:
+            self._record(self.rollouts.recording, output, recomputed_BT)
         return output
 
-    def _logprob_gap(self, output: Any, sampled_BT: Any, recomputed_BT: Any | None) -> float | None:
-        """Largest |trainer's logprob - recorded logprob| over the trained tokens; None when there are none.
+    def _recomputed(self, output: Any) -> Any:
+        """The trainer's logprobs, where TRL has not worked them out (it does when a batch is for several steps)."""
+        with torch.no_grad():
+            found, *_ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                output["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )
+        return found
 
-        ``recomputed_BT`` are the trainer's, where TRL has worked them out already (it does when a batch is for several steps).
-        """
-        mask_BT = (output["completion_mask"] * output["tool_mask"]).bool()
-        if not mask_BT.any():
-            return None
-        if recomputed_BT is None:
-            with torch.no_grad():
-                recomputed_BT, *_ = self._get_per_token_logps_and_entropies(
-                    self.model,
-                    torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
-                    torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
-                    output["completion_ids"].size(1),
-                    batch_size=self.args.per_device_train_batch_size,
-                )
-        return float((recomputed_BT - sampled_BT)[mask_BT].abs().max())
+    def _record(self, recording: Recording, output: Any, recomputed_BT: Any | None) -> None:
+        """Add to the run what TRL computed for the last batch: advantages, and its own logprobs where it has them."""
+        rows, advantages_B = self.rollouts.rows, output.get("advantages")
+        if advantages_B is None or len(advantages_B) != len(rows):
+            return
+        lengths_B = output["completion_mask"].sum(1).tolist()
+        prompts_B = output["prompt_mask"].sum(1).tolist()
+        logprobs = recomputed_BT.tolist() if recomputed_BT is not None else [None] * len(rows)
+        for (session_id, sequence), advantage, prompt, length, logprobs_T in zip(
+            rows, advantages_B.tolist(), prompts_B, lengths_B, logprobs, strict=True
+        ):
+            if sequence is None:  # a row that stands for a rollout which cannot be trained
+                continue
+            recording.run.annotate(session_id, advantage=float(advantage))
+            if logprobs_T is not None:
+                found = [*[None] * int(prompt), *logprobs_T[: int(length)]]
+                recording.trained(session_id, sequence, logprobs=found, updates=0)
 
 
 class _LastWeights(TrainerCallback):
@@ -226,9 +258,10 @@ def make_trainer(
     callbacks: Sequence[Any] = (),
     on_rollout: Callable[[CollectedRollout], None] | None = None,
     on_batch: Callable[[Sequence[Group], ConvertStats], None] | None = None,
+    recording: Recording | None = None,
 ) -> AgentCoreGRPOTrainer:
     """A ready GRPOTrainer. `rows` are payloads (default: `config.data_path`); `model` and `tokenizer` default to
-    `config.model`.
+    `config.model`. `recording` keeps the rollouts in a run's folder.
 
     Raises: ConfigError.
     """
@@ -236,7 +269,7 @@ def make_trainer(
         if config.data_path is None:
             raise ConfigError("no training rows: set data_path or pass rows")
         rows = read_rows(config.data_path)
-    rollouts = AgentCoreRollouts(config, client=client, gateway=gateway, on_rollout=on_rollout)
+    rollouts = AgentCoreRollouts(config, client=client, gateway=gateway, on_rollout=on_rollout, recording=recording)
     last_weights = _LastWeights(rollouts)
     trainer = AgentCoreGRPOTrainer(
         model=model if model is not None else config.model,
@@ -324,7 +357,9 @@ def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
             )
         )
         gateway = stack.enter_context(GatewayClient(config.gateway_url, admin_key=config.gateway_admin_key))
-        trainer = make_trainer(config, client=client, gateway=gateway, **arguments)
+        recording = open_recording(config.output_dir, kept(config), tokenizer=config.model)
+        stack.callback(recording.run.close)
+        trainer = make_trainer(config, client=client, gateway=gateway, recording=recording, **arguments)
         trainer.train()
         trainer.save_model(str(Path(config.output_dir) / "policy"))
         return trainer

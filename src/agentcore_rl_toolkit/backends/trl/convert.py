@@ -25,6 +25,7 @@ REWARD_KEY = "agent_reward"
 OUTCOME_KEY = "agent_outcome"
 CAUSE_KEY = "agent_cause"
 SESSION_KEY = "agent_session"
+SEQUENCE_KEY = "agent_sequence"  # which sequence of its trajectory the row is; taken out before TRL sees it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ def to_trl(
             OUTCOME_KEY,
             CAUSE_KEY,
             SESSION_KEY,
+            SEQUENCE_KEY,
         )
     }
     for row in rows:
@@ -99,6 +101,7 @@ def to_trl(
         output[OUTCOME_KEY].append(row.rollout.outcome.value if row.rollout else "missing")
         output[CAUSE_KEY].append(row.rollout.cause.value if row.rollout and row.rollout.cause else None)
         output[SESSION_KEY].append(row.rollout.session_id if row.rollout else None)
+        output[SEQUENCE_KEY].append(_place(row.rollout, row.sample) if row.rollout and row.sample else None)
     usable = [r.rollout for r in rows if r.rollout is not None and r.rollout.usable]
     return output, ConvertStats(
         rows=len(rows),
@@ -111,6 +114,12 @@ def to_trl(
         trained_tokens=sum(r.sample.trained_tokens for r in rows if r.sample is not None),
         sampled_tokens=sum(r.trajectory.report.sampled_tokens for r in usable if r.trajectory is not None),
     )
+
+
+def _place(rollout: CollectedRollout, sample: Sample) -> int:
+    """The sample's index among all sequences of the trajectory: those without a token to train on give no sample."""
+    sequences = rollout.trajectory.sequences if rollout.trajectory is not None else []
+    return [i for i, sequence in enumerate(sequences) if sequence.trained_tokens][sample.sequence_index]
 
 
 def _group_rows(group: Group, n: int, *, fork_policy: ForkPolicy, max_tokens: int | None) -> list[_Row]:

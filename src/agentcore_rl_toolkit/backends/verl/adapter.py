@@ -55,7 +55,10 @@ class AgentCoreAgentLoop(AgentLoopBase):
         """Never raises for a failed rollout: V1 then has no row of this session, and the group's mean does not see it."""
         service = await asyncio.to_thread(self._service)
         payload = kwargs.get(PAYLOAD_KEY) or {"prompt": kwargs["raw_prompt"]}
-        rollout = await service.roll(dict(payload), openai_params(sampling_params))
+        step = kwargs.get("global_steps")
+        rollout = await service.roll(
+            dict(payload), openai_params(sampling_params), step=None if step is None else int(step)
+        )
         outputs = to_verl(
             rollout,
             prompt_length=self.rollout_config.prompt_length,

@@ -113,7 +113,12 @@ class AgentCoreManager:
         group: Group | None = None
         try:
             service = await asyncio.shield(asyncio.wrap_future(opening))
-            group = await service.group(self._request(row, uid, validate))
+            step = row.get("global_steps")
+            group = await service.group(
+                self._request(row, uid, validate),
+                phase="eval" if validate else "train",
+                step=None if step is None else int(step),
+            )
             written = await asyncio.to_thread(self._write, group, row, uid, partition)
             status = "finished" if written else "failure"
             if not written:

@@ -6,11 +6,12 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ...store.names import path_of
 from ..data import read_rows
 from ..hydra import hydra_value, unquoted
 from ..service import RolloutSettings, ServiceSettings
@@ -173,6 +174,8 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
             f"trainer.v1.trainer_mode={mode} needs agentcore.gateway_upstream=tokens: an update of the weights would cut "
             "the calls of running agents"
         )
+    if config.record_dir is None:
+        config = replace(config, record_dir=str(Path("runs", path_of(config.exp_id)).absolute()))
     theirs += [
         f"+agentcore.{f.name}={hydra_value(getattr(config, f.name))}"
         for f in fields(config)

@@ -80,7 +80,7 @@ def command(out: Path | None, resume: bool, agent: Path | None, as_json: bool, *
         print_broken(e, run_dir, f"agentcore-rl quickstart --resume --out {shlex.quote(str(run_dir))}")
         sys.exit(1)
     print_end(console, job, Report(run_dir), summary)
-    console.print(f"Finished in {summary['wall_s']:.0f} s. Curve, metrics and trajectories: {run_dir}", markup=False)
+    console.print(f"Finished in {summary['wall_s']:.0f} s. See it: agentcore-rl view {run_dir}", markup=False)
     if as_json:
         click.echo((run_dir / "summary.json").read_text(), nl=False)
 

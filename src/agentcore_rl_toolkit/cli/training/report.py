@@ -1,16 +1,15 @@
-"""What a run leaves behind: `metrics.jsonl`, the trajectories, `summary.json`, `reward.png`."""
+"""What a run leaves behind besides its rollouts: `metrics.jsonl`, `summary.json`, `reward.png`."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...backends.collection.collect import CollectedRollout
 from ...contract import Cause
+from ...runs import ROLLOUTS, Query, RunReader
 
 
 class Report:
@@ -22,19 +21,12 @@ class Report:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self._metrics = run_dir / "metrics.jsonl"
-        (run_dir / "trajectories").mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
 
     def add(self, event: str, facts: dict[str, Any]) -> None:
         """Append one `step` or `evaluated` event."""
         with self._metrics.open("a") as out:
             out.write(json.dumps({"event": event, **facts}) + "\n")
-
-    def add_rollouts(self, phase: str, rollouts: Iterable[CollectedRollout]) -> None:
-        """Store what every rollout said and which tokens it gave, one JSON object a line."""
-        path = self.run_dir / "trajectories" / f"{phase}.jsonl"
-        with path.open("w") as out:
-            for rollout in rollouts:
-                out.write(json.dumps(_as_json(rollout)) + "\n")
 
     def drop_steps_from(self, step: int) -> None:
         """Forget steps that a resumed run is going to repeat; before the first also the evaluation before them."""
@@ -89,23 +81,24 @@ class Report:
 
     def sample_dialogue(self, when: str, input_id: str | None = None) -> dict[str, Any] | None:
         """A held-out rollout of the evaluation `before` or `after`: the given problem, else the first one stored."""
-        path = self.run_dir / "trajectories" / f"{when}.jsonl"
-        if not path.exists():
+        if not (self.run_dir / ROLLOUTS).exists():
             return None
-        for line in path.read_text().splitlines():
-            rollout: dict[str, Any] = json.loads(line)
-            if input_id is None or rollout["input_id"].split("/")[-1] == input_id:
-                return rollout
+        with RunReader(self.run_dir) as run:
+            for row in run.rollouts(Query(phase=when), limit=run.count()):
+                if input_id is None or row["grp"].split("/")[-1] == input_id:
+                    found = run.rollout(row["id"])
+                    return None if found is None else {**found, "dialogue": found["dialogue"] or []}
         return None
 
     def telling_problem(self) -> str | None:
         """The first held-out problem that went wrong before and right after: the best one to show."""
         rewards: dict[str, dict[str, float | None]] = {}
-        for when in ("before", "after"):
-            path = self.run_dir / "trajectories" / f"{when}.jsonl"
-            for line in path.read_text().splitlines() if path.exists() else []:
-                rollout = json.loads(line)
-                rewards.setdefault(rollout["input_id"].split("/")[-1], {})[when] = rollout["score"]
+        if not (self.run_dir / ROLLOUTS).exists():
+            return None
+        with RunReader(self.run_dir) as run:
+            for when in ("before", "after"):
+                for row in run.rollouts(Query(phase=when), limit=run.count()):
+                    rewards.setdefault(row["grp"].split("/")[-1], {})[when] = row["score"]
         better = [i for i, r in rewards.items() if r.get("before") == 0.0 and r.get("after") == 1.0]
         return min(better, default=None)
 
@@ -166,25 +159,3 @@ class Report:
         figure.savefig(path)
         plt.close(figure)
         return path
-
-
-def _as_json(rollout: CollectedRollout) -> dict[str, Any]:
-    trajectory = rollout.trajectory
-    return {
-        "session_id": rollout.session_id,
-        "input_id": rollout.input_id,
-        "outcome": str(rollout.outcome),
-        "cause": rollout.cause,
-        "failure": rollout.failure,
-        "score": rollout.score,
-        "reward": rollout.reward,
-        "error": None if rollout.error is None else str(rollout.error),
-        "traceback": rollout.traceback,
-        "elapsed_s": rollout.elapsed_s,
-        "dialogue": [] if rollout.capture is None else rollout.capture.dialogue,
-        "sequences": []
-        if trajectory is None
-        else [
-            {"token_ids": s.token_ids, "loss_mask": s.loss_mask, "logprobs": s.logprobs} for s in trajectory.sequences
-        ],
-    }

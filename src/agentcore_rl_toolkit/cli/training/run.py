@@ -25,6 +25,7 @@ from .stack import MODEL_ID, QUIET, Stack, explain, start
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ...backends.collection.collect import Recording
     from ...client import RolloutClient
     from ...gateway import GatewayClient
     from .display import Display
@@ -100,13 +101,18 @@ async def _train(
     loop: ModuleType, job: Job, console: Console, stack: Stack, watch: asyncio.Task[Any]
 ) -> dict[str, Any]:
     started = time.monotonic()
-    with observed(job, console) as (report, observer), clients(job, stack) as (client, gateway):
+    with (
+        recorded(job, stack) as recording,
+        observed(job, console, recording) as (report, observer),
+        clients(job, stack) as (client, gateway),
+    ):
         parts = loop.Services(
             client=client,
             gateway=gateway,
             policy_url=stack.policy_url,
             run_dir=job.run_dir,
             model_dir=job.model,
+            recording=recording,
         )
         training = asyncio.create_task(loop.train(parts, job.config, job.rows, job.held_out, observer))
         await _until_done_or_broken(training, watch)
@@ -114,7 +120,7 @@ async def _train(
 
 
 @contextlib.contextmanager
-def observed(job: Job, console: Console) -> Iterator[tuple[Report, Observer]]:
+def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple[Report, Observer]]:
     """What takes the events of a run: the display, the files of its folder, the trackers."""
     from .display import Display
     from .report import Report
@@ -123,7 +129,23 @@ def observed(job: Job, console: Console) -> Iterator[tuple[Report, Observer]]:
     report = Report(job.run_dir)
     settings = dataclasses.asdict(job.config)
     with Trackers(job.trackers, job.run_dir, settings) as trackers, Display(console, job.total) as display:
-        yield report, Observer(display, report, trackers)
+        yield report, Observer(display, report, trackers, recording)
+
+
+@contextlib.contextmanager
+def recorded(job: Job, stack: Stack) -> Iterator[Recording]:
+    """What writes the rollouts into the run's folder, all of them written afterwards."""
+    from ...backends.collection.collect import open_recording
+    from ...runtime.remote import RuntimeView
+
+    view = RuntimeView(stack.runtime_url)
+    with open_recording(
+        job.run_dir,
+        dataclasses.asdict(job.config),
+        tokenizer=job.model or Path(__file__).resolve().parents[2] / "policy" / "weights",
+        session_log=lambda session_id: "".join(view.log(session_id)),
+    ) as recording:
+        yield recording
 
 
 @contextlib.contextmanager
@@ -165,7 +187,8 @@ def finish(job: Job, report: Report, wall_s: float) -> dict[str, Any]:
 class Observer:
     """Sends the events of a training to the display, to the files and to the trackers."""
 
-    def __init__(self, display: Display, report: Report, trackers: Trackers) -> None:
+    def __init__(self, display: Display, report: Report, trackers: Trackers, recording: Recording) -> None:
+        self._recording = recording
         self._display = display
         self._report = report
         self._trackers = trackers
@@ -178,8 +201,6 @@ class Observer:
                 rollout = facts["rollout"]
                 tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
                 self._display.rollout(rollout.cause, rollout.score, tokens)
-            case "rollouts_finished":
-                self._report.add_rollouts(facts["phase"], [r for g in facts["groups"] for r in g.rollouts])
             case "step":
                 self._report.add(event, facts)
                 self._trackers.event(event, facts)
@@ -189,6 +210,7 @@ class Observer:
                 self._trackers.event(event, facts)
                 self._display.evaluated(facts)
             case "resumed":
+                self._recording.resumed(facts["steps_done"])
                 self._report.drop_steps_from(facts["steps_done"])
                 self._trackers.resumed(facts["steps_done"])
                 self._display.resumed(facts["rollouts_done"])

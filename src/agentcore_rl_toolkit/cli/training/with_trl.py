@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CaptureError
-from .run import TPS_LIMIT, Job, Observer, clients, finish, observed
+from .run import TPS_LIMIT, Job, Observer, clients, finish, observed, recorded
 from .stack import MODEL_ID, QUIET, Stack, start
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ def train_with_trl(loop: ModuleType, job: Job, console: Console, *, stack: Stack
             services = exits.enter_context(Services(job.run_dir / "logs", env=environment))
             stack = start(services, job.agent, folder=job.run_dir, model=job.model, admin_key=admin_key)
             exits.enter_context(services.watched())
-        report, observer = exits.enter_context(observed(job, console))
+        recording = exits.enter_context(recorded(job, stack))
+        report, observer = exits.enter_context(observed(job, console, recording))
         client, gateway = exits.enter_context(clients(job, stack))
-        _Training(adapter, loop, job, stack, client, gateway, observer, interrupts).run()
+        _Training(adapter, loop, job, stack, client, gateway, observer, interrupts, recording).run()
     return finish(job, report, time.monotonic() - started)
 
 
@@ -59,7 +60,9 @@ class _Training:
         gateway: Any,
         observer: Observer,
         interrupts: Interrupts,
+        recording: Any,
     ) -> None:
+        self._recording = recording
         self._adapter, self._loop, self._job, self._interrupts = adapter, loop, job, interrupts
         self._client, self._gateway, self._observe = client, gateway, observer
         batch = job.config.groups * job.config.rollouts
@@ -92,6 +95,7 @@ class _Training:
             callbacks=[_callback(self)],
             on_rollout=self._rollout,
             on_batch=self._batch,
+            recording=self._recording,
         )
         _be_quiet(trainer)
         checkpoint = newest_checkpoint(self._config.output_dir / "trl")
@@ -127,8 +131,8 @@ class _Training:
             gateway=self._gateway,
             config=self._config.collect,
             on_rollout=self._rollout,
+            recording=self._recording.at(when),
         )
-        self._observe("rollouts_finished", {"phase": when, "groups": groups})
         self._observe("evaluated", {"when": when, **self._loop.summarise(groups)})
         return groups
 
@@ -137,17 +141,16 @@ class _Training:
 
     def _batch(self, groups: Sequence[Any], stats: Any) -> None:
         self._groups, self._stats, self._collected_s = groups, stats, time.monotonic()
-        self._observe("rollouts_finished", {"phase": self._phase, "groups": groups})
 
     def step_begins(self, optimizer_steps: int) -> None:
         """TRL begins an optimizer step; the first on each batch collects it. Raises: KeyboardInterrupt."""
         self._interrupts.check()
         if optimizer_steps % self._parts:
             return
-        self._phase = f"step-{optimizer_steps // self._parts:04d}"
         self._began_s, self._logs = time.monotonic(), []
         total = self._job.config.groups * self._job.config.rollouts
-        self._observe("rollouts_started", {"phase": self._phase, "total": total})
+        step = optimizer_steps // self._parts
+        self._observe("rollouts_started", {"phase": f"step-{step:04d}", "total": total})
 
     def logged(self, optimizer_steps: int, values: dict[str, Any]) -> None:
         """TRL has finished an optimizer step; a checkpoint follows the last on a batch. Raises: CaptureError."""

@@ -1,0 +1,216 @@
+"""Collected rollouts into a run's folder: the one recorder under every trainer.
+
+A collection that is given a `Recording` writes each rollout as it is judged. What the trainer finds out later (the advantage, its
+own logprobs) is added by the trainers that know it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import AgentCoreRLError
+from ...runs import Keep, Rollout, RunWriter, TokenSequence, TokenTexts, write_config
+from ..data import encode_payload
+from .groups import CollectedRollout, Group, GroupRequest
+
+LOG_CHARACTERS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Where in a run the rollouts of a collection belong. ``session_log`` gives what a session printed; it is asked for failed
+    rollouts, on the writer's thread.
+    """
+
+    run: RunWriter
+    phase: str = "train"
+    step: int | None = None
+    session_log: Callable[[str], str] | None = None
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.run.close()
+
+    def at(self, phase: str, step: int | None = None) -> Recording:
+        """The same run, elsewhere in it."""
+        return Recording(run=self.run, phase=phase, step=step, session_log=self.session_log)
+
+    def add(self, rollout: CollectedRollout, request: GroupRequest, weight_version: int | None = None) -> None:
+        """Write a rollout. Returns at once."""
+        ended_s = rollout.ended_s if rollout.ended_s is not None else time.time()
+
+        def make() -> Rollout:
+            made = as_row(rollout, request, phase=self.phase, step=self.step, weight_version=weight_version)
+            made.ended_s = ended_s
+            if self.session_log is not None and rollout.error is not None:
+                try:
+                    made.log = self.session_log(rollout.session_id)[-LOG_CHARACTERS:] or None
+                except (AgentCoreRLError, OSError):
+                    made.log = None  # a runtime that keeps none, or is gone
+            return made
+
+        self.run.rollout(make)
+
+    def resumed(self, steps_done: int) -> None:
+        """Forget what a resumed run is going to repeat: the steps from here on, and evaluations that are still to come."""
+        self.run.forget(from_step=steps_done, phases=("after",) if steps_done else ("before", "after"))
+
+    def advantages(self, group: Group, advantages_G: Sequence[float | None]) -> None:
+        """Add the advantages of a group. Shapes: (G,)."""
+        for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
+            if advantage is not None:
+                self.run.annotate(rollout.session_id, advantage=advantage)
+
+    def trained(
+        self,
+        session_id: str,
+        sequence: int,
+        *,
+        logprobs: Sequence[float | None] | None = None,
+        entropies: Sequence[float | None] | None = None,
+        updates: int | None = None,
+    ) -> None:
+        """Add what the trainer computed for a sequence of a rollout, by its index in the trajectory.
+
+        Shapes: (T,), one entry per token of the sequence. ``updates`` counts the optimizer steps between the weights that
+        sampled and those that computed this.
+        """
+        added = {"trainer_logprobs": logprobs, "entropies": entropies, "updates": updates}
+        self.run.annotate(session_id, sequences={sequence: {k: v for k, v in added.items() if v is not None}})
+
+    def trained_batch(
+        self,
+        where: Sequence[tuple[str, int]],
+        logprobs_BT: Sequence[Sequence[float]],
+        entropies_BT: Sequence[Sequence[float]],
+        updates: int,
+    ) -> None:
+        """`trained` of a padded batch: position t tells of token t + 1. ``where``: session and index of each sequence.
+
+        Shapes: (B,), (B, T - 1), (B, T - 1).
+        """
+        for (session_id, index), logprobs_T, entropies_T in zip(where, logprobs_BT, entropies_BT, strict=True):
+            logprobs, entropies = [None, *logprobs_T], [None, *entropies_T]
+            self.trained(session_id, index, logprobs=logprobs, entropies=entropies, updates=updates)
+
+
+def open_recording(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    tokenizer: Path | str | None = None,
+    keep: Keep | None = None,
+    session_log: Callable[[str], str] | None = None,
+) -> Recording:
+    """A recording into a folder, which is made where it is not there. Close its ``run`` at the end.
+
+    ``config`` is kept in `config.json` unless one is there; ``tokenizer`` is a folder with `tokenizer.json`, for the texts of
+    tokens.
+    """
+    texts = TokenTexts(tokenizer) if tokenizer is not None else None
+    run = RunWriter(folder, keep=keep, texts=texts)
+    write_config(folder, config)
+    return Recording(run=run, session_log=session_log)
+
+
+def kept(config: Any) -> dict[str, Any]:
+    """The settings of a dataclass as a run keeps them: without keys."""
+    values = {f.name: getattr(config, f.name) for f in fields(config) if f.repr}
+    return {name: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for name, v in values.items()}
+
+
+def input_key(payload: Mapping[str, Any]) -> str:
+    """The same for the same payload, in whatever step or run."""
+    return hashlib.sha256(encode_payload(payload).encode()).hexdigest()[:16]
+
+
+def as_row(
+    rollout: CollectedRollout,
+    request: GroupRequest,
+    *,
+    phase: str = "train",
+    step: int | None = None,
+    weight_version: int | None = None,
+) -> Rollout:
+    """What a run keeps of a collected rollout."""
+    capture, detail = rollout.capture, rollout.reward_detail
+    oldest = rollout.weight_version_min
+    return Rollout(
+        session_id=rollout.session_id,
+        phase=phase,
+        step=step,
+        group=request.group or request.input_id,
+        input_key=input_key(request.payload),
+        place=rollout.index,
+        outcome=rollout.outcome.value,
+        cause=rollout.cause.value if rollout.cause is not None else None,
+        failure=rollout.failure,
+        mask_reason=rollout.mask_reason,
+        stage=rollout.stage.value if rollout.stage is not None else None,
+        reward=rollout.reward,
+        score=rollout.score,
+        staleness=None if weight_version is None or oldest is None else weight_version - oldest,
+        weight_min=oldest,
+        weight_max=rollout.weight_version_max,
+        elapsed_s=rollout.elapsed_s,
+        ended_s=rollout.ended_s,
+        error=rollout.reason,
+        traceback=rollout.traceback,
+        payload=request.payload,
+        record=rollout.record,
+        metrics=detail.metrics if detail is not None else {},
+        reward_parts={"per_turn": detail.per_turn} if detail is not None and detail.per_turn is not None else None,
+        stages=rollout.stages,
+        **captured(capture, rollout.trajectory),
+    )
+
+
+def captured(capture: Any, trajectory: Any) -> dict[str, Any]:
+    """What is known of a rollout's model calls and tokens; absent where it had no gateway."""
+    found: dict[str, Any] = {}
+    if capture is not None:
+        found["dialogue"] = capture.dialogue
+        found["call_errors"] = capture.errors
+        found["calls"] = [
+            {
+                "turn_id": turn.turn_id,
+                "started_s": turn.started_s,
+                "first_token_s": turn.first_token_s,
+                "finished_s": turn.finished_s,
+                "prompt_tokens": len(turn.prompt_ids),
+                "sampled_tokens": len(turn.completion_ids),
+                "finish_reason": turn.finish_reason,
+                "weight_first": turn.weight_version_first,
+                "weight_last": turn.weight_version_last,
+                "parse_status": turn.parse_status,
+                "untrainable": turn.why_untrainable(),
+                "delivered": turn.delivered,
+                "retry_of": turn.retry_of,
+            }
+            for turn in capture.turns
+        ]
+    if trajectory is not None:
+        found["fidelity"] = asdict(trajectory.report)
+        found["sequences"] = [
+            TokenSequence(
+                ids=sequence.token_ids,
+                mask=sequence.loss_mask,
+                logprobs=sequence.logprobs,
+                versions=sequence.weight_versions,
+                prompt_length=sequence.prompt_length,
+                turn_ids=sequence.turn_ids,
+                context_turn_ids=sequence.context_turn_ids,
+                branch_reason=sequence.branch_reason,
+                finish_reason=sequence.finish_reason,
+                weight=sequence.weight,
+            )
+            for sequence in trajectory.sequences
+        ]
+    return found

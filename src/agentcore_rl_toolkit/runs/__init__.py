@@ -1,0 +1,25 @@
+"""A run on disk: what a training or an evaluation leaves in its folder, written as it happens, read one rollout at a time."""
+
+from .folder import METRICS, ROLLOUTS, find_run, find_runs, is_run, read_config, read_metrics, write_config
+from .reader import Query, RunReader
+from .record import Rollout, TokenSequence
+from .texts import TokenTexts
+from .writer import Keep, RunWriter
+
+__all__ = [
+    "METRICS",
+    "ROLLOUTS",
+    "Keep",
+    "Query",
+    "Rollout",
+    "RunReader",
+    "RunWriter",
+    "TokenSequence",
+    "TokenTexts",
+    "find_run",
+    "find_runs",
+    "is_run",
+    "read_config",
+    "read_metrics",
+    "write_config",
+]

@@ -1,0 +1,75 @@
+"""The files of a run's folder: `config.json`, `metrics.jsonl`, `rollouts.sqlite`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+
+CONFIG, METRICS, ROLLOUTS = "config.json", "metrics.jsonl", "rollouts.sqlite"
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / ROLLOUTS).is_file() or (folder / METRICS).is_file()
+
+
+def find_runs(root: Path) -> list[Path]:
+    """Folders of runs: `root` itself, or those directly in it or in its `runs/`, the one written last first."""
+    if is_run(root):
+        return [root]
+    places = [root, root / "runs"]
+    found = {path for place in places if place.is_dir() for path in place.iterdir() if path.is_dir() and is_run(path)}
+    return sorted(found, key=_written_s, reverse=True)
+
+
+def find_run(name: str | Path | None) -> Path:
+    """The folder of a run by path, or by its name under `runs/`; None: the one written last. Raises: ConfigError."""
+    if name is None:
+        found = find_runs(Path.cwd())
+        if not found:
+            raise ConfigError("there is no run under runs/; `agentcore-rl quickstart` makes one, or name a folder")
+        return found[0]
+    for path in (Path(name), Path("runs") / name):
+        if is_run(path):
+            return path
+    raise ConfigError(f"{name} is no run: no folder with {ROLLOUTS} or {METRICS}, here or under runs/")
+
+
+def _written_s(folder: Path) -> float:
+    files = [folder / name for name in (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS)]
+    return max((f.stat().st_mtime for f in files if f.exists()), default=0.0)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What the run was started with; empty where it says nothing."""
+    try:
+        value = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_config(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write it, unless it is there: a resumed run keeps its own."""
+    if not (folder / CONFIG).exists():
+        (folder / CONFIG).write_text(json.dumps(dict(values), indent=2, default=str) + "\n")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The events of `metrics.jsonl`; a last line that is not complete is left out."""
+    try:
+        lines = (folder / METRICS).read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found

@@ -1,0 +1,305 @@
+"""Reads a run: lists by columns, one rollout by its parts."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from .folder import METRICS, ROLLOUTS, read_config, read_metrics
+from .record import DETAIL, DIALOGUE, TOKENS, unpack
+from .schema import COLUMNS, open_to_read
+
+LISTED = ("id", *(name for name in COLUMNS if name != "bytes"))
+SORTED_BY = frozenset(LISTED) - {"dropped", "error"}
+_LISTS_KEPT = 8
+_OF_A_STEP = {
+    "rollouts": "COUNT(*)",
+    "reward": "AVG(score)",
+    "square": "AVG(score * score)",
+    "reward_ok": "AVG(CASE WHEN outcome = 'ok' THEN reward END)",
+    "reward_min": "MIN(reward)",
+    "reward_max": "MAX(reward)",
+    "scored": "COUNT(score)",
+    "usable": "SUM(mask_reason IS NULL)",
+    "sampled_tokens": "SUM(sampled_tokens)",
+    "tokens_mean": "AVG(sampled_tokens)",
+    "tokens_max": "MAX(sampled_tokens)",
+    "trained_tokens": "SUM(trained_tokens)",
+    "turns": "AVG(turns)",
+    "tool_calls": "AVG(tool_calls)",
+    "staleness": "AVG(staleness)",
+    "staleness_max": "MAX(staleness)",
+    "gap_max": "MAX(gap_max)",
+    "gap_mean": "AVG(gap_mean)",
+    "entropy": "AVG(entropy_mean)",
+    "elapsed_s": "AVG(elapsed_s)",
+    "elapsed_max_s": "MAX(elapsed_s)",
+    "first_s": "MIN(ended_s)",
+    "last_s": "MAX(ended_s)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Which rollouts, and in which order. None does not filter.
+
+    ``outcome`` is an outcome, or a cause as ``cause:agent``; ``tool`` a name, "" for no tool at all; ``text`` is looked for in
+    the dialogue, without regard to case. ``sort`` is a column; rollouts that have no value there come last.
+    Raises: ConfigError.
+    """
+
+    phase: str | None = None
+    step: int | None = None
+    group: str | None = None
+    outcome: str | None = None
+    tool: str | None = None
+    text: str | None = None
+    reward_from: float | None = None
+    reward_to: float | None = None
+    tokens_from: int | None = None
+    tokens_to: int | None = None
+    usable: bool | None = None
+    sort: str = "id"
+    descending: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sort not in SORTED_BY:
+            raise ConfigError(f"rollouts cannot be sorted by {self.sort!r}; there are {', '.join(sorted(SORTED_BY))}")
+
+    def sql(self) -> tuple[str, list[Any]]:
+        """Condition and its values."""
+        wheres: list[str] = []
+        values: list[Any] = []
+
+        def add(condition: str, *given: Any) -> None:
+            wheres.append(condition)
+            values.extend(given)
+
+        plain = (("phase = ?", self.phase), ("step = ?", self.step), ("grp = ?", self.group))
+        bounds = (
+            ("reward >= ?", self.reward_from),
+            ("reward <= ?", self.reward_to),
+            ("sampled_tokens >= ?", self.tokens_from),
+            ("sampled_tokens <= ?", self.tokens_to),
+        )
+        for condition, value in (*plain, *bounds):
+            if value is not None:
+                add(condition, value)
+        if self.outcome is not None:
+            kind, _, name = self.outcome.partition(":")
+            if kind == "cause" and name:
+                add("cause = ?", name)
+            else:
+                add("outcome = ?", self.outcome)
+        if self.usable is not None:
+            add("mask_reason IS NULL" if self.usable else "mask_reason IS NOT NULL")
+        if self.tool is not None:
+            if self.tool:
+                add("id IN (SELECT rollout FROM tools WHERE name = ?)", self.tool)
+            else:
+                add("tool_calls = 0")
+        if self.text:
+            escaped = self.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+            add("id IN (SELECT rollout FROM texts WHERE text LIKE ? ESCAPE '\\')", f"%{escaped}%")
+        return (" WHERE " + " AND ".join(wheres)) if wheres else "", values
+
+    def order(self) -> str:
+        direction = "DESC" if self.descending else "ASC"
+        return f"ORDER BY {self.sort} IS NULL, {self.sort} {direction}, id {direction}"
+
+
+class RunReader:
+    """One run, read while it is written or afterwards. Threads may share it. Raises: ConfigError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._database = open_to_read(folder / ROLLOUTS)
+        self._lock = threading.Lock()
+        self._lists: OrderedDict[tuple[Any, ...], list[int]] = OrderedDict()
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _all(self, sql: str, values: Iterable[Any] = ()) -> list[sqlite3.Row]:
+        with self._lock:
+            try:
+                return self._database.execute(sql, tuple(values)).fetchall()
+            except sqlite3.OperationalError as e:
+                raise ConfigError(f"{self.folder / ROLLOUTS} cannot be read: {e}") from e
+
+    def version(self) -> tuple[int, ...]:
+        """Changes when the run does: SQLite's own counter of other connections' commits, and the size of the metrics."""
+        metrics = self.folder / METRICS
+        changed = self._all("PRAGMA data_version")[0][0]
+        return int(changed), metrics.stat().st_size if metrics.exists() else 0
+
+    # -- lists
+
+    def count(self) -> int:
+        return int(self._all("SELECT COUNT(*) FROM rollouts")[0][0])
+
+    def rollouts(self, query: Query | None = None, *, offset: int = 0, limit: int = 200) -> list[dict[str, Any]]:
+        """Rows of the rollouts that fit, without their parts."""
+        ids = self._ids(query or Query())[offset : offset + limit]
+        return self.rows(ids)
+
+    def total(self, query: Query) -> int:
+        """How many fit."""
+        return len(self._ids(query))
+
+    def place(self, query: Query, rollout: int) -> int | None:
+        """Where a rollout stands in the list."""
+        ids = self._ids(query)
+        return ids.index(rollout) if rollout in ids else None
+
+    def rows(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows by id, in the given order."""
+        found: dict[int, dict[str, Any]] = {}
+        for start in range(0, len(ids), 500):
+            part = ids[start : start + 500]
+            places = ",".join("?" * len(part))
+            for row in self._all(f"SELECT {', '.join(LISTED)} FROM rollouts WHERE id IN ({places})", part):
+                found[row["id"]] = dict(row)
+            for row in self._all(f"SELECT rollout, name, calls FROM tools WHERE rollout IN ({places})", part):
+                found[row["rollout"]].setdefault("tools", {})[row["name"]] = row["calls"]
+        return [found[i] for i in ids if i in found]
+
+    def _ids(self, query: Query) -> list[int]:
+        """All ids that fit, in order; kept until the run changes, so that a page of a long list costs its rows only."""
+        key = (self.version()[0], *astuple(query))
+        with self._lock:
+            if key in self._lists:
+                self._lists.move_to_end(key)
+                return self._lists[key]
+        where, values = query.sql()
+        ids = [row[0] for row in self._all(f"SELECT id FROM rollouts{where} {query.order()}", values)]
+        with self._lock:
+            self._lists[key] = ids
+            while len(self._lists) > _LISTS_KEPT:
+                self._lists.popitem(last=False)
+        return ids
+
+    # -- one rollout
+
+    def find(self, name: str | int) -> int | None:
+        """The id of a rollout by id, session id, or an unambiguous beginning of one."""
+        if isinstance(name, int) or name.isdecimal():
+            found = self._all("SELECT id FROM rollouts WHERE id = ?", (int(name),))
+            if found:
+                return int(found[0][0])
+        like = str(name).replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+        found = self._all("SELECT id FROM rollouts WHERE session_id LIKE ? ESCAPE '\\' LIMIT 2", (like,))
+        return int(found[0][0]) if len(found) == 1 else None
+
+    def rollout(self, rollout: int) -> dict[str, Any] | None:
+        """Everything kept of one rollout: its row, ``detail``, ``dialogue``, ``sequences`` (encoded) and ``texts`` of their
+        tokens. A part that was not kept, or was given up for its size, is None.
+        """
+        rows = self.rows([rollout])
+        if not rows:
+            return None
+        parts = {
+            row["name"]: unpack(row["data"])
+            for row in self._all("SELECT name, data FROM parts WHERE rollout = ?", (rollout,))
+        }
+        return {
+            **rows[0],
+            "detail": parts.get(DETAIL),
+            "dialogue": parts.get(DIALOGUE),
+            "sequences": parts.get(TOKENS),
+        }
+
+    def texts(self, ids: Iterable[int]) -> dict[int, str]:
+        """Texts of tokens, where they are known."""
+        wanted, found = sorted(set(ids)), {}
+        for start in range(0, len(wanted), 500):
+            part = wanted[start : start + 500]
+            places = ",".join("?" * len(part))
+            found.update(dict(map(tuple, self._all(f"SELECT id, text FROM token_texts WHERE id IN ({places})", part))))
+        return found
+
+    # -- the whole run
+
+    def facets(self) -> dict[str, Any]:
+        """What there is to filter by, with counts."""
+        found: dict[str, Any] = {}
+        for name in ("phase", "outcome", "cause"):
+            rows = self._all(
+                f"SELECT {name}, COUNT(*) FROM rollouts WHERE {name} IS NOT NULL GROUP BY 1 ORDER BY 2 DESC"
+            )
+            found[name] = dict(map(tuple, rows))
+        rows = self._all("SELECT name, COUNT(*) FROM tools GROUP BY 1 ORDER BY 2 DESC LIMIT 200")
+        found["tool"] = dict(map(tuple, rows))
+        rows = self._all("SELECT phase, step, COUNT(*) AS n FROM rollouts GROUP BY 1, 2 ORDER BY MIN(id)")
+        found["steps"] = [dict(row) for row in rows]
+        return found
+
+    def steps(self) -> list[dict[str, Any]]:
+        """One entry per phase and step, in the order of the run: counts, means and spreads. A mean of nothing is None."""
+        numbers = ", ".join(f"{sql} AS {name}" for name, sql in _OF_A_STEP.items())
+        rows = self._all(f"SELECT phase, step, {numbers} FROM rollouts GROUP BY phase, step ORDER BY MIN(id)")
+        steps = [dict(row) for row in rows]
+        for name in ("outcome", "cause"):
+            counts: dict[tuple[Any, Any], dict[str, int]] = {}
+            sql = f"SELECT phase, step, {name}, COUNT(*) FROM rollouts WHERE {name} IS NOT NULL GROUP BY 1, 2, 3"
+            for phase, step, value, count in self._all(sql):
+                counts.setdefault((phase, step), {})[value] = count
+            for entry in steps:
+                entry[f"{name}s"] = counts.get((entry["phase"], entry["step"]), {})
+        for entry in steps:
+            square, mean = entry.pop("square"), entry["reward"]
+            entry["reward_spread"] = None if mean is None else max(0.0, square - mean * mean) ** 0.5
+        return steps
+
+    def group(self, rollout: int) -> list[int]:
+        """The ids of all rollouts that are compared with this one, itself among them."""
+        same = "SELECT b.id FROM rollouts a JOIN rollouts b ON a.phase = b.phase AND a.step IS b.step AND a.grp = b.grp"
+        return [row[0] for row in self._all(f"{same} WHERE a.id = ? ORDER BY b.place, b.id LIMIT 512", (rollout,))]
+
+    def groups(self, phase: str, step: int | None) -> list[dict[str, Any]]:
+        """The groups of a step: id of the first rollout, mean reward, how many."""
+        sql = "SELECT MIN(id) AS first, grp, COUNT(*) AS rollouts, AVG(score) AS reward, MIN(score) AS low, MAX(score) AS high "
+        sql += "FROM rollouts WHERE phase = ? AND step IS ? GROUP BY grp ORDER BY MIN(id)"
+        return [dict(row) for row in self._all(sql, (phase, step))]
+
+    def inputs(self, phase: str, step: int | None) -> dict[str, dict[str, Any]]:
+        """Input key -> mean score and the id of the first rollout, of a step (None: of all that the phase has)."""
+        where, values = ("", [phase]) if step is None else (" AND step = ?", [phase, step])
+        sql = "SELECT input_key, AVG(score) AS reward, MIN(id) AS first, COUNT(*) AS rollouts, AVG(sampled_tokens) AS tokens "
+        sql += f"FROM rollouts WHERE input_key IS NOT NULL AND phase = ?{where} GROUP BY input_key"
+        return {row["input_key"]: dict(row) for row in self._all(sql, values)}
+
+    def said(self) -> dict[str, Any]:
+        """What the writer says of itself: how many rollouts it could not keep."""
+        return dict(map(tuple, self._all("SELECT name, value FROM run")))
+
+    def config(self) -> dict[str, Any]:
+        return read_config(self.folder)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_metrics(self.folder)
+
+    def summary(self) -> Mapping[str, Any]:
+        """`summary.json`, where the run has ended; empty before."""
+        try:
+            value = json.loads((self.folder / "summary.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}

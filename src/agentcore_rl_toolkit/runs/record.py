@@ -1,0 +1,307 @@
+"""One rollout as a run keeps it, and its binary form.
+
+What lists and filters need are columns; the rest is one compressed part each: ``dialogue``, ``tokens``, ``detail``. Arrays in
+``tokens`` are little-endian and in base64 inside JSON, so that a browser reads them without a library of ours. Absent is NULL,
+and NaN inside an array of numbers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SEARCHED_CHARACTERS = (
+    2000  # of each end of a dialogue: enough for a question and its answer, 400 MB for 100,000 rollouts
+)
+DIALOGUE, TOKENS, DETAIL = "dialogue", "tokens", "detail"
+
+
+@dataclass(kw_only=True)
+class TokenSequence:
+    """One training sequence of a rollout.
+
+    Shapes: all lists (T,). ``logprobs`` are the sampler's, ``trainer_logprobs`` and ``entropies`` the trainer's; None where there
+    is none, for single tokens as for a whole list. ``branch_reason`` says why it left the sequence before it.
+    """
+
+    ids: Sequence[int] = field(repr=False)
+    mask: Sequence[int] = field(repr=False)
+    logprobs: Sequence[float | None] | None = field(default=None, repr=False)
+    versions: Sequence[int | None] | None = field(default=None, repr=False)
+    trainer_logprobs: Sequence[float | None] | None = field(default=None, repr=False)
+    entropies: Sequence[float | None] | None = field(default=None, repr=False)
+    prompt_length: int = 0
+    turn_ids: Sequence[str] = ()
+    context_turn_ids: Sequence[str] = ()
+    branch_reason: str | None = None
+    finish_reason: str | None = None
+    weight: float | None = None
+    updates: int | None = None  # optimizer steps between sampling and the trainer's logprobs
+
+    def encoded(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "ids": _base64(array("i", self.ids)),
+            "mask": base64.b64encode(bytes(self.mask)).decode(),
+            "logprobs": _floats(self.logprobs),
+            "trainer_logprobs": _floats(self.trainer_logprobs),
+            "entropies": _floats(self.entropies),
+            "versions": _spans(self.versions),
+            "prompt_length": self.prompt_length,
+            "turn_ids": list(self.turn_ids),
+            "context_turn_ids": list(self.context_turn_ids),
+            "branch_reason": self.branch_reason,
+            "finish_reason": self.finish_reason,
+            "weight": self.weight,
+            "updates": self.updates,
+        }
+
+    @classmethod
+    def decoded(cls, value: Mapping[str, Any]) -> TokenSequence:
+        """The inverse of `encoded`, in float32."""
+        plain: dict[str, Any] = {k: v for k, v in value.items() if k not in ("ids", "mask", "versions", *_FLOATS)}
+        arrays: dict[str, Any] = {name: _unfloats(value[name]) for name in _FLOATS}
+        arrays |= {name: tuple(plain.pop(name)) for name in ("turn_ids", "context_turn_ids")}
+        return cls(
+            ids=_array("i", value["ids"]).tolist(),
+            mask=list(base64.b64decode(value["mask"])),
+            versions=_unspanned(value["versions"]),
+            **arrays,
+            **plain,
+        )
+
+
+_FLOATS = ("logprobs", "trainer_logprobs", "entropies")
+
+
+@dataclass(kw_only=True)
+class Rollout:
+    """One rollout. ``phase`` is "train", or what else the run does: "before", "after", "eval". ``group`` names the rollouts that
+    are compared with each other, ``input_key`` the same input in other steps and runs. Units: seconds; ``ended_s`` unix time.
+
+    ``stages`` are seconds by stage in their order; ``calls`` the model calls with ``started_s``, ``first_token_s``,
+    ``finished_s`` in unix time.
+    """
+
+    session_id: str
+    phase: str
+    step: int | None = None
+    group: str
+    input_key: str | None = None
+    place: int = 0
+    attempt: int | None = None
+    outcome: str
+    cause: str | None = None
+    failure: str | None = None
+    mask_reason: str | None = None
+    stage: str | None = None
+    reward: float | None = None
+    score: float | None = None
+    advantage: float | None = None
+    staleness: int | None = None
+    weight_min: int | None = None
+    weight_max: int | None = None
+    elapsed_s: float | None = None
+    ended_s: float | None = None
+    error: str | None = None
+    traceback: str | None = None
+    log: str | None = None
+    payload: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reward_parts: Any = None
+    stages: Mapping[str, float] = field(default_factory=dict)
+    calls: Sequence[Mapping[str, Any]] = ()
+    call_errors: Sequence[Mapping[str, Any]] = ()
+    dialogue: Sequence[Mapping[str, Any]] | None = None
+    sequences: list[TokenSequence] | None = None
+    fidelity: Mapping[str, Any] | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """What is in the table itself."""
+        report = self.fidelity or {}
+        return {
+            "session_id": self.session_id,
+            "phase": self.phase,
+            "step": self.step,
+            "grp": self.group,
+            "input_key": self.input_key,
+            "place": self.place,
+            "attempt": self.attempt,
+            "outcome": self.outcome,
+            "cause": self.cause,
+            "failure": self.failure,
+            "mask_reason": self.mask_reason,
+            "stage": self.stage,
+            "reward": _finite(self.reward),
+            "score": _finite(self.score),
+            "advantage": _finite(self.advantage),
+            "staleness": self.staleness,
+            "weight_min": self.weight_min,
+            "weight_max": self.weight_max,
+            "turns": report.get("turns"),
+            "sampled_tokens": report.get("sampled_tokens"),
+            "trained_tokens": report.get("trained_tokens"),
+            "sequence_tokens": report.get("sequence_tokens"),
+            "branches": report.get("branches"),
+            "elapsed_s": self.elapsed_s,
+            "ended_s": self.ended_s,
+            "error": None if self.error is None else _text(self.error)[:500],
+            **numbers_of(self.sequences),
+        }
+
+    def detail(self) -> dict[str, Any]:
+        """What is shown of one rollout besides its columns, dialogue and tokens."""
+        return {
+            "payload": self.payload,
+            "record": self.record,
+            "metrics": dict(self.metrics),
+            "reward_parts": self.reward_parts,
+            "stages": dict(self.stages),
+            "calls": list(self.calls),
+            "call_errors": list(self.call_errors),
+            "fidelity": self.fidelity,
+            "traceback": self.traceback,
+            "log": self.log,
+            "error": self.error,
+        }
+
+
+def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | None]:
+    """Smallest and mean logprob of the trained tokens, the largest and mean gap to the trainer's, the mean entropy."""
+    lowest = total = gap_max = gap_total = entropy_total = 0.0
+    count = gaps = entropies = 0
+    for sequence in sequences or ():
+        for place, trained in enumerate(sequence.mask):
+            if not trained:
+                continue
+            sampled = sequence.logprobs[place] if sequence.logprobs is not None else None
+            if sampled is not None:
+                lowest, total, count = min(lowest, sampled), total + sampled, count + 1
+            again = sequence.trainer_logprobs[place] if sequence.trainer_logprobs is not None else None
+            if sampled is not None and again is not None:
+                gap = abs(again - sampled)
+                gap_max, gap_total, gaps = max(gap_max, gap), gap_total + gap, gaps + 1
+            entropy = sequence.entropies[place] if sequence.entropies is not None else None
+            if entropy is not None:
+                entropy_total, entropies = entropy_total + entropy, entropies + 1
+    return {
+        "logprob_min": lowest if count else None,
+        "logprob_mean": total / count if count else None,
+        "gap_max": gap_max if gaps else None,
+        "gap_mean": gap_total / gaps if gaps else None,
+        "entropy_mean": entropy_total / entropies if entropies else None,
+    }
+
+
+def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
+    """Calls by the name of the tool, in the OpenAI, Anthropic and Responses shapes."""
+    found: dict[str, int] = {}
+    for message in dialogue or ():
+        names = [
+            (c.get("function") or {}).get("name") for c in message.get("tool_calls") or () if isinstance(c, Mapping)
+        ]
+        content = message.get("content")
+        if isinstance(content, list):
+            names += [p.get("name") for p in content if isinstance(p, Mapping) and p.get("type") == "tool_use"]
+        if message.get("type") == "function_call":
+            names.append(message.get("name"))
+        for name in names:
+            if isinstance(name, str):
+                found[name] = found.get(name, 0) + 1
+    return found
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """What a message says, with its tool calls, on one string."""
+    content = message.get("content")
+    pieces: list[str] = []
+    if isinstance(content, str):
+        pieces.append(content)
+    elif isinstance(content, list):
+        pieces += [str(p.get("text") or p.get("content") or "") for p in content if isinstance(p, Mapping)]
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            pieces.append(f"{function.get('name')}({function.get('arguments')})")
+    return " ".join(p for p in pieces if p)
+
+
+def searched_text(rollout: Rollout) -> str:
+    """What a search looks at: the beginning and the end of the dialogue, else of payload and record; and the error."""
+    if rollout.dialogue:
+        text = "\n".join(text_of(m) for m in rollout.dialogue)
+    else:
+        text = (
+            f"{json.dumps(rollout.payload, ensure_ascii=False, default=str)}\n{json.dumps(rollout.record, default=str)}"
+        )
+    if len(text) > 2 * SEARCHED_CHARACTERS:
+        text = f"{text[:SEARCHED_CHARACTERS]}\n{text[-SEARCHED_CHARACTERS:]}"
+    return _text(f"{text}\n{rollout.error or ''}")
+
+
+def pack(value: Any) -> bytes:
+    """JSON, compressed."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    return zlib.compress(text.encode("utf-8", "replace"), 1)  # a model may say lone surrogates, UTF-8 cannot
+
+
+def unpack(data: bytes) -> Any:
+    return json.loads(zlib.decompress(data))
+
+
+def _text(value: str) -> str:
+    """SQLite takes no lone surrogates."""
+    return value.encode("utf-8", "replace").decode()
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _base64(values: array[Any]) -> str:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def _array(code: str, text: str) -> array[Any]:
+    values = array(code)
+    values.frombytes(base64.b64decode(text))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _floats(values: Sequence[float | None] | None) -> str | None:
+    if values is None:
+        return None
+    return _base64(array("f", [math.nan if v is None else v for v in values]))
+
+
+def _unfloats(text: str | None) -> list[float | None] | None:
+    return None if text is None else [None if math.isnan(v) else v for v in _array("f", text)]
+
+
+def _spans(values: Sequence[int | None] | None) -> list[list[int | None]] | None:
+    """[[value, how many], ...]: versions change a few times in a sequence, if at all."""
+    if values is None:
+        return None
+    spans: list[list[int | None]] = []
+    for value in values:
+        if spans and spans[-1][0] == value:
+            spans[-1][1] = (spans[-1][1] or 0) + 1
+        else:
+            spans.append([value, 1])
+    return spans
+
+
+def _unspanned(spans: Sequence[Sequence[Any]] | None) -> list[int | None] | None:
+    return None if spans is None else [value for value, count in spans for _ in range(count)]

@@ -1,0 +1,336 @@
+"""Writes rollouts as they end, and never holds up or breaks what makes them.
+
+Theory of operation. Callers put work into a bounded queue and go on; one thread takes all that waits there and writes it in
+one transaction, so that a group costs one commit. When the queue is full, what comes is dropped and counted; when the disk is,
+the same. The counts are logged, and kept in the run where that is possible. A process that is killed loses what was not yet
+committed, about a second; the file stays whole (SQLite's write-ahead log).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import AgentCoreRLError, ConfigError
+from .folder import METRICS, ROLLOUTS
+from .record import DETAIL, DIALOGUE, TOKENS, Rollout, TokenSequence, numbers_of, pack, searched_text, tools_of, unpack
+from .schema import open_to_write
+from .texts import TokenTexts
+
+log = logging.getLogger(__name__)
+
+COMMIT_S = 1.0
+CLOSE_S = 30.0
+_PARTS = (TOKENS, DIALOGUE, DETAIL)  # in this order they are given up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """What a run keeps, and how much of it.
+
+    Without ``tokens`` there are no token ids, masks and logprobs (their counts and extremes stay), without ``dialogue`` no
+    messages and nothing to search. Beyond ``max_gb`` the oldest rollouts lose their tokens, then the rest but their row; each
+    such row says so. ``queue`` bounds the rollouts that wait to be written, and so the memory that they hold.
+    Raises: ConfigError.
+    """
+
+    tokens: bool = True
+    dialogue: bool = True
+    max_gb: float | None = 20.0
+    queue: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.max_gb is not None and not self.max_gb > 0:
+            raise ConfigError(f"max_gb must be positive or None, got {self.max_gb}")
+        if self.queue < 1:
+            raise ConfigError(f"queue must be at least 1, got {self.queue}")
+
+
+Make = Callable[[], Rollout | Iterable[Rollout]]
+
+
+class RunWriter:
+    """Appends to one run. Any thread may call it; nothing it does raises or waits, but `flush` and `close`.
+
+    Raises: ConfigError when the folder holds a run of a newer version; OSError when it cannot be made.
+    """
+
+    def __init__(self, folder: Path, *, keep: Keep | None = None, texts: TokenTexts | None = None) -> None:
+        self.folder, self.keep, self.texts = folder, keep or Keep(), texts
+        folder.mkdir(parents=True, exist_ok=True)
+        self.written = self.dropped = self.failed = 0
+        self._known: set[int] = set()  # token ids whose text is written
+        self._bytes = 0
+        self._work: queue.Queue[Callable[[sqlite3.Connection], None] | None] = queue.Queue(self.keep.queue)
+        self._metrics_lock = threading.Lock()
+        self._closed = False
+        self._said = 0.0
+        try:
+            self._database: sqlite3.Connection | None = open_to_write(folder / ROLLOUTS)
+            self._bytes = int(self._database.execute("SELECT COALESCE(SUM(bytes), 0) FROM rollouts").fetchone()[0])
+            self._known = {row[0] for row in self._database.execute("SELECT id FROM token_texts")}
+        except sqlite3.Error as e:
+            log.warning("no rollouts are kept: %s cannot be written: %s", folder / ROLLOUTS, e)
+            self._database = None
+        self._thread = threading.Thread(target=self._run, name="agentcore-rl-run-writer", daemon=True)
+        self._thread.start()
+
+    # -- what callers do
+
+    def rollout(self, rollout: Rollout | Make) -> None:
+        """Add a rollout, or one of the same session again in its place. A function is called on the writer's thread."""
+        self._put(lambda database: self._add(database, rollout))
+
+    def annotate(
+        self,
+        session_id: str,
+        *,
+        step: int | None = None,
+        advantage: float | None = None,
+        mask_reason: str | None = None,
+        sequences: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Add what the trainer found out later. ``sequences``: by index, `trainer_logprobs`, `entropies`, `updates`."""
+        columns = {"step": step, "advantage": advantage, "mask_reason": mask_reason}
+        known = {name: value for name, value in columns.items() if value is not None}
+        self._put(lambda database: self._annotate(database, session_id, known, sequences or {}))
+
+    def forget(self, *, from_step: int, phases: Sequence[str] = ()) -> None:
+        """Remove steps that a resumed run is going to repeat, and all of these phases."""
+
+        def forget(database: sqlite3.Connection) -> None:
+            places = ",".join("?" * len(phases))
+            which = f"SELECT id FROM rollouts WHERE (phase = 'train' AND step >= ?) OR phase IN ({places})"
+            self._forget(database, which, (from_step, *phases))
+
+        self._put(forget)
+
+    def event(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Append one line to `metrics.jsonl`, at once."""
+        try:
+            line = json.dumps({"event": event, **facts}, default=str)
+            with self._metrics_lock, (self.folder / METRICS).open("a") as out:
+                out.write(line + "\n")
+        except (OSError, ValueError) as e:
+            self._say("a line of metrics was not kept: %s", e)
+
+    def flush(self, timeout_s: float = CLOSE_S) -> bool:
+        """Wait until everything so far is on disk. Returns whether it is."""
+        done = threading.Event()
+        deadline = time.monotonic() + timeout_s
+        while not self._closed and self._thread.is_alive():
+            try:
+                self._work.put(_Mark(done), timeout=max(0.0, deadline - time.monotonic()))
+                break
+            except queue.Full:
+                if time.monotonic() >= deadline:
+                    return False
+        return done.wait(max(0.0, deadline - time.monotonic())) or not self._thread.is_alive()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write what waits, say what was dropped. Twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(queue.Full):
+            self._work.put(None, timeout=timeout_s)
+        self._thread.join(timeout_s)
+        if self.dropped or self.failed:
+            log.warning(
+                "%s: %d rollouts were not kept because they came faster than they could be written, %d because of errors",
+                self.folder / ROLLOUTS,
+                self.dropped,
+                self.failed,
+            )
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- the thread
+
+    def _put(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        if self._closed or self._database is None:
+            self.failed += 1
+            return
+        try:
+            self._work.put_nowait(work)
+        except queue.Full:
+            self.dropped += 1
+            self._say("rollouts come faster than they can be written to %s; some are not kept", self.folder)
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            work = self._work.get()
+            batch, began_s = [], time.monotonic()
+            while True:
+                if work is None:
+                    ended = True
+                    break
+                batch.append(work)
+                if isinstance(work, _Mark) or time.monotonic() - began_s > COMMIT_S:
+                    break
+                try:
+                    work = self._work.get_nowait()
+                except queue.Empty:
+                    break
+            self._write(batch, began_s)
+        if self._database is not None:
+            self._write([self._counts], time.monotonic())
+            with contextlib.suppress(sqlite3.Error):
+                self._database.close()
+
+    def _write(self, batch: list[Callable[[sqlite3.Connection], None]], began_s: float) -> None:
+        database = self._database
+        if database is not None:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+                for work in batch:
+                    self._one(database, work)
+                self._shrink(database)
+                if self.dropped or self.failed:
+                    self._counts(database)
+                database.execute("COMMIT")
+            except (sqlite3.Error, OSError) as e:
+                self.failed += len(batch)
+                self._say("rollouts of %s were not kept: %s", self.folder, e)
+                with contextlib.suppress(sqlite3.Error):
+                    database.execute("ROLLBACK")
+        for work in batch:
+            if isinstance(work, _Mark):
+                work.done.set()
+
+    def _one(self, database: sqlite3.Connection, work: Callable[[sqlite3.Connection], None]) -> None:
+        """One that cannot be written takes no other with it."""
+        database.execute("SAVEPOINT one")
+        try:
+            work(database)
+        except (AgentCoreRLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+            database.execute("ROLLBACK TO one")
+            self.failed += 1
+            self._say("a rollout was not kept: %s: %s", type(e).__name__, e)
+        database.execute("RELEASE one")
+
+    def _say(self, message: str, *arguments: object) -> None:
+        """At most once a minute: the counts are said at the end."""
+        if time.monotonic() - self._said > 60 or not self._said:
+            self._said = time.monotonic()
+            log.warning(message, *arguments)
+
+    def _counts(self, database: sqlite3.Connection) -> None:
+        for name, value in (("not_kept_full", self.dropped), ("not_kept_error", self.failed)):
+            if value:
+                database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, value))
+
+    # -- one piece of work
+
+    def _add(self, database: sqlite3.Connection, given: Rollout | Make) -> None:
+        made = given if isinstance(given, Rollout) else given()
+        for rollout in [made] if isinstance(made, Rollout) else made:
+            self._insert(database, rollout)
+            self.written += 1
+
+    def _insert(self, database: sqlite3.Connection, rollout: Rollout) -> None:
+        self._forget(database, "SELECT id FROM rollouts WHERE session_id = ?", (rollout.session_id,))
+        parts = {DETAIL: pack(rollout.detail())}
+        if self.keep.dialogue and rollout.dialogue is not None:
+            parts[DIALOGUE] = pack(list(rollout.dialogue))
+        if self.keep.tokens and rollout.sequences is not None:
+            parts[TOKENS] = pack([sequence.encoded() for sequence in rollout.sequences])
+        tools = tools_of(rollout.dialogue)
+        columns = rollout.columns()
+        columns["tool_calls"] = sum(tools.values()) if rollout.dialogue is not None else None
+        columns["bytes"] = sum(map(len, parts.values()))
+        names = ", ".join(columns)
+        places = ", ".join("?" * len(columns))
+        cursor = database.execute(f"INSERT INTO rollouts ({names}) VALUES ({places})", tuple(columns.values()))
+        row = cursor.lastrowid
+        database.executemany(
+            "INSERT INTO parts (rollout, name, data) VALUES (?, ?, ?)", [(row, *p) for p in parts.items()]
+        )
+        database.executemany("INSERT INTO tools VALUES (?, ?, ?)", [(row, *tool) for tool in tools.items()])
+        if self.keep.dialogue:
+            database.execute("INSERT INTO texts VALUES (?, ?)", (row, searched_text(rollout)))
+        self._bytes += int(columns["bytes"])
+        if TOKENS in parts and self.texts is not None:
+            new = {token for sequence in rollout.sequences or () for token in sequence.ids} - self._known
+            found = self.texts.of(new)
+            database.executemany("INSERT OR IGNORE INTO token_texts VALUES (?, ?)", found.items())
+            self._known |= new
+
+    def _annotate(
+        self,
+        database: sqlite3.Connection,
+        session_id: str,
+        columns: dict[str, Any],
+        added: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        found = database.execute("SELECT id, bytes FROM rollouts WHERE session_id = ?", (session_id,)).fetchone()
+        if found is None:
+            return
+        row, size = found
+        part = database.execute("SELECT data FROM parts WHERE rollout = ? AND name = ?", (row, TOKENS)).fetchone()
+        if added and part is not None:
+            sequences = [TokenSequence.decoded(value) for value in unpack(part[0])]
+            for index, facts in added.items():
+                length = len(sequences[index].ids)  # what comes from a padded batch may be longer
+                for name, value in facts.items():
+                    setattr(sequences[index], name, value[:length] if isinstance(value, Sequence) else value)
+            data = pack([sequence.encoded() for sequence in sequences])
+            database.execute("UPDATE parts SET data = ? WHERE rollout = ? AND name = ?", (data, row, TOKENS))
+            numbers = numbers_of(sequences)
+            columns |= {n: numbers[n] for n in ("gap_max", "gap_mean", "entropy_mean") if numbers[n] is not None}
+            columns["bytes"] = size + len(data) - len(part[0])
+            self._bytes += len(data) - len(part[0])
+        if columns:
+            sets = ", ".join(f"{name} = ?" for name in columns)
+            database.execute(f"UPDATE rollouts SET {sets} WHERE id = ?", (*columns.values(), row))
+
+    def _forget(self, database: sqlite3.Connection, which: str, values: tuple[Any, ...]) -> None:
+        rows = [row[0] for row in database.execute(which, values)]
+        for row in rows:
+            self._bytes -= database.execute("SELECT bytes FROM rollouts WHERE id = ?", (row,)).fetchone()[0]
+            for table in ("parts", "tools", "texts"):
+                database.execute(f"DELETE FROM {table} WHERE rollout = ?", (row,))
+            database.execute("DELETE FROM rollouts WHERE id = ?", (row,))
+
+    def _shrink(self, database: sqlite3.Connection) -> None:
+        """Beyond the limit, give up parts of the oldest rollouts. Their room is used again by those that come."""
+        limit = None if self.keep.max_gb is None else self.keep.max_gb * 2**30
+        if limit is None or self._bytes <= limit:
+            return
+        for name in _PARTS:
+            oldest = database.execute(
+                "SELECT parts.id, rollout, LENGTH(data) FROM parts WHERE name = ? ORDER BY rollout", (name,)
+            ).fetchall()
+            for part, row, size in oldest:
+                if self._bytes <= 0.9 * limit:
+                    return
+                database.execute("DELETE FROM parts WHERE id = ?", (part,))
+                dropped = "COALESCE(dropped || ' ', '') || ?"
+                database.execute(
+                    f"UPDATE rollouts SET bytes = bytes - ?, dropped = {dropped} WHERE id = ?", (size, name, row)
+                )
+                self._bytes -= size
+
+
+class _Mark:
+    """Work that only says when all before it is committed."""
+
+    def __init__(self, done: threading.Event) -> None:
+        self.done = done
+
+    def __call__(self, database: sqlite3.Connection) -> None:
+        return

@@ -1,0 +1,280 @@
+"""A run's folder: appended as it happens, read one rollout at a time, bounded, whole after a crash."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.runs import (
+    ROLLOUTS,
+    Keep,
+    Query,
+    Rollout,
+    RunReader,
+    RunWriter,
+    TokenSequence,
+    find_run,
+    find_runs,
+)
+
+
+def sequence(n: int = 6, **facts: Any) -> TokenSequence:
+    values: list[float | None] = [None, None, *(-0.25 * i for i in range(n - 2))]
+    facts = {"logprobs": values, "versions": [None, None, *[3] * (n - 2)], "prompt_length": 2, **facts}
+    return TokenSequence(ids=list(range(10, 10 + n)), mask=[0, 0, *[1] * (n - 2)], **facts)
+
+
+def rollout(n: int, **facts: Any) -> Rollout:
+    dialogue = [
+        {"role": "user", "content": f"question {n}"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "calculator", "arguments": "{}"}}]},
+        {"role": "assistant", "content": f"100% of answer_{n}"},
+    ]
+    defaults = {"phase": "train", "step": n // 4, "group": f"g{n // 2}", "input_key": f"k{n % 4}", "place": n % 2}
+    defaults |= {"outcome": "ok", "reward": float(n % 2), "score": float(n % 2), "dialogue": dialogue}
+    defaults |= {"sequences": [sequence()], "fidelity": {"turns": 2, "sampled_tokens": 4, "trained_tokens": 4}}
+    return Rollout(session_id=f"session-{n}", **{**defaults, **facts})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    with RunWriter(folder) as writer:
+        for n in range(16):
+            writer.rollout(rollout(n))
+        failed = {"outcome": "agent_error", "cause": "agent", "mask_reason": "outcome", "reward": None, "score": 0.0}
+        plain = {
+            "dialogue": [],
+            "sequences": None,
+            "fidelity": None,
+            "error": "ValueError: no lamp",
+            "traceback": "Trace",
+        }
+        writer.rollout(rollout(16, **failed, **plain))
+        writer.event("step", {"step": 0, "reward": 0.5})
+    return folder
+
+
+def test_a_rollout_comes_back_as_it_was_and_absent_is_not_zero(run: Path) -> None:
+    with RunReader(run) as reader:
+        found = reader.rollout(reader.find("session-3"))
+        assert found is not None
+        assert (found["step"], found["grp"], found["reward"], found["tools"]) == (0, "g1", 1.0, {"calculator": 1})
+        assert found["dialogue"][0]["content"] == "question 3"
+        [tokens] = map(TokenSequence.decoded, found["sequences"])
+        assert tokens == sequence()
+        assert (found["logprob_min"], found["logprob_mean"]) == (-0.75, -0.375)
+        assert (found["gap_max"], found["entropy_mean"], found["advantage"], found["staleness"]) == (None,) * 4
+        failed = reader.rollout(reader.find("session-16"))
+        assert failed is not None
+        assert (failed["reward"], failed["sampled_tokens"], failed["logprob_min"]) == (None, None, None)
+        assert failed["sequences"] is None
+        assert failed["detail"]["traceback"] == "Trace"
+        assert reader.find("session-1") is None  # a beginning of several
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (Query(step=1), [4, 5, 6, 7]),
+        (Query(outcome="agent_error"), [16]),
+        (Query(outcome="cause:agent"), [16]),
+        (Query(usable=False), [16]),
+        (Query(tool=""), [16]),
+        (Query(tool="calculator", step=0), [0, 1, 2, 3]),
+        (Query(text="QUESTION 1", step=0), [1]),
+        (Query(text="0% OF answer_2"), [2]),  # % and _ are not patterns
+        (Query(text="no lamp"), [16]),
+        (Query(reward_from=0.5, step=0), [1, 3]),
+        (Query(group="g3"), [6, 7]),
+        (Query(step=0, sort="reward", descending=True), [3, 1, 2, 0]),
+        (Query(step=4, sort="reward"), [16]),
+        (Query(tokens_from=5), []),
+    ],
+)
+def test_filters_and_orders(run: Path, query: Query, expected: list[int]) -> None:
+    with RunReader(run) as reader:
+        rows = reader.rollouts(query)
+        assert [int(r["session_id"].removeprefix("session-")) for r in rows] == expected
+        assert reader.total(query) == len(expected)
+
+
+def test_a_query_takes_columns_only() -> None:
+    with pytest.raises(ConfigError, match="sorted"):
+        Query(sort="id; DROP TABLE rollouts")
+
+
+def test_steps_have_means_spreads_and_counts(run: Path) -> None:
+    with RunReader(run) as reader:
+        steps = {s["step"]: s for s in reader.steps()}
+        assert (steps[0]["reward"], steps[0]["reward_spread"], steps[0]["outcomes"]) == (0.5, 0.5, {"ok": 4})
+        assert (steps[4]["reward"], steps[4]["reward_ok"], steps[4]["causes"]) == (0.0, None, {"agent": 1})
+        assert len(reader.group(reader.find("session-2"))) == 2
+        assert reader.metrics() == [{"event": "step", "step": 0, "reward": 0.5}]
+
+
+def test_what_the_trainer_finds_out_is_added(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.rollout(rollout(0, step=None))
+        writer.annotate("session-0", advantage=-1.5, step=7)
+        theirs = [None, None, -0.1, -0.25, -0.5, -0.75]
+        writer.annotate("session-0", sequences={0: {"trainer_logprobs": theirs, "updates": 2}})
+        writer.annotate("session-unknown", advantage=1.0)
+        assert writer.flush()
+        with RunReader(tmp_path / "run") as reader:  # while the run goes on
+            found = reader.rollout(1)
+    assert found is not None
+    assert (found["advantage"], found["step"]) == (-1.5, 7)
+    assert found["gap_max"] == pytest.approx(0.1)
+    assert found["sequences"][0]["updates"] == 2
+
+
+def test_a_resumed_run_appends_and_forgets_what_it_repeats(tmp_path: Path) -> None:
+    for start in (0, 8):
+        with RunWriter(tmp_path) as writer:
+            writer.forget(from_step=2, phases=["after"])
+            for n in range(start, start + 12):
+                writer.rollout(rollout(n))
+    with RunReader(tmp_path) as reader:
+        assert [s["rollouts"] for s in reader.steps()] == [4, 4, 4, 4, 4]
+        assert reader.count() == 20
+
+
+def test_a_killed_process_leaves_a_whole_run_that_is_gone_on_with(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path\nfrom test_runs import *\n"
+        "writer = RunWriter(Path(sys.argv[1]))\n"
+        "for n in range(8): writer.rollout(rollout(n))\n"
+        "writer.flush(); print('written', flush=True)\n"
+        "while True: writer.rollout(rollout(9)); writer.flush()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        os.kill(process.pid, signal.SIGKILL)
+    with RunReader(tmp_path) as reader:
+        assert reader.total(Query(step=1)) == 4
+    with RunWriter(tmp_path) as writer:
+        writer.rollout(rollout(20))
+    with sqlite3.connect(tmp_path / ROLLOUTS) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    database.close()
+    with RunReader(tmp_path) as reader:
+        assert reader.find("session-20") is not None
+
+
+def test_a_full_queue_drops_and_says_so_and_never_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    go = threading.Event()
+
+    def slow() -> Rollout:
+        assert go.wait(30)
+        return rollout(0)
+
+    writer = RunWriter(tmp_path, keep=Keep(queue=2))
+    writer.rollout(slow)
+    for n in range(1, 20):
+        writer.rollout(rollout(n))
+    go.set()
+    writer.close()
+    assert writer.dropped >= 16
+    assert writer.written + writer.dropped == 20
+    assert f"{writer.dropped} rollouts were not kept" in caplog.text
+    with RunReader(tmp_path) as reader:
+        assert reader.count() == writer.written
+        assert reader.said() == {"not_kept_full": writer.dropped}
+
+
+def test_one_that_cannot_be_written_takes_no_other_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Rollout:
+        raise ValueError("no such thing")
+
+    with RunWriter(tmp_path) as writer:
+        writer.rollout(rollout(0))
+        writer.rollout(broken)
+        writer.rollout(rollout(1, error="half a character \ud800", dialogue=[{"role": "user", "content": "\ud800"}]))
+        writer.rollout(rollout(2, reward=math.nan))
+    assert "no such thing" in caplog.text
+    with RunReader(tmp_path) as reader:
+        assert [r["reward"] for r in reader.rollouts()] == [0.0, 1.0, None]
+
+
+def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / ROLLOUTS).mkdir()
+    with RunWriter(tmp_path) as writer:
+        writer.rollout(rollout(0))
+    assert "no rollouts are kept" in caplog.text
+
+
+def test_the_oldest_lose_their_tokens_first_and_say_so(tmp_path: Path) -> None:
+    noise = [float(-((i * 7919) % 1009)) for i in range(20_000)]
+    big = TokenSequence(ids=[(i * 7919) % 50_021 for i in range(20_000)], mask=[1] * 20_000, logprobs=noise)
+    with RunWriter(tmp_path, keep=Keep(max_gb=400_000 / 2**30)) as writer:
+        for n in range(12):
+            writer.rollout(rollout(n, sequences=[big]))
+            assert writer.flush()
+    with RunReader(tmp_path) as reader:
+        rows = [reader.rollout(i + 1) for i in range(12)]
+        dropped = [row is not None and row["dropped"] == "tokens" for row in rows]
+        assert dropped[0]
+        assert not dropped[-1]
+        assert dropped == sorted(dropped, reverse=True)
+        assert all(row is not None and row["dialogue"] and row["trained_tokens"] == 4 for row in rows)
+        assert [row is not None and row["sequences"] is None for row in rows] == dropped
+
+
+def test_settings_leave_out_what_they_name(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, keep=Keep(tokens=False, dialogue=False)) as writer:
+        writer.rollout(rollout(0))
+    with RunReader(tmp_path) as reader:
+        found = reader.rollout(1)
+        assert found is not None
+        assert (found["sequences"], found["dialogue"]) == (None, None)
+        assert found["logprob_min"] == -0.75
+        assert reader.total(Query(text="question")) == 0
+
+
+def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for age, name in enumerate(("old", "new")):
+        folder = tmp_path / "runs" / name
+        RunWriter(folder).close()
+        for file in folder.iterdir():
+            os.utime(file, (1000 + age, 1000 + age))
+    monkeypatch.chdir(tmp_path)
+    assert [p.name for p in find_runs(tmp_path)] == ["new", "old"]
+    assert find_run(None).name == "new"
+    assert find_run("old") == Path("runs/old")
+    with pytest.raises(ConfigError, match="no run"):
+        find_run("other")
+
+
+def test_a_folder_that_cannot_be_written_is_read(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / ROLLOUTS).write_bytes((run / ROLLOUTS).read_bytes())
+    (copy / ROLLOUTS).chmod(0o400)
+    copy.chmod(0o500)
+    with RunReader(copy) as reader:
+        assert reader.count() == 17
+    copy.chmod(0o700)
+
+
+def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    RunWriter(tmp_path).close()
+    with sqlite3.connect(tmp_path / ROLLOUTS) as database:
+        database.execute("PRAGMA user_version=99")
+    database.close()
+    for opened in (RunReader, RunWriter):
+        with pytest.raises(ConfigError, match="update the toolkit"):
+            opened(tmp_path)
