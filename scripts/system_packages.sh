@@ -12,6 +12,7 @@ need wrk wrk
 need tesseract tesseract-ocr tesseract-ocr-eng
 need runsc runsc
 need shellcheck shellcheck
+need chromium chromium fonts-dejavu-core
 # A container engine; without recommended packages Podman comes without its network, and with a runtime that refuses the mixed
 # control groups of some machines.
 need podman podman

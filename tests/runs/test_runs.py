@@ -128,7 +128,7 @@ def test_what_the_trainer_finds_out_is_added(tmp_path: Path) -> None:
         writer.rollout(rollout(0, step=None))
         writer.annotate("session-0", advantage=-1.5, step=7)
         theirs = [None, None, -0.1, -0.25, -0.5, -0.75]
-        writer.annotate("session-0", sequences={0: {"trainer_logprobs": theirs, "updates": 2}})
+        writer.annotate("session-0", sequences={0: {"trainer_logprobs": theirs, "updates": 0}})
         writer.annotate("session-unknown", advantage=1.0)
         assert writer.flush()
         with RunReader(tmp_path / "run") as reader:  # while the run goes on
@@ -136,7 +136,7 @@ def test_what_the_trainer_finds_out_is_added(tmp_path: Path) -> None:
     assert found is not None
     assert (found["advantage"], found["step"]) == (-1.5, 7)
     assert found["gap_max"] == pytest.approx(0.1)
-    assert found["sequences"][0]["updates"] == 2
+    assert found["sequences"][0]["updates"] == 0
 
 
 def test_a_resumed_run_appends_and_forgets_what_it_repeats(tmp_path: Path) -> None:

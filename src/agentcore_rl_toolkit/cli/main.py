@@ -29,6 +29,8 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "train": (".train", "command", "Train an agent: here, or with another trainer.", "local"),
     "deploy": (".deploy", "command", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
     "cost": (".cost", "command", "Estimate what a run costs on AWS, and how long it takes.", ""),
+    "view": (".view", "command", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
+    "runs": (".runs", "group", "Look at runs in the terminal: list, show, compare.", ""),
     "doctor": (".doctor", "command", "Check this machine, or with --aws the account: what is missing, what to do.", ""),
     "s3": (".s3", "group", "Local S3 endpoint over a directory.", "runtime"),
 }

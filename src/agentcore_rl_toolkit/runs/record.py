@@ -186,7 +186,8 @@ def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | N
             if sampled is not None:
                 lowest, total, count = min(lowest, sampled), total + sampled, count + 1
             again = sequence.trainer_logprobs[place] if sequence.trainer_logprobs is not None else None
-            if sampled is not None and again is not None:
+            # Between other weights it is what the updates did, no mismatch of sampler and trainer.
+            if sampled is not None and again is not None and not sequence.updates:
                 gap = abs(again - sampled)
                 gap_max, gap_total, gaps = max(gap_max, gap), gap_total + gap, gaps + 1
             entropy = sequence.entropies[place] if sequence.entropies is not None else None

@@ -1,0 +1,276 @@
+"""`agentcore-rl runs`: list runs, read one in the terminal, compare two."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import ConfigError
+from ..runs import Query, RunReader, TokenSequence, find_run, find_runs
+from .options import as_json
+from .output import dialogue
+from .output.terminal import visible
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@click.group()
+def group() -> None:
+    """Look at what trainings and evaluations left: agentcore-rl view shows the same in a browser."""
+
+
+@group.command("ls")
+@click.argument("folder", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@as_json
+def list_runs(folder: Path, as_json: bool) -> None:
+    """List the runs of FOLDER and of its runs/, the one written last first."""
+    found = [_head(path) for path in find_runs(folder)]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    if not found:
+        click.echo(f"there is no run in {folder.resolve()}, nor in its runs/", err=True)
+    width = max((len(run["name"]) for run in found), default=0)
+    for run in found:
+        curve = bars([s["reward"] for s in run["steps"] if s["phase"] == "train"])
+        last = run["steps"][-1]["reward"] if run["steps"] else None
+        counts = "" if run["rollouts"] is None else f"{run['rollouts']:>7} rollouts  reward {_number(last)}  {curve}"
+        click.echo(visible(f"{run['name']:<{width}}  {counts}{run['problem'] or ''}"))
+
+
+def _head(path: Path) -> dict[str, Any]:
+    head: dict[str, Any] = {"name": path.resolve().name, "path": str(path.resolve()), "rollouts": None, "steps": []}
+    try:
+        with RunReader(path) as run:
+            return {**head, "rollouts": run.count(), "steps": run.steps(), "problem": None}
+    except ConfigError as e:
+        return {**head, "problem": str(e)}
+
+
+@group.command()
+@click.argument("run", required=False)
+@click.option("--step", type=int, help="Rollouts of this step [default: the last].")
+@click.option("--phase", help="Rollouts of this phase: train, before, after, eval.")
+@click.option("--worst", type=click.IntRange(min=1), help="The rollouts with the lowest reward, read out.")
+@click.option("--rollout", "name", metavar="ID", help="One rollout, by number or session id.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the learning curve into a file.")
+@as_json
+def show(
+    run: str | None,
+    step: int | None,
+    phase: str | None,
+    worst: int | None,
+    name: str | None,
+    png: Path | None,
+    as_json: bool,
+) -> None:
+    """Show RUN, a folder or a name under runs/ [default: the run written last]: its steps, or some of its rollouts.
+
+    Text that was trained stands between «marks».
+
+    \b
+    Example:
+        agentcore-rl runs show --worst 3
+    """
+    with RunReader(find_run(run)) as reader:
+        steps = reader.steps()
+        if png is not None:
+            draw(reader.name, steps, png)
+            click.echo(f"{png}", err=True)
+        if name is not None:
+            found = reader.find(name)
+            if found is None:
+                raise ConfigError(f"{reader.folder} has no rollout {name}, or several that begin so")
+            chosen = [found]
+        elif worst is not None or step is not None or phase is not None:
+            chosen = _chosen(reader, steps, phase, step, worst)
+        else:
+            facts = {"name": reader.name, "config": dict(reader.config()), "steps": steps, "not_kept": reader.said()}
+            click.echo(json.dumps(facts, indent=2) if as_json else visible("\n".join(_overview(facts))))
+            return
+        shown = [reader.rollout(rollout) or {} for rollout in chosen]
+        if as_json:
+            click.echo(json.dumps([_plain(rollout) for rollout in shown], indent=2))
+            return
+        whole = worst is not None or name is not None
+        for rollout in shown:
+            click.echo(_line(rollout))
+            if whole:
+                for line in _read_out(reader, rollout):
+                    click.echo(line)
+
+
+def _chosen(
+    reader: RunReader, steps: Sequence[Mapping[str, Any]], phase: str | None, step: int | None, worst: int | None
+) -> list[int]:
+    if phase is None and step is None and steps:
+        trained = [s for s in steps if s["phase"] == "train"] or steps
+        phase, step = trained[-1]["phase"], trained[-1]["step"]
+    order = {"sort": "score"} if worst is not None else {}
+    query = Query(phase=phase or ("train" if step is not None else None), step=step, **order)  # type: ignore[arg-type]
+    return [row["id"] for row in reader.rollouts(query, limit=worst or 1000)]
+
+
+def _overview(run: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{run['name']}   {bars([s['reward'] for s in run['steps'] if s['phase'] == 'train'])}"
+    yield f"{'':10}{'rollouts':>9}{'reward':>9}{'spread':>8}{'usable':>8}{'tokens':>9}{'gap':>9}  outcomes"
+    for s in run["steps"]:
+        name = s["phase"] if s["step"] is None else f"{s['phase']} {s['step']}"
+        ends = " ".join(f"{n} {o}" for o, n in s["outcomes"].items())
+        yield (
+            f"{name:10}{s['rollouts']:>9}{_number(s['reward']):>9}{_number(s['reward_spread']):>8}{s['usable']:>8}"
+            f"{_number(s['tokens_mean'], 0):>9}{_number(s['gap_max'], 5):>9}  {ends}"
+        )
+    for reason, count in run["not_kept"].items():
+        yield f"not kept: {count} rollouts ({reason.removeprefix('not_kept_')})"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    where = row["phase"] if row["step"] is None else f"{row['phase']} {row['step']}"
+    whose = f" ({row['cause']})" if row["cause"] else ""
+    return visible(
+        f"#{row['id']}  {where}  {row['grp']}  {row['outcome']}{whose}  reward {_number(row['reward'])}  advantage "
+        f"{_number(row['advantage'])}  {row['turns'] if row['turns'] is not None else '-'} turns  "
+        f"{row['sampled_tokens'] if row['sampled_tokens'] is not None else '-'} tokens  {row['error'] or ''}"
+    ).rstrip()
+
+
+def _read_out(reader: RunReader, rollout: Mapping[str, Any]) -> Iterator[str]:
+    if rollout["dialogue"]:
+        yield from dialogue.lines(rollout["dialogue"])
+    elif rollout["dialogue"] is None:
+        yield "  (no dialogue: the rollout had no gateway, or it was not kept)"
+    trace = (rollout.get("detail") or {}).get("traceback")
+    if trace:
+        yield visible(trace.rstrip())
+    for number, encoded in enumerate(rollout["sequences"] or ()):
+        sequence = TokenSequence.decoded(encoded)
+        why = f", {sequence.branch_reason}" if sequence.branch_reason else ""
+        least = least_likely(sequence)
+        texts = reader.texts(sequence.ids)
+        yield f"  sequence {number + 1}: {len(sequence.ids)} tokens, {sum(sequence.mask)} trained{why}"
+        if least is not None:
+            logprob, place = least
+            yield visible(
+                f"  least likely: {texts.get(sequence.ids[place], sequence.ids[place])!r} {logprob:.3f} at {place}"
+            )
+        yield visible(marked(sequence, texts))
+    yield ""
+
+
+def least_likely(sequence: TokenSequence) -> tuple[float, int] | None:
+    """Logprob and position of the trained token that the sampler thought least likely."""
+    known = [(lp, i) for i, lp in enumerate(sequence.logprobs or ()) if lp is not None and sequence.mask[i]]
+    return min(known, default=None)
+
+
+def marked(sequence: TokenSequence, texts: Mapping[int, str]) -> str:
+    """A sequence as text, trained parts between marks. Tokens without a text are their ids."""
+    pieces: list[str] = []
+    inside = False
+    for token, trained in zip(sequence.ids, sequence.mask, strict=True):
+        if bool(trained) is not inside:
+            pieces.append("«" if trained else "»")
+            inside = bool(trained)
+        pieces.append(texts.get(token, f"[{token}]"))
+    return "".join(pieces) + ("»" if inside else "")
+
+
+@group.command()
+@click.argument("first")
+@click.argument("second")
+@as_json
+def compare(first: str, second: str, as_json: bool) -> None:
+    """Compare two runs, or two steps (RUN@PHASE, RUN@STEP), on the inputs that both have.
+
+    \b
+    Example:
+        agentcore-rl runs compare runs/shop@before runs/shop@after
+    """
+    sides = [_side(name) for name in (first, second)]
+    rows = compared(sides[0], sides[1])
+    changes = [row["change"] for row in rows if row["change"] is not None]
+    better, worse = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
+    facts = {
+        "inputs": len(rows),
+        "better": better,
+        "worse": worse,
+        "mean": sum(changes) / len(changes) if changes else None,
+        "rows": rows,
+    }
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    click.echo(f"{len(rows)} inputs in both: {better} better, {worse} worse, mean change {_number(facts['mean'])}")
+    for row in [r for r in rows if r["change"]][:20]:
+        click.echo(
+            f"  {row['input_key']}  {_number(row['first'])} -> {_number(row['second'])}"
+            f"   #{row['first_rollout']} and #{row['second_rollout']}"
+        )
+
+
+def _side(name: str) -> dict[str, dict[str, Any]]:
+    path, _, part = name.partition("@")
+    with RunReader(find_run(path)) as run:
+        phases = list(run.facets()["phase"])
+        if part.isdecimal():
+            return run.inputs("train", int(part))
+        if part and part not in phases:
+            raise ConfigError(f"{path} has no phase {part!r}; there are {', '.join(phases)}")
+        return run.inputs(part or (phases[0] if phases else "train"), None)
+
+
+def compared(first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The inputs of both, the ones that changed most first."""
+    rows = []
+    for key in first.keys() & second.keys():
+        a, b = first[key]["reward"], second[key]["reward"]
+        change = None if a is None or b is None else b - a
+        row = {"input_key": key, "first": a, "second": b, "change": change}
+        rows.append({**row, "first_rollout": first[key]["first"], "second_rollout": second[key]["first"]})
+    return sorted(rows, key=lambda row: (-abs(row["change"] or 0.0), row["input_key"]))
+
+
+def bars(values: Sequence[float | None]) -> str:
+    """A curve of one line; what has no value is a blank."""
+    known = [v for v in values if v is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    low, high = min(low, 0.0), max(high, 1.0)
+    places = [None if v is None else round((v - low) / (high - low) * (len(BARS) - 1)) for v in values[-60:]]
+    return "".join(" " if place is None else BARS[place] for place in places)
+
+
+def draw(name: str, steps: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The learning curve as a picture."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    trained = [s for s in steps if s["phase"] == "train" and s["reward"] is not None and s["step"] is not None]
+    x, y = [s["step"] for s in trained], [s["reward"] for s in trained]
+    spread = [s["reward_spread"] for s in trained]
+    figure, axis = plt.subplots(figsize=(8, 4.5), dpi=130, layout="constrained")
+    low, high = ([v + sign * d for v, d in zip(y, spread, strict=True)] for sign in (-1, 1))
+    axis.fill_between(x, low, high, alpha=0.15, linewidth=0)
+    axis.plot(x, y, marker="o", markersize=4)
+    axis.set(xlabel="step", ylabel="reward", title=name)
+    axis.grid(alpha=0.25)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _plain(rollout: dict[str, Any]) -> dict[str, Any]:
+    """With lists in place of packed arrays."""
+    sequences = rollout.get("sequences")
+    if sequences is None:
+        return rollout
+    return {**rollout, "sequences": [vars(TokenSequence.decoded(sequence)) for sequence in sequences]}
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
