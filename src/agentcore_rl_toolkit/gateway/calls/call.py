@@ -33,7 +33,7 @@ from .agent import AgentSide
 from .context import Context
 from .engine import EngineSide, Owner, Transport
 from .exchange import Exchange
-from .states import ENDS, State, check
+from .states import ENDS, NEXT, IllegalTransitionError, State
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,8 @@ class Call:
 
     def become(self, state: State) -> None:
         """Raises: IllegalTransitionError."""
-        check(self.state, state)
+        if state not in NEXT[self.state]:
+            raise IllegalTransitionError(f"a call that is {self.state} cannot become {state}")
         self.state = state
 
     @property
@@ -456,7 +457,7 @@ class Call:
             self.agent.fail(error, headers)
         else:
             self.agent.done()
-        engine.incoming.clear()
+        engine.incoming.parts = []
         self.agent.close()
         self._stored = None
         self._context.running.discard(self)

@@ -57,7 +57,7 @@ class Asking(Protocol):
     def stream(self) -> bool: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class Earlier:
     """What a request was found to repeat: a call that runs (``running``), one that is recorded (``answer``, ``record``), or
     neither. ``retry_of`` is the call that a request of its own stands in for.
@@ -67,6 +67,9 @@ class Earlier:
     answer: Answer | None = None
     record: CallRecord | None = None
     retry_of: str | None = None
+
+
+NOTHING = Earlier()
 
 
 def digest_of(*parts: bytes) -> int:
@@ -81,15 +84,14 @@ def find(context: Context, session: Session, asked: Asking, *, again: bool, key:
     """What `asked` repeats. ``again``: the client says that it is a repetition. ``key``: it names the request, so that no
     other can be meant.
     """
-    found = Earlier()
     known = session.recent.get(asked.digest) if session.recent else None
     limit_s = context.limits.retry_memory_s
     if known is not None and known.lost:
         known.lost = [answer for answer in known.lost if not answer.old(limit_s)]
     if not again:
         if known is not None and known.lost:
-            found.retry_of = known.lost.pop(0).call_id
-        return found
+            return Earlier(retry_of=known.lost.pop(0).call_id)
+        return NOTHING
     running = [call for call in session.inflight if _same(call.agent, asked)]
     left = [call for call in running if call.agent.conn is None or hung_up(call.agent.conn.transport)]
     answer: Answer | None = None
@@ -97,26 +99,24 @@ def find(context: Context, session: Session, asked: Asking, *, again: bool, key:
         answer = known.lost.pop(0)
     elif not (left or key) and known is not None and known.failed:
         known.failed -= 1
-        return found
+        return NOTHING
     elif left or (running and (key or len(running) == 1)):
-        found.running = (left or running)[0]
-        return found
+        return Earlier(running=(left or running)[0])
     elif known is not None and known.last is not None:
         answer = known.last
     else:
         answer = _stored(context, session, asked)
     if answer is None or answer.old(limit_s):
-        return found
-    found.record = _read(context, session, answer.position, answer.length)
-    if found.record is None:
+        return NOTHING
+    record = _read(context, session, answer.position, answer.length)
+    if record is None:
         _forget(session, known or Repeated())
-        return found
-    found.answer = answer
+        return NOTHING
     if not answer.ways:
         context.sessions.took(session, answer.position, whole=True)
     if session.recent is not None:
         repeats_of(session.recent, asked.digest).last = answer
-    return found
+    return Earlier(answer=answer, record=record)
 
 
 def _same(one: Asking, other: Asking) -> bool:

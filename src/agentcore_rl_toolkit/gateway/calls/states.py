@@ -51,9 +51,3 @@ ENDS = frozenset(state for state, following in NEXT.items() if not following)
 
 class IllegalTransitionError(RuntimeError):
     """A call was to go where the table has no arrow: a fault of the gateway, which ends the call."""
-
-
-def check(state: State, following: State) -> None:
-    """Raises: IllegalTransitionError."""
-    if following not in NEXT[state]:
-        raise IllegalTransitionError(f"a call that is {state} cannot become {following}")

@@ -212,8 +212,9 @@ def _read(body: bytes, lifted: scan.Lifted | None, *, entries: bool) -> Captured
             _parse_status(message),
             choice.routed_experts,
         )
-        record.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
-        if (said := in_own_words(choice.logprobs)) is not None:
+        if choice.stop_reason is not ABSENT or choice.matched_stop is not ABSENT:
+            record.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
+        if entries and (said := in_own_words(choice.logprobs)) is not None:
             record.told_logprobs = _encode(said)
         captured.choices.append(record)
     put(captured, found)
