@@ -193,7 +193,7 @@ class StreamReader:
         return [delta for event in events for delta in _deltas(event)]
 
     def take(self, texts: list[bytes]) -> Sequence[_Event]:
-        """Read events' JSON. Raises: CaptureError, msgspec.DecodeError, before anything of them counts."""
+        """Read events' JSON. Raises: CaptureError, msgspec.DecodeError."""
         captured, parts = self._captured, self._parts
         events: list[_Event] = self._decoder.decode(b"[%b]" % b",".join(texts))
         if not self._begun and texts:
@@ -381,10 +381,10 @@ class _Parts:
         lists = [c.token_ids for c in choices if c.token_ids is not None]
         ids = pack_ids([i for ids in lists for i in ids]) if lists else None
         parts = [c.logprobs for c in choices if c.logprobs is not None]
-        for part in parts:
-            if (entries := in_own_words(part)) is not None:
-                extend_logprobs(self.entries, entries)
-        contents = [] if self.entries else [part.content for part in parts if part.content is not None]
+        own = [entries for part in parts if (entries := in_own_words(part)) is not None]
+        for entries in own:
+            extend_logprobs(self.entries, entries)
+        contents = [] if own else [part.content for part in parts if part.content is not None]
         if len(contents) == len(parts):
             values: list[float | None] = [entry.logprob for content in contents for entry in content]
         else:

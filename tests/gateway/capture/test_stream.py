@@ -1,0 +1,183 @@
+"""Streams and whole replies read once, for the agent and for the record: as engines send them, and as none should."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from agentcore_rl_toolkit.errors import CaptureError, UpstreamError
+from agentcore_rl_toolkit.gateway.capture.record import CallRecord, unpack_ids, unpack_logprobs
+from agentcore_rl_toolkit.gateway.capture.replay import replay
+from agentcore_rl_toolkit.gateway.capture.reply import Captured, read_reply
+from agentcore_rl_toolkit.gateway.capture.stream import StreamReader, read_stream
+from agentcore_rl_toolkit.gateway.dialects import DIALECTS, Request
+
+
+def chunk(**body: object) -> bytes:
+    return b"data: " + json.dumps({"id": "chatcmpl-1", "model": "m", "created": 5, **body}).encode() + b"\n\n"
+
+
+ENTRY = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}
+FIRST = [
+    {"index": 0, "delta": {"content": "Hi"}, "logprobs": {"content": [ENTRY]}, "token_ids": [7]},
+    {"index": 1, "delta": {"reasoning_content": "hm"}, "logprobs": {"content": [ENTRY]}, "token_ids": [9]},
+]
+LAST = [
+    {"index": 1, "delta": {}, "finish_reason": "length"},
+    {"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": "END"},
+]
+STREAM = [
+    chunk(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}], prompt_token_ids=[1, 2, 3]),
+    chunk(choices=FIRST, weight_version=4),
+    chunk(choices=LAST, weight_version=5),
+    chunk(
+        choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
+    ),
+    b"data: [DONE]\n\n",
+]
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_one_reader_serves_the_agent_and_the_record(entries: bool) -> None:
+    reader = StreamReader(entries=entries)
+    deltas = [delta for event in STREAM for delta in reader.feed(event)]
+    assert "".join(d.text for d in deltas if d.choice == 0) == "Hi"
+    assert "".join(d.reasoning for d in deltas if d.choice == 1) == "hm"
+    assert [d.stop_sequence for d in deltas if d.finish_reason == "stop"] == ["END"]
+    [usage] = [d.usage for d in deltas if d.usage is not None]
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 2, 1)
+    assert [d.logprob_entries for d in deltas if d.logprob_entries] == ([[ENTRY], [ENTRY]] if entries else [])
+    captured = reader.captured()
+    assert captured.problem is None
+    assert captured == read_stream(STREAM, entries=entries)
+    assert [unpack_ids(c.ids) for c in captured.choices] == [[7], [9]]
+    assert [unpack_logprobs(c.logprobs or b"") for c in captured.choices] == [[-0.5], [-0.5]]
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_where_only_tokens_are_at_fault_the_agent_gets_its_text(entries: bool) -> None:
+    reader = StreamReader(entries=entries)
+    bad = [{"index": 0, "delta": {"content": "Hi"}, "token_ids": ["x"], "finish_reason": "stop"}]
+    assert [d.text for d in reader.feed(chunk(choices=bad))] == ["Hi"]
+    assert "cannot be read" in (reader.captured().problem or "")
+    whole = {"choices": [{"index": 0, "message": {"content": "Hi"}, "token_ids": ["x"], "finish_reason": "stop"}]}
+    captured = read_reply(json.dumps(whole).encode(), entries=entries)
+    assert json.loads(captured.choices[0].message) == {"content": "Hi"}
+    assert "cannot be read" in (captured.problem or "")
+
+
+def test_logprobs_of_a_text_completion() -> None:
+    logprobs = {"tokens": ["a", "b"], "token_logprobs": [-1.0, None], "top_logprobs": [{"a": -1.0}, None]}
+    [delta] = StreamReader(entries=True).feed(chunk(choices=[{"index": 0, "text": "ab", "logprobs": logprobs}]))
+    assert delta.text == "ab"
+    assert [e["logprob"] for e in delta.logprob_entries or ()] == [-1.0, None]  # absent stays absent
+
+
+def test_a_stream_that_breaks_off_is_not_complete() -> None:
+    reader = StreamReader()
+    reader.feed(chunk(choices=[{"index": 0, "delta": {"content": "half"}}]))
+    captured = reader.captured()
+    assert not captured.complete
+    assert json.loads(captured.choices[0].message)["content"] == "half"
+    assert captured.choices[0].finish_reason is None
+
+
+def test_a_usage_chunk_alone_is_no_answer() -> None:
+    reader = StreamReader()
+    reader.feed(chunk(choices=[], usage={"prompt_tokens": 3}))
+    captured = reader.captured()
+    assert (captured.choices, captured.complete) == ([], False)
+
+
+def test_an_error_inside_a_stream_is_kept() -> None:
+    reader = StreamReader()
+    reader.feed(chunk(choices=[{"index": 0, "delta": {"content": "x"}}]))
+    assert reader.feed(b'data: {"error": {"message": "boom"}}\n\n') == []
+    assert json.loads(reader.captured().error or b"") == {"message": "boom"}
+
+
+@pytest.mark.parametrize("data", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
+def test_an_engine_that_sends_nonsense_is_an_upstream_error(data: bytes) -> None:
+    with pytest.raises(UpstreamError):
+        StreamReader().feed(data)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"choices": 3}'])
+def test_an_answer_that_is_none_is_a_capture_error(body: bytes) -> None:
+    with pytest.raises(CaptureError):
+        read_reply(body)
+
+
+def record_of(captured: Captured) -> CallRecord:
+    about: dict[str, Any] = dict.fromkeys(CallRecord.__struct_fields__[: CallRecord.__struct_fields__.index("choices")])
+    return CallRecord(
+        **about | {"started_s": 1.0, "call_id": "c"},
+        choices=captured.choices,
+        reply_id=captured.reply_id,
+        usage=captured.usage,
+    )
+
+
+CHUNK = {
+    "id": "chatcmpl-1",
+    "created": 1,
+    "model": "m",
+    "prompt_token_ids": [1],
+    "choices": [
+        {
+            "index": 0,
+            "delta": {
+                "role": "assistant",
+                "content": "x",
+                "reasoning_content": "y",
+                "tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            "logprobs": {"content": [{"token": "x", "logprob": -1.0, "bytes": [120], "top_logprobs": []}]},
+            "token_ids": [7],
+            "finish_reason": "stop",
+        },
+        {"index": 1, "text": "x", "logprobs": {"tokens": ["x"], "token_logprobs": [-1.0], "top_logprobs": [{"x": -1}]}},
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1}},
+}
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for name, member in members for found in places(member, (*path, name)))]
+
+
+ODD = [None, True, -1, 1.5, "", "x", [], {}, [None], [1], ["x"], [{}], {"a": 1}, 10**30]
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_no_answer_of_an_engine_can_do_worse_than_an_upstream_error(name: Any) -> None:
+    request = Request(dialect=name, model="m", stream=True, include_usage=True, logprobs=True)
+    read_well = 0
+    for path in places(CHUNK)[1:]:
+        for odd in ODD:
+            chunk = json.loads(json.dumps(CHUNK))
+            inner = chunk
+            for step in path[:-1]:
+                inner = inner[step]
+            inner[path[-1]] = odd
+            choices = chunk["choices"] if isinstance(chunk["choices"], list) else []
+            whole = {
+                **chunk,
+                "choices": [{**c, "message": c.get("delta")} if isinstance(c, dict) else c for c in choices],
+            }
+            encoder = DIALECTS[name].encoder(request, reply_id="chatcmpl-9")
+            reader = StreamReader(entries=True)
+            try:
+                captured = read_reply(json.dumps(whole).encode(), entries=True)
+                replay(DIALECTS[name], msgspec.structs.replace(request, stream=False), record_of(captured))
+                deltas = reader.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+                reader.captured()
+            except (CaptureError, UpstreamError):
+                continue
+            assert encoder.start() + b"".join(map(encoder.feed, deltas)) + encoder.finish()
+            read_well += 1
+    assert read_well > 100
