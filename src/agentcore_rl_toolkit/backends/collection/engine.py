@@ -347,12 +347,14 @@ class Engine:
         while True:
             await asyncio.sleep(GATEWAY_LOOK_S)
             await sessions.look()
-            for rollout in self.rollouts:
-                if rollout.task is None or rollout.started_s is None or rollout.end is not None:
-                    continue
-                if rollout.gateway in sessions.lost and not (rollout.lost or rollout.cancelled):
-                    log.error("rollout %s is lost: gateway %s does not answer", rollout.session_id, rollout.gateway)
-                    rollout.lost = True
+            lost = sessions.lost
+            running = [r for r in self.rollouts if r.task is not None and r.started_s is not None and r.end is None]
+            gone = [r for r in running if r.gateway in lost and not (r.lost or r.cancelled)]
+            for url, count in Counter(rollout.gateway for rollout in gone).items():
+                log.error("gateway %s does not answer: %d rollouts that run on it are lost", url, count)
+            for rollout in gone:
+                rollout.lost = True
+                if rollout.task is not None:
                     rollout.task.cancel()
 
     async def _move(self, rollout: Rollout, sessions: Sessions) -> None:

@@ -95,8 +95,8 @@ class Sessions:
     ) -> tuple[dict[str, Any], dict[str, BaseException]]:
         """Close sessions and get what was recorded of them, and for those that could not be had, why.
 
-        Those stay at the gateway when the batch is deleted, until its own retention limit. ``url`` is the gateway that has them,
-        of several.
+        Those stay at the gateway when the batch is deleted, until its own retention limit; not with one of several gateways
+        that is lost: should it come back, they are deleted. ``url`` is the gateway that has them, of several.
         """
         if not session_ids:
             return {}, {}
@@ -126,8 +126,6 @@ class Sessions:
 
     def _give_up(self, error: GatewayLostError) -> dict[str, BaseException]:
         log.error("%d trajectories are lost with gateway %s: %s", len(error.session_ids), error.gateway, error)
-        for session_id in error.session_ids:
-            self._made.pop(session_id, None)
         return dict.fromkeys(error.session_ids, error)
 
     async def delete(self) -> None:

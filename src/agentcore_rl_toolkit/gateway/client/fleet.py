@@ -67,6 +67,7 @@ class Fleet:
 
     async def _look(self, member: Member) -> bool:
         """Whether an away gateway answers again and has what it missed."""
+        member.look_at_s = time.monotonic() + LOOK_S  # who comes meanwhile goes on without it
         try:
             await member.gateway.call("GET", "/healthz", timeout_s=min(LOOK_S, member.gateway.timeout_s))
         except GatewayError as e:
@@ -288,31 +289,27 @@ class Fleet:
         return sum(answers.values())
 
     async def delete(self, session_ids: Sequence[str]) -> int:
-        """Forget sessions. Returns how many there were. One that is away deletes them when it answers again.
+        """Forget sessions. Returns how many there were. A gateway that is away deletes its own when it answers again.
 
-        Raises: GatewayError when a gateway refuses, or none of those that have the sessions answers.
+        Raises: GatewayError when a gateway refuses, or none answers.
         """
         if self.only is not None:
             return await self.only.delete(session_ids)
         shares = dict(self.members.by_owner(session_ids))
-        now_s = time.monotonic()
-        resting = [m for m in shares if m.away_since_s is not None and now_s < m.look_at_s]
-        for member in resting:
-            member.strays.update(shares[member])
+        present = await self._present(due_only=True)
         answers, failures = await self._gather(
-            [(m, self.ask(m, m.gateway.delete(names))) for m, names in shares.items() if m not in resting]
+            [(m, self.ask(m, m.gateway.delete(names))) for m, names in shares.items() if m in present]
         )
-        for member, error in failures.items():
+        for error in failures.values():
             if error.status is not None:
                 raise error
-            member.strays.update(shares[member])
+        for member, names in shares.items():
+            if member not in answers:
+                member.strays.update(names)
+                log.warning("gateway %s deletes %d sessions when it answers again", member.url, len(names))
         self.members.deleted(session_ids)
-        for member in (*resting, *failures):
-            log.warning("gateway %s deletes %d sessions when it answers again", member.url, len(shares[member]))
-        if shares and not answers:
-            raise next(
-                iter(failures.values()), GatewayError(f"gateway {resting[0].url if resting else ''} does not answer")
-            )
+        if failures and all(member.away_since_s is not None for member in self.members.all):
+            raise next(iter(failures.values()))
         return sum(answers.values())
 
     # -- sessions that were closed
