@@ -84,9 +84,9 @@ def _more_examples(test: Any) -> None:
         test._hypothesis_internal_use_settings = hypothesis.settings(usual, max_examples=usual.max_examples * MORE)
 
 
-# Files that one worker gets, one after the other, because they use the same part of the machine.
+# Files that one worker gets, one after the other, because they share what is costly to make.
 ONE_AFTER_THE_OTHER = {
-    "tests/runtime/containers/test_node.py": "containers",  # their engines share a bridge network
+    "tests/runtime/containers/test_node.py": "containers",  # one engine and one image for both
     "tests/runtime/containers/test_host_files.py": "containers",
 }
 

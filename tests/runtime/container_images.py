@@ -6,13 +6,17 @@ No registry is asked: the base image is the interpreter of the system with the p
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import ipaddress
+import json
 import os
 import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -42,6 +46,9 @@ log_driver = "k8s-file"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "runc"
+[network]
+default_network = "{network}"
+network_config_dir = "{folder}/networks"
 """
 STORAGE_CONF = """\
 [storage]
@@ -64,12 +71,34 @@ def why_not() -> str | None:
 
 
 def configure(folder: Path) -> dict[str, str]:
-    """Variables that give Podman a storage of its own below the folder."""
-    (folder / "containers.conf").write_text(CONTAINERS_CONF.format(files=min(20_000, os.sysconf("SC_OPEN_MAX"))))
+    """Variables that give Podman a storage and a bridge of its own: other runs of the tests may have engines at the same time."""
+    name = f"acrl{os.getpid()}"  # a bridge's name has 15 characters at most
+    (folder / "networks").mkdir()
+    (folder / "networks" / f"{name}.json").write_text(json.dumps(network(name, os.getpid())))
+    files = min(20_000, os.sysconf("SC_OPEN_MAX"))
+    (folder / "containers.conf").write_text(CONTAINERS_CONF.format(files=files, network=name, folder=folder))
     (folder / "storage.conf").write_text(STORAGE_CONF.format(driver="overlay", folder=folder))
     return {
         "CONTAINERS_CONF": str(folder / "containers.conf"),
         "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+    }
+
+
+def network(name: str, number: int) -> dict[str, Any]:
+    """A bridge as Podman keeps it. Of 16,384 small networks within 10.192.0.0/10, the one of this number."""
+    first = (10 << 24) + (192 << 16) + number % 2**14 * 2**8
+    address = ipaddress.IPv4Address
+    return {
+        "name": name,
+        "id": hashlib.sha256(name.encode()).hexdigest(),
+        "driver": "bridge",
+        "network_interface": name,
+        "created": "2025-01-01T00:00:00Z",
+        "subnets": [{"subnet": f"{address(first)}/24", "gateway": str(address(first + 1))}],
+        "ipv6_enabled": False,
+        "internal": False,
+        "dns_enabled": False,
+        "ipam_options": {"driver": "host-local"},
     }
 
 
