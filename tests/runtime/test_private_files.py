@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit._serving import write_private
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.runtime.private_files import CREDENTIALS, credentials_from, write_private
+from agentcore_rl_toolkit.runtime.private_files import CREDENTIALS, credentials_from
 
 from .conftest import AGENTS, Server, wait_for
 

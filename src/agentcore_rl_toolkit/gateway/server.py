@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._host_check import HostCheck
+from .._serving import listen
 from ..errors import ConfigError
 from .admin.health import Lag, StateFile
 from .admin.parts import Parts
@@ -21,7 +22,7 @@ from .calls.running import RunningCalls
 from .config import GatewayConfig
 from .dispatch import Dispatch, MakeCall
 from .errors import RequestError
-from .http.accept import Acceptor, listen
+from .http.accept import Acceptor
 from .http.connection import AgentConnection
 from .http.open_connections import OpenConnections
 from .sessions.registry import Sessions, store_secret

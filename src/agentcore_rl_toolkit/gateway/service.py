@@ -6,15 +6,13 @@ import asyncio
 import ctypes
 import dataclasses
 import gc
-import json
 import os
-import secrets
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from .. import _server_keys
+from .. import _server_keys, _serving
 from .._open_files import raise_file_limit
 from ..errors import ConfigError
 from .config import GatewayConfig, is_loopback
@@ -66,11 +64,11 @@ async def serve(
     key_file = _server_keys.leave("gateway", gateway.url, made) if made is not None else None
     ready = {"url": gateway.url, "pid": os.getpid(), **named(key_file), **(extra or {})}
     if ready_file is not None:
-        write_ready(Path(ready_file), ready)
+        _serving.write_ready(Path(ready_file), ready)
     print(f"gateway listening on {gateway.url} ({gateway.recovered} stored frames)", file=sys.stderr, flush=True)
     if key_file is not None:
         print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
-    watch = loop.create_task(_watch_parent(parent_pid, stop)) if parent_pid is not None else None
+    watch = loop.create_task(_stop_after(parent_pid, stop)) if parent_pid is not None else None
     await stop.wait()
     if watch is not None:
         watch.cancel()
@@ -91,27 +89,12 @@ def named(key_file: Path | None) -> dict[str, str]:
     return {} if key_file is None else {"admin_key_file": str(key_file)}
 
 
-async def _watch_parent(pid: int, stop: asyncio.Event) -> None:
-    while True:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            stop.set()
-            return
-        except PermissionError:
-            return
-        await asyncio.sleep(1.0)
+async def _stop_after(parent_pid: int, stop: asyncio.Event) -> None:
+    await _serving.parent_gone(parent_pid)
+    stop.set()
 
 
 def check_ready(path: Path) -> None:
     """Raises: ConfigError when the ready file could not be written."""
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"the ready file {path} cannot be written: its directory must exist and be writable")
-
-
-def write_ready(path: Path, content: dict[str, Any]) -> None:
-    """Write the ready file in one step, so that whoever waits for it never reads half of it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        json.dump(content, file)
-    os.replace(temporary, path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -16,20 +15,6 @@ ON_A_COMMAND_LINE = (
     "a secret on a command line is shown to every user of this machine: write KEY:SECRET into a file of mode 0600 and give "
     f"--credential-file FILE, or set {CREDENTIALS} in the environment"
 )
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step; it has mode 0600 from its beginning. Raises: OSError."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "w") as file:
-            file.write(text)
-        partial.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
 
 
 def make_private(path: Path) -> None:

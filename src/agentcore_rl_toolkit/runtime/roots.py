@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from .._serving import write_private
 from ..errors import ConfigError
 from .launcher import trees
-from .private_files import write_private
 
 log = logging.getLogger(__name__)
 MARKER = "AGENTCORE_RL_RUNTIME"  # in the environment of every process a runtime starts: stands for its root folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import math
 import os
 import secrets
@@ -20,39 +19,19 @@ import uvloop
 from .._bounded_http import Bounds
 from .._host_check import HostCheck
 from .._open_files import raise_file_limit
+from .._serving import bind, parent_gone, url_of, write_ready
 from ..errors import ConfigError
 from . import roots
 from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .http.app import RuntimeApp
 from .http.protocol import RuntimeProtocol, aws_error
-from .private_files import write_private
 from .runtime import Runtime
 from .s3.sessions import SessionAccess
 from .s3.xml import refusal_document
 from .sessions.s3_keys import SessionKeys
 
-PARENT_CHECK_S = 1.0
 AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises: ConfigError that names the port when it is taken."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as e:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {e.strerror}. Use --port 0 to take any free port."
-        ) from e
-    return listener
-
-
-def write_ready_file(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON so that a reader sees all of it or nothing."""
-    write_private(path, json.dumps(content))
 
 
 def run(config: RuntimeConfig, agents: Sequence[tuple[str, Path]], **options: Any) -> None:
@@ -89,7 +68,7 @@ async def serve(
         if s3_host in ("0.0.0.0", "::"):
             raise ConfigError("--s3-dir with --cluster needs a --host that the nodes can reach, not a wildcard")
         listeners.append(bind(s3_host, config.s3_port))
-        s3_url = f"http://{s3_host if ':' not in s3_host else f'[{s3_host}]'}:{listeners[1].getsockname()[1]}"
+        s3_url = url_of(listeners[1])
         session_keys = SessionKeys()
         if not config.credentials:  # for the runtime's own helpers, which the kernel could not tell from sessions
             own_key = {f"RUNTIME{secrets.token_hex(8).upper()}": secrets.token_urlsafe(30)}
@@ -195,7 +174,7 @@ async def _watch(
     while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
         await asyncio.sleep(0.005)
     if ready_file is not None:
-        write_ready_file(ready_file, content)
+        write_ready(ready_file, content)
     print(f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}", flush=True)
     for name in ("", "_CONTROL"):
         print(f"  export AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{name}={content['url']}", flush=True)
@@ -203,12 +182,6 @@ async def _watch(
         print(f"  export AWS_ENDPOINT_URL_S3={content['s3_url']}", flush=True)
     for name, arn in content["agents"].items():
         print(f"  {name}: {arn}", flush=True)
-    while parent_pid is not None:
-        await asyncio.sleep(PARENT_CHECK_S)
-        try:
-            os.kill(parent_pid, 0)
-        except ProcessLookupError:
-            server.should_exit = True
-            return
-        except PermissionError:
-            continue
+    if parent_pid is not None:
+        await parent_gone(parent_pid)
+        server.should_exit = True

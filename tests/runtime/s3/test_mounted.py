@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import uvicorn
 
+from agentcore_rl_toolkit._serving import listen, url_of
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.s3 import S3App, S3Config
-from agentcore_rl_toolkit.runtime.s3.server import listen, url_of
 
 from .cases import fetch, keys_of, refused
 from .conftest import ACCESS, SECRET, client_for

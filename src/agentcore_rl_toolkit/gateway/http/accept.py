@@ -12,29 +12,12 @@ import socket
 from collections.abc import Callable
 
 from ..._open_files import EXHAUSTED
-from ...errors import ConfigError
+from ..._serving import url_of
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 4096  # the default of 100 makes the kernel drop connection attempts of a burst, each then repeated after 1 s
 PER_TURN = 256
 _REST_S = 1.0  # with no descriptors left, accepting again at once would only burn the core
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises: ConfigError when the address cannot be used."""
-    listening: socket.socket | None = None
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(BACKLOG)
-    except OSError as e:
-        if listening is not None:
-            listening.close()
-        raise ConfigError(f"port {port} on {host} cannot be used: {e.strerror or e}") from e
-    return listening
 
 
 class Acceptor:
@@ -51,8 +34,7 @@ class Acceptor:
 
     @property
     def url(self) -> str:
-        host, port = self._listening.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return url_of(self._listening)
 
     def _accept(self) -> None:
         for _ in range(PER_TURN):

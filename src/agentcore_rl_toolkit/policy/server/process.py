@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +21,11 @@ from ... import _server_keys
 from ..._bounded_http import BoundedProtocol, Bounds
 from ..._host_check import HostCheck
 from ..._open_files import raise_file_limit
+from ..._serving import listen, parent_gone, url_of, write_ready
 from ...errors import ConfigError
 from ..engine import Engine
 from .app import create_app
 from .keys import ADMIN_KEY_ENV
-
-_PARENT_CHECK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,7 @@ def serve(config: ServeConfig) -> None:
         )
     torch.set_num_threads(config.threads)
     raise_file_limit()
-    listener = _listen(config.host, config.port)
+    listener = listen(config.host, config.port)
     try:
         engine = Engine.from_directory(
             config.weights,
@@ -121,11 +118,10 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stop)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watching = None if config.parent_pid is None else asyncio.create_task(_watch(config.parent_pid, stop))
+    watching = None if config.parent_pid is None else asyncio.create_task(_stop_after(config.parent_pid, stop))
     while not server.started and not serving.done():  # noqa: ASYNC110  (uvicorn has no event for it)
         await asyncio.sleep(0.005)
-    host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = url_of(listener)
     key_file: Path | None = None
     if server.started:
         key_file = _server_keys.leave("policy", url, made) if made is not None else None
@@ -138,7 +134,7 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
             }
             if key_file is not None:
                 ready["admin_key_file"] = str(key_file)
-            write_atomically(config.ready_file, json.dumps(ready))
+            write_ready(config.ready_file, ready)
         print(f"policy server at {url}", file=sys.stderr, flush=True)
         if key_file is not None:
             print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
@@ -148,46 +144,6 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
         watching.cancel()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(4096)
-    except OSError as e:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {e.strerror}; leave --port out to take a free one"
-        ) from e
-    listener.setblocking(False)
-    return listener
-
-
-async def _watch(parent_pid: int, stop: Callable[[], None]) -> None:
-    """Call ``stop`` when the parent process is gone."""
-    ours = os.getppid() == parent_pid
-    while True:
-        # a zombie parent still answers signal 0, but its children have been given to another process
-        if (ours and os.getppid() != parent_pid) or not _exists(parent_pid):
-            stop()
-            return
-        await asyncio.sleep(_PARENT_CHECK_S)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
+async def _stop_after(parent_pid: int, stop: Callable[[], None]) -> None:
+    await parent_gone(parent_pid)
+    stop()

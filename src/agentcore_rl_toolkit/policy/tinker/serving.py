@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
-from ..server.process import write_atomically
+from ..._serving import parent_gone, write_ready
 from .service import TinkerServer
-
-PARENT_CHECK_S = 0.5
 
 
 async def serve(
@@ -27,24 +25,13 @@ async def serve(
     try:
         ready = {"url": server.url, "pid": os.getpid(), "base_model": server.model.base_model}
         if ready_file is not None:
-            write_atomically(ready_file, json.dumps(ready))
+            write_ready(ready_file, ready)
         print(f"Tinker service at {server.url}, base model {server.model.base_model}", file=sys.stderr, flush=True)
-        while not stop.is_set():
-            try:
-                async with asyncio.timeout(PARENT_CHECK_S):
-                    await stop.wait()
-            except TimeoutError:
-                if parent_pid is not None and not _lives(parent_pid):
-                    return
+        ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait())]
+        if parent_pid is not None:
+            ends.append(asyncio.ensure_future(parent_gone(parent_pid)))
+        _, left = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for waiting in left:
+            waiting.cancel()
     finally:
         await server.stop()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..._serving import write_private
 from ...errors import ConfigError
-from ..private_files import make_private, write_private
+from ..private_files import make_private
 from ..wire import Named, WireError, not_found
 from .agent import make_runtime_id, runtime_arn
 

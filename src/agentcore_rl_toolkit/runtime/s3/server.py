@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -15,40 +13,11 @@ from typing import Any, Literal
 from ..._host_check import HostCheck
 from ..._installation import missing_extra
 from ..._open_files import raise_file_limit
-from ...errors import ConfigError
+from ..._serving import listen, parent_gone, url_of, write_ready
 from .app import S3App, S3Config
 from .xml import refusal_document
 
 IDLE_S = 75  # uvicorn's 5 s end connections that clients count on between two rollouts
-_PARENT_CHECK_S = 0.5
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Raises: ConfigError naming the port when it is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as e:
-        sock.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {e.strerror}; choose another --port, or 0 for a free one"
-        ) from e
-    sock.listen(1024)
-    return sock
-
-
-def url_of(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def write_ready_file(path: Path, **known: Any) -> None:
-    """Tell a waiting parent, in one step, that the server listens."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(known))
-    draft.replace(path)
 
 
 def serve(
@@ -106,7 +75,7 @@ def serve(
             if announce is not None:
                 announce(f"S3 endpoint {url_of(sock)} over {config.root}")
             if ready_file is not None:
-                write_ready_file(ready_file, url=url_of(sock), pid=os.getpid(), dir=str(config.root))
+                write_ready(ready_file, {"url": url_of(sock), "pid": os.getpid(), "dir": str(config.root)})
             await server.serve(sockets=[sock])
         finally:
             if watcher is not None:
@@ -138,16 +107,5 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _stop_without_parent(server: Any, parent_pid: int) -> None:
-    while _alive(parent_pid):  # noqa: ASYNC110 - another process's end is nothing an event of ours could tell
-        await asyncio.sleep(_PARENT_CHECK_S)
+    await parent_gone(parent_pid)
     server.should_exit = True
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -1,0 +1,89 @@
+"""What every server process does: listen, say where in a ready file, and end when its parent is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+BACKLOG = 4096  # the default of 100 makes the kernel drop connection attempts of a burst, each then repeated after 1 s
+PARENT_CHECK_S = 0.5
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, not yet listening; port 0 takes a free one. Raises: ConfigError that names the port when it is taken."""
+    bound: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as e:
+        if bound is not None:
+            bound.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {e.strerror or e}. Use another port, or 0 for a free one."
+        ) from e
+    return bound
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises: ConfigError as `bind`."""
+    listening = bind(host, port)
+    try:
+        listening.listen(BACKLOG)
+    except OSError as e:  # another process listens there, on all addresses for instance
+        listening.close()
+        raise ConfigError(f"cannot listen on {host} port {port}: {e.strerror or e}. Use another port.") from e
+    return listening
+
+
+def url_of(sock: socket.socket) -> str:
+    """The address of a listening socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step; it has mode 0600 from its beginning. Raises: OSError."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w") as file:
+            file.write(text)
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_ready(path: Path, content: dict[str, Any]) -> None:
+    """Tell whoever waits for it that the server listens, and where. Raises: OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_private(path, json.dumps(content))
+
+
+async def parent_gone(pid: int) -> None:
+    """Return when the process ``pid`` is gone."""
+    ours = os.getppid() == pid
+    # A zombie parent still answers signal 0, but its children have been given to another process.
+    while not (ours and os.getppid() != pid) and _exists(pid):  # noqa: ASYNC110  # of another process there is no event
+        await asyncio.sleep(PARENT_CHECK_S)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
