@@ -112,34 +112,6 @@ def _top_level(body: dict[str, Any], builder: ReplyBuilder) -> None:
     builder.id = builder.id or _member(body, "id", str) or ""
     builder.model = builder.model or _member(body, "model", str) or ""
     builder.created = builder.created or _member(body, "created", int) or 0
-    ids = _member(body, "prompt_token_ids", list)
-    if ids is not None and builder.prompt_token_ids is None:
-        builder.prompt_token_ids = ids
-    version = body.get("weight_version")
-    if version is not None:
-        _version(version, builder)
-
-
-def _version(version: Any, builder: ReplyBuilder) -> None:
-    # SGLang's versions are strings ("default" until the first update).
-    try:
-        builder.saw_version(int(version))
-    except (TypeError, ValueError):
-        return
-
-
-def _tokens(choice: dict[str, Any], index: int, builder: ReplyBuilder) -> list[int] | None:
-    ids = _member(choice, "prompt_token_ids", list)
-    if ids is not None and builder.prompt_token_ids is None:
-        builder.prompt_token_ids = ids
-    meta = choice.get("meta_info")
-    if isinstance(meta, dict):
-        _version(meta.get("weight_version"), builder)
-    experts = choice.get("routed_experts")
-    if experts is not None:
-        builder.choice(index).choice.routed_experts = experts
-    token_ids: list[int] | None = _member(choice, "token_ids", list)
-    return token_ids if token_ids is not None else _member(choice, "response_token_ids", list)
 
 
 def _stop_sequence(choice: dict[str, Any]) -> str | None:
@@ -173,7 +145,6 @@ def _argument_text(arguments: Any) -> str:
 def _delta(choice: dict[str, Any], builder: ReplyBuilder) -> Delta:
     index = _member(choice, "index", int) or 0
     said = _member(choice, "delta", dict) or {}
-    token_ids = _tokens(choice, index, builder)
     builder.choice(index)  # it exists from its first chunk on, whatever that holds
     entries = _logprobs(_member(choice, "logprobs", dict))
     delta = Delta(
@@ -183,7 +154,6 @@ def _delta(choice: dict[str, Any], builder: ReplyBuilder) -> Delta:
         refusal=_member(said, "refusal", str) or "",
         tool_calls=_tool_pieces(_members(said, "tool_calls")),
         finish_reason=_member(choice, "finish_reason", str),
-        token_ids=token_ids,
         logprob_entries=entries,
     )
     if delta.finish_reason is not None:

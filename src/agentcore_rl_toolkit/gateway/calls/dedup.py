@@ -36,14 +36,6 @@ from .context import Context
 log = logging.getLogger(__name__)
 
 
-class Sibling(Protocol):
-    """A call of the same session that is under way."""
-
-    @property
-    def agent(self) -> Asking: ...
-    def take_over(self, conn: AgentConnection, keep_alive: bool) -> None: ...
-
-
 class Asking(Protocol):
     """What of a request tells whether it repeats another."""
 

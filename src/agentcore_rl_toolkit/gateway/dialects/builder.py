@@ -11,7 +11,7 @@ from .canonical import Choice, Delta, Reply, ToolCall, ToolDelta, Usage, new_id
 class _Open:
     """A choice that is still growing."""
 
-    __slots__ = ("calls", "choice", "entries", "logprobs", "reasoning", "refusal", "text", "token_ids")
+    __slots__ = ("calls", "choice", "entries", "reasoning", "refusal", "text")
 
     def __init__(self, index: int) -> None:
         self.choice = Choice(index=index)
@@ -19,9 +19,7 @@ class _Open:
         self.reasoning: list[str] = []
         self.refusal: list[str] = []
         self.calls: dict[int, tuple[list[str], list[str], list[str]]] = {}  # index -> ids, names, argument pieces
-        self.token_ids: list[int] | None = None
         self.entries: list[dict[str, Any]] | None = None
-        self.logprobs: list[float | None] | None = None
 
 
 class ReplyBuilder:
@@ -36,9 +34,6 @@ class ReplyBuilder:
         self.model = ""
         self.created = 0
         self.usage: Usage | None = None
-        self.prompt_token_ids: list[int] | None = None
-        self.weight_version_first: int | None = None
-        self.weight_version_last: int | None = None
         self.error: dict[str, Any] | None = None
 
     def choice(self, index: int) -> _Open:
@@ -46,11 +41,6 @@ class ReplyBuilder:
         if found is None:
             found = self._open[index] = _Open(index)
         return found
-
-    def saw_version(self, version: int) -> None:
-        if self.weight_version_first is None:
-            self.weight_version_first = version
-        self.weight_version_last = version
 
     def add(self, delta: Delta) -> None:
         if delta.usage is not None:
@@ -72,8 +62,6 @@ class ReplyBuilder:
                 names.append(piece.name)
             if piece.arguments:
                 arguments.append(piece.arguments)
-        if delta.token_ids is not None:
-            growing.token_ids = (growing.token_ids or []) + delta.token_ids
         if delta.logprob_entries is not None:
             growing.entries = (growing.entries or []) + delta.logprob_entries
         if delta.finish_reason is not None:
@@ -96,9 +84,6 @@ class ReplyBuilder:
             created=self.created,
             choices=choices,
             usage=self.usage,
-            prompt_token_ids=self.prompt_token_ids,
-            weight_version_first=self.weight_version_first,
-            weight_version_last=self.weight_version_last,
             complete=self.complete,
             error=self.error,
         )
@@ -115,11 +100,7 @@ class ReplyBuilder:
         ]
         if choice.tool_calls and choice.parse_status == "none":
             choice.parse_status = "parsed"
-        choice.token_ids = growing.token_ids
         choice.logprob_entries = growing.entries
-        choice.logprobs = growing.logprobs
-        if growing.logprobs is None and growing.entries is not None:
-            choice.logprobs = [entry.get("logprob") for entry in growing.entries]
         return choice
 
 

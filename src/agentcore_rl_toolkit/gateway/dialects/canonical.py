@@ -208,10 +208,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class Choice(msgspec.Struct, kw_only=True):
-    """One answer of a reply.
-
-    Shapes: ``token_ids`` and ``logprobs`` (C,), or None when the engine gave none; ``logprob_entries`` are the
-    engine's own ``logprobs.content`` objects, for agents that asked for them."""
+    """One answer of a reply. ``logprob_entries`` are the engine's own ``logprobs.content`` objects, for agents that asked."""
 
     index: int = 0
     content: str = ""
@@ -221,10 +218,7 @@ class Choice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_sequence: str | None = None
     parse_status: ParseStatus = "none"
-    token_ids: list[int] | None = None
-    logprobs: list[float | None] | None = None
     logprob_entries: list[dict[str, Any]] | None = None
-    routed_experts: Any = None
 
     def to_message(self) -> dict[str, Any]:
         """The assistant message that an agent would put into its history."""
@@ -247,9 +241,6 @@ class Reply(msgspec.Struct, kw_only=True):
     created: int = 0
     choices: list[Choice] = []
     usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
-    weight_version_first: int | None = None
-    weight_version_last: int | None = None
     complete: bool = True
     error: dict[str, Any] | None = None
 
@@ -275,7 +266,6 @@ class Delta(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolDelta] = []
     finish_reason: str | None = None
     stop_sequence: str | None = None
-    token_ids: list[int] | None = None
     logprob_entries: list[dict[str, Any]] | None = None
     usage: Usage | None = None
 

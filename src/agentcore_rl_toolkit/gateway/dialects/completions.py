@@ -76,23 +76,6 @@ def _prompt(prompt: str | list[Any]) -> str | list[int]:
     raise RequestError("prompt must be a string or a list of token ids", param="prompt")
 
 
-def to_body(request: Request) -> dict[str, Any]:
-    """The request as a body for an engine's own completions endpoint."""
-    body: dict[str, Any] = {"model": request.model, "prompt": request.prompt, **request.sampling.to_dict()}
-    if request.n != 1:
-        body["n"] = request.n
-    if request.logprobs:
-        body["logprobs"] = request.top_logprobs
-    if request.response_format is not None:
-        body["response_format"] = request.response_format
-    if not request.add_special_tokens:
-        body["add_special_tokens"] = False
-    if request.stream:
-        body["stream"] = True
-        body["stream_options"] = {"include_usage": True}
-    return body
-
-
 def _logprobs(entries: list[dict[str, Any]], offset: int) -> dict[str, Any]:
     tokens = [str(entry.get("token") or "") for entry in entries]
     offsets = []
