@@ -37,7 +37,17 @@ def doctor(folder: Path, *options: str, **environment: str) -> tuple[int, dict[s
 def test_this_machine_has_what_the_tests_need(tmp_path: Path) -> None:
     code, found = doctor(tmp_path)
     assert code == 0
-    for name in ("python", "toolkit", "extra gateway", "extra runtime", "extra policy", "torch", "ports", "isolation"):
+    for name in (
+        "python",
+        "toolkit",
+        "extra gateway",
+        "extra runtime",
+        "extra policy",
+        "torch",
+        "ports",
+        "isolation",
+        "environments",
+    ):
         assert found[name]["level"] in ("ok", "note"), found[name]
     assert all(finding["advice"] for finding in found.values() if finding["level"] != "ok")
 

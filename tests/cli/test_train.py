@@ -103,7 +103,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(tmp
 # What is wrong with the agent: its code, and what the first lines after "error:" must say.
 BROKEN: dict[str, tuple[str, Sequence[str]]] = {
     "raises": (
-        "    raise RuntimeError('the tool backend is down')",
+        "    import os; raise RuntimeError(f'the tool backend is {os.environ[\"BACKEND\"]}')",
         ["agent_error", "the tool backend is down", "Traceback"],
     ),
     "returns no reward": ("    return {'text': 'hello'}", ["invalid", "reward"]),
@@ -121,7 +121,8 @@ def test_an_agent_that_never_works_ends_the_run_at_its_first_batch_with_the_caus
         "if __name__ == '__main__':\n    app.run()\n"
     )
     (tmp_path / "rows.jsonl").write_text('{"prompt": "hello"}\n' * 4)
-    exit_code, said = train(tmp_path, "--agent", "agent.py", "--data", "rows.jsonl", *SMALL, "--out", "run")
+    variables = ("--session-env", "BACKEND=down")
+    exit_code, said = train(tmp_path, "--agent", "agent.py", "--data", "rows.jsonl", *SMALL, *variables, "--out", "run")
     assert exit_code == 1, said
     cause = said.split("error: ", 1)[1]
     first = cause.splitlines()[0]

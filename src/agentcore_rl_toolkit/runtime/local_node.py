@@ -28,6 +28,8 @@ from .sessions.records import VARIABLE, Records, Writer
 log = logging.getLogger(__name__)
 
 CONTAINER_TIERS = ("docker", "gvisor")
+# OpenBLAS, and so numpy, starts its threads when it is imported; a process that has threads cannot be forked.
+UNTHREADED = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class LocalNode:
@@ -216,7 +218,7 @@ class LocalNode:
             TemplateSpec(
                 script=agent.script,
                 python=agent.python,
-                env={**self.environment(agent), "HOME": str(home), "TMPDIR": str(home)},
+                env={**UNTHREADED, **self.environment(agent), "HOME": str(home), "TMPDIR": str(home)},
                 mode=self._config.start_mode,
                 strict_snapshot=self._config.strict_snapshot,
                 isolation=self._isolation(agent),

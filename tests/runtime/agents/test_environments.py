@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -116,6 +117,41 @@ def test_waiting_for_another_build_has_an_end(tmp_path: Path, monkeypatch: pytes
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(LocalRuntimeError, match="another process"):
             environments.build(dependencies, tmp_path, uv="/bin/true")
+
+
+def test_the_environments_used_last_are_kept_and_none_goes_that_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "environments"
+    uv = tmp_path / "uv"
+    uv.write_text('#!/bin/sh\nfor home; do :; done\n[ "$1" = venv ] && /bin/mkdir -p "$home/bin"; exit 0\n')
+    uv.chmod(0o755)
+    monkeypatch.setenv(environments.KEEP_VARIABLE, "2")
+
+    def built(name: str, used_s: float) -> str:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "requirements.txt").write_text(f"{name}\n")
+        home = environments.build(agent_in(tmp_path / name), root, uv=str(uv)).parents[1]
+        os.utime(home / "complete", (used_s, used_s))
+        return home.name
+
+    def left() -> set[str]:
+        return {path.name for path in root.iterdir() if path.is_dir()}
+
+    mine = [built(name, at) for at, name in enumerate("abc")]
+    assert left() == set(mine)  # more than 2, and all of them in use by this process
+    for name in mine:  # as if this process had ended
+        os.close(environments._in_use.pop(root / name))
+    built("a", 3)  # used again
+    made = built("d", 4)
+    assert left() == {mine[0], made}
+
+
+def test_a_number_of_environments_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "requirements.txt").write_text("x\n")
+    monkeypatch.setenv(environments.KEEP_VARIABLE, "all")
+    with pytest.raises(LocalRuntimeError, match="must be a number"):
+        environments.build(agent_in(tmp_path), tmp_path, uv="/bin/true")
 
 
 @pytest.mark.parametrize(

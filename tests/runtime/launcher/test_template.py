@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from agentcore_rl_toolkit.cli.training.stack import _slow_start
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import AgentLoadError
 from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess, TemplateSpec
@@ -36,6 +37,20 @@ def test_agent_with_threads_is_started_by_exec_and_says_why(start_server: Callab
     assert template(server)["start"] == "exec"
     assert "ticker" in str(template(server)["reason"])
     assert server.invoke({})["threads"] == ["ticker"]
+    said = str(_slow_start(server.view))
+    assert "threads before its server: ticker; start threads in the entrypoint" in said
+
+
+def test_an_agent_that_imports_numpy_is_forked_and_may_have_its_threads_instead(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text("import numpy\n" + (AGENTS / "respond.py").read_text())
+    server = start_server(agent=tmp_path / "agent.py")
+    assert template(server)["start"] == "fork"
+    if (os.cpu_count() or 1) > 1 and sys.platform == "linux":
+        server = start_server("--session-env", "OPENBLAS_NUM_THREADS=2", agent=tmp_path / "agent.py")
+        assert template(server)["start"] == "exec"
+        assert "--session-env OMP_NUM_THREADS=1" in str(_slow_start(server.view))
 
 
 def test_agent_with_its_own_server_is_served_unmodified(start_server: Callable[..., Server]) -> None:

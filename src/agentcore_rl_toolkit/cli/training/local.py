@@ -69,6 +69,7 @@ def _train(backend: str, settings: LocalRun, run_dir: Path, title: str, stack: S
         rows=rows,
         held_out=held_out,
         trackers=settings.tracker,
+        session_env=settings.session_env,
     )
     if backend == "trl":
         from .with_trl import train_with_trl
@@ -82,6 +83,11 @@ def _train(backend: str, settings: LocalRun, run_dir: Path, title: str, stack: S
 
 def _running(settings: LocalRun, console: Console) -> Stack | None:
     """The running stack of this folder, if it has this agent and model."""
+    if settings.session_env:
+        if Stack.running() is not None:
+            told = "`agentcore-rl up` runs here, without this --session-env: this run starts its own services"
+            console.print(told, style="dim")
+        return None
     stack = Stack.serving(settings.agent, settings.model)
     if stack is None and Stack.running() is not None:
         told = "`agentcore-rl up` runs here with another agent or model: this run starts its own services"

@@ -20,7 +20,7 @@ import click
 from ...errors import AgentCoreRLError, ConfigError
 from ..output import dialogue
 from ..output.terminal import visible
-from .stack import MODEL_ID, QUIET, Stack, explain, start
+from .stack import MODEL_ID, QUIET, Stack, explain, say_what_is_slow, start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +50,12 @@ class Job:
     rows: Sequence[Mapping[str, Any]]
     held_out: Sequence[Mapping[str, Any]]
     trackers: Sequence[str] = ()
+    session_env: Sequence[str] = ()
+
+    @property
+    def runtime_options(self) -> list[str]:
+        """For `runtime serve`."""
+        return [word for pair in self.session_env for word in ("--session-env", pair)]
 
     @property
     def total(self) -> int:
@@ -91,7 +97,14 @@ async def run(loop: ModuleType, job: Job, console: Console, *, stack: Stack | No
     environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
     with Services(job.run_dir / "logs", env=environment) as services:
         starting = asyncio.to_thread(
-            start, services, job.agent, folder=job.run_dir, model=job.model, admin_key=admin_key
+            start,
+            services,
+            job.agent,
+            folder=job.run_dir,
+            model=job.model,
+            admin_key=admin_key,
+            report=say_what_is_slow,
+            runtime_options=job.runtime_options,
         )
         made = await starting
         return await _train(loop, job, console, made, asyncio.create_task(services.watch()))

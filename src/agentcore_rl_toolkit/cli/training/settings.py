@@ -31,6 +31,7 @@ class LocalRun:
     ``data`` and ``eval_data`` hold one payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it.
     ``model`` is a folder, None the built-in policy. A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank`` 0
     trains all weights. ``policy_failures`` is `CollectConfig`'s. ``tracker`` names what gets the metrics besides `metrics.jsonl`.
+    ``session_env`` are variables of the sessions, as K=V, or K for the value that it has here.
     Raises: ConfigError.
     """
 
@@ -49,6 +50,7 @@ class LocalRun:
     policy_failures: PolicyFailures = "score"
     seed: int = 0
     tracker: tuple[str, ...] = ()
+    session_env: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -124,7 +126,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if variable.startswith(ENVIRONMENT) and text:
             if name not in fields:
                 raise ConfigError(f"{variable} is no setting; there are {', '.join(sorted(fields))}")
-            values[name] = text.split(",") if name == "tracker" else text
+            values[name] = text.split(",") if name in ("tracker", "session_env") else text
             if fields[name] == "int":
                 try:
                     values[name] = int(text)

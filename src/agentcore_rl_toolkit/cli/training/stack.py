@@ -19,6 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import click
+
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ..output.waiting import Waiting
 from .services import Service, Services, cause_of
@@ -26,6 +28,7 @@ from .services import Service, Services, cause_of
 FOLDER = ".agentcore-rl"
 AGENT_NAME = "agent"
 MODEL_ID = "policy"
+SESSIONS = "sessions"  # under this name `start` reports what makes them slow
 REGION = "us-west-2"
 # Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
 QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
@@ -213,6 +216,9 @@ def start(
     for gateway in started:
         services.wait_ready(gateway)
         say("gateway", gateway.url)
+    slow = _slow_start(RuntimeView(runtime.url))
+    if slow is not None:
+        say(SESSIONS, slow)
     return Stack(
         pid=os.getpid(),
         agent=str(agent),
@@ -224,6 +230,23 @@ def start(
         gateway_admin_key=admin_key,
         policy_url=upstream.url,
     )
+
+
+def _slow_start(runtime: Any) -> str | None:
+    """What to say where sessions cannot be forked, so that each loads the agent anew; None where they can."""
+    for loaded in runtime.get("/_local/status")["templates"]:
+        if loaded.get("start") == "exec" and loaded.get("reason"):
+            remedy = "start threads in the entrypoint, not when the file is loaded"
+            if "native" in loaded["reason"]:
+                remedy = "keep the library from that with a variable, such as --session-env OMP_NUM_THREADS=1"
+            return f"each loads the agent anew, which is slow: {loaded['reason']}; {remedy}"
+    return None
+
+
+def say_what_is_slow(name: str, text: str) -> None:
+    """A ``report`` of `start` that prints nothing else."""
+    if name == SESSIONS:
+        click.echo(f"note: {name}: {text}", err=True)
 
 
 def _dependencies(agent: Path) -> Path | None:

@@ -23,12 +23,18 @@ from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_fo
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )
 @click.option(
+    "--session-env",
+    multiple=True,
+    metavar="K=V",
+    help="A variable every session sees; K alone: as it is here; repeatable.",
+)
+@click.option(
     "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep records, turns and logs in this folder."
 )
 @click.option(
     "--gateways", type=click.IntRange(1), default=1, show_default=True, help="Model gateways; each uses one core."
 )
-def command(agent: str, model: Path | None, keep: Path | None, gateways: int) -> None:
+def command(agent: str, model: Path | None, session_env: tuple[str, ...], keep: Path | None, gateways: int) -> None:
     """Run an agent, a model gateway and the policy on this machine until Ctrl-C.
 
     Other commands started in this folder (eval, train, invoke) find them. What other programs need is printed, and written to
@@ -41,7 +47,7 @@ def command(agent: str, model: Path | None, keep: Path | None, gateways: int) ->
     try:
         with contextlib.ExitStack() as exits:
             folder = keep.resolve() if keep is not None else Path(exits.enter_context(_scratch()))
-            asyncio.run(_serve(file, folder_of_model, folder, gateways))
+            asyncio.run(_serve(file, folder_of_model, folder, gateways, session_env))
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
         sys.exit(130)
@@ -56,7 +62,7 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="agentcore-rl-up-", ignore_cleanup_errors=True)
 
 
-async def _serve(agent: Path, model: Path | None, folder: Path, gateways: int) -> None:
+async def _serve(agent: Path, model: Path | None, folder: Path, gateways: int, session_env: tuple[str, ...]) -> None:
     """Raises: KeyboardInterrupt on SIGTERM and SIGINT; ServiceError when a service dies."""
     admin_key = secrets.token_urlsafe(24)
     stopped = asyncio.Event()
@@ -73,6 +79,7 @@ async def _serve(agent: Path, model: Path | None, folder: Path, gateways: int) -
                 admin_key=admin_key,
                 gateways=gateways,
                 report=lambda name, url: click.echo(f"{name:<12}{url}"),
+                runtime_options=[word for pair in session_env for word in ("--session-env", pair)],
             )
         )
         stop = asyncio.create_task(stopped.wait())

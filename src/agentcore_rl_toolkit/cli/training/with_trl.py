@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CaptureError
 from .run import TPS_LIMIT, Job, Observer, clients, finish, observed, recorded
-from .stack import MODEL_ID, QUIET, Stack, start
+from .stack import MODEL_ID, QUIET, Stack, say_what_is_slow, start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,15 @@ def train_with_trl(loop: ModuleType, job: Job, console: Console, *, stack: Stack
             admin_key = secrets.token_urlsafe(24)
             environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
             services = exits.enter_context(Services(job.run_dir / "logs", env=environment))
-            stack = start(services, job.agent, folder=job.run_dir, model=job.model, admin_key=admin_key)
+            stack = start(
+                services,
+                job.agent,
+                folder=job.run_dir,
+                model=job.model,
+                admin_key=admin_key,
+                report=say_what_is_slow,
+                runtime_options=job.runtime_options,
+            )
             exits.enter_context(services.watched())
         recording = exits.enter_context(recorded(job, stack))
         report, observer = exits.enter_context(observed(job, console, recording))
