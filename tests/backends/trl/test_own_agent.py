@@ -178,7 +178,8 @@ def test_an_interrupt_while_a_step_is_written_waits_for_it() -> None:
             interrupts.release()
 
 
-def test_the_loop_trains_adapters_of_another_model(trl_python: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["loop", pytest.param("trl", marks=pytest.mark.nightly)])
+def test_adapters_of_another_model_are_trained(trl_python: str, tmp_path: Path, backend: str) -> None:
     """Here, because peft is: a model of another shape, in a folder as transformers writes it; settings from a file."""
     write(tmp_path / "shop", "plain")
     shape = PolicyShape(hidden=64, layers=1, heads=2, feed_forward=128)
@@ -198,6 +199,8 @@ def test_the_loop_trains_adapters_of_another_model(trl_python: str, tmp_path: Pa
         "train.toml",
         "--steps",
         "2",
+        "--backend",
+        backend,
     ]
     done = subprocess.run(
         [*command, "--out", "run"],
