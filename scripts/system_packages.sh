@@ -41,7 +41,8 @@ missing() {
 echo "installing system packages for the tests:$want"
 apt-get update -qq >/dev/null 2>&1 || echo "the package lists could not be refreshed"
 install() {
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1
+    # Another run of the tests on this machine may be at it just now.
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@" >/dev/null 2>&1
 }
 there=""
 for package in $want; do
