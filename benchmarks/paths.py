@@ -168,7 +168,7 @@ def served(without: str, *options: str) -> Iterator[tuple[Any, int]]:
 async def gateway_ms(without: str, load: Work, agents: int) -> float:
     """CPU ms of the gateway for each call."""
     inference = Inference()
-    server = await asyncio.start_server(inference.serve, "127.0.0.1", 0, limit=2**24)
+    server = await asyncio.start_server(inference.serve, "127.0.0.1", 0, limit=2**24, backlog=4096)
     upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     options = ["gateway", "serve", "--no-admin-key", "--engine", "vllm", "--upstream", upstream, "--store", "store"]
     starting = served(without, *options)
