@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sortedcontainers import SortedList
 
-from agentcore_rl_toolkit.runtime.s3.index import SortedKeys
 from agentcore_rl_toolkit.runtime.s3.listing import page
 
 LETTERS = st.sampled_from(["a", "b", "/", "-", "é", "\ud7ff", "\ue000", "\U0010ffff"])
@@ -27,7 +27,7 @@ def whole_listing(keys: list[str], prefix: str, delimiter: str) -> list[tuple[st
 @settings(max_examples=130, deadline=None)
 @given(keys=KEYS, prefix=PREFIX, delimiter=DELIMITER, limit=st.integers(1, 6))
 def test_pages_together_are_the_whole_listing(keys: list[str], prefix: str, delimiter: str, limit: int) -> None:
-    index = SortedKeys(keys)
+    index = SortedList(set(keys))
     after, seen = "", []
     for _ in range(len(keys) + 2):
         found = page(index, prefix=prefix, delimiter=delimiter, after=after, limit=limit)
@@ -45,7 +45,7 @@ def test_pages_together_are_the_whole_listing(keys: list[str], prefix: str, deli
 @settings(max_examples=100, deadline=None)
 @given(keys=KEYS, prefix=PREFIX, after=st.text(LETTERS, max_size=7))
 def test_start_after_leaves_out_exactly_what_sorts_up_to_it(keys: list[str], prefix: str, after: str) -> None:
-    found = page(SortedKeys(keys), prefix=prefix, delimiter="", after=after, limit=1000)
+    found = page(SortedList(set(keys)), prefix=prefix, delimiter="", after=after, limit=1000)
     expected = sorted({k for k in keys if k.startswith(prefix) and k.encode() > after.encode()}, key=str.encode)
     assert [name for name, _ in found.entries] == expected
 
@@ -55,29 +55,6 @@ def test_start_after_leaves_out_exactly_what_sorts_up_to_it(keys: list[str], pre
 def test_a_common_prefix_up_to_the_marker_is_not_listed_again(
     keys: list[str], prefix: str, after: str, delimiter: str
 ) -> None:
-    found = page(SortedKeys(keys), prefix=prefix, delimiter=delimiter, after=after, limit=1000)
+    found = page(SortedList(set(keys)), prefix=prefix, delimiter=delimiter, after=after, limit=1000)
     expected = [e for e in whole_listing(keys, prefix, delimiter) if e[0].encode() > after.encode()]
     assert found.entries == expected
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.text(LETTERS, min_size=1, max_size=4)), max_size=80))
-def test_sorted_keys_behave_like_a_sorted_set(steps: list[tuple[bool, str]]) -> None:
-    index, model = SortedKeys(), set[str]()
-    for add, key in steps:
-        (index.add if add else index.remove)(key)
-        (model.add if add else model.discard)(key)
-        assert list(index.iterate("", inclusive=True)) == sorted(model)
-        assert len(index) == len(model)
-
-
-def test_blocks_split_and_vanish() -> None:
-    names = [f"{i:05}" for i in range(9000)]
-    index = SortedKeys()
-    for name in sorted(names, key=lambda n: n[::-1]):
-        index.add(name)
-    assert list(index.iterate("", inclusive=True)) == names
-    assert list(index.iterate("04000", inclusive=False))[:2] == ["04001", "04002"]
-    for name in names[:-1]:
-        index.remove(name)
-    assert list(index.iterate("", inclusive=True)) == names[-1:]

@@ -29,8 +29,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ..._installation import missing_extra
 from ...errors import ConfigError
-from .index import SortedKeys
+
+try:
+    from sortedcontainers import SortedList
+except ImportError as e:
+    raise missing_extra("the S3 endpoint needs sortedcontainers", "runtime") from e
 
 _FIRST_READ = 4096
 
@@ -73,7 +78,7 @@ class Bucket:
         self.name = name
         self.created_s = created_s
         self.objects: dict[str, StoredObject] = {}
-        self.keys = SortedKeys()
+        self.keys = SortedList()
 
 
 class Disk:
@@ -178,7 +183,7 @@ def _load(path: Path) -> Bucket:
         stored = read_stored(file)
         if stored is not None:
             bucket.objects[stored.key] = stored
-    bucket.keys = SortedKeys(bucket.objects)
+    bucket.keys = SortedList(bucket.objects)
     return bucket
 
 

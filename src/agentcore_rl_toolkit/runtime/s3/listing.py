@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .index import SortedKeys
+from sortedcontainers import SortedList
 
 _LARGEST = "\U0010ffff"
 
@@ -17,8 +17,8 @@ class Page:
     last: str | None
 
 
-def page(keys: SortedKeys, *, prefix: str, delimiter: str, after: str, limit: int) -> Page:
-    """At most ``limit`` keys and common prefixes that sort after ``after``.
+def page(keys: SortedList, *, prefix: str, delimiter: str, after: str, limit: int) -> Page:
+    """At most ``limit`` keys and common prefixes that sort after ``after``; keys in code point order, UTF-8's byte order.
 
     A common prefix that ``after`` lies in has been listed (or passed over) already and is not listed again, so that the last
     entry of a page, key or prefix, is always a valid place to go on from.
@@ -34,7 +34,7 @@ def page(keys: SortedKeys, *, prefix: str, delimiter: str, after: str, limit: in
     last = ""
     while True:
         moved = False
-        for key in keys.iterate(start, inclusive=inclusive):
+        for key in keys.irange(start, inclusive=(inclusive, True)):
             if not key.startswith(prefix):
                 return Page(entries=entries, last=None)
             if len(entries) == limit:
