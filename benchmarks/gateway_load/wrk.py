@@ -26,7 +26,7 @@ init = function()
   for line in io.lines("%(sessions)s") do
     if at %% %(threads)d == id then
       local path, key = line:match("^(%%S+) (%%S+)$")
-      sessions[#sessions + 1] = wrk.format("POST", path, {["Host"] = "gateway", ["content-type"] = "application/json",
+      sessions[#sessions + 1] = wrk.format("POST", path, {["content-type"] = "application/json",
         ["x-stainless-retry-count"] = "0", ["authorization"] = "Bearer " .. key}, [==[%(body)s]==])
     end
     at = at + 1
@@ -134,6 +134,8 @@ def load(
     if not found:
         raise SystemExit(f"wrk failed: {done.stderr or done.stdout}")
     told = json.loads(found[1])
+    if 0 < told["requests"] <= told["errors"]:
+        raise SystemExit(f"{url} refused every call: what was measured is no load")
     answered = told["requests"] > 0
     return Load(
         requests=told["requests"],

@@ -51,7 +51,10 @@ async def serve(
     Raises: ConfigError.
     """
     raise_file_limit()
-    config, made = with_key(config, make_key)
+    made: str | None = None
+    if make_key and config.admin_key is None and is_loopback(config.host):
+        made = _server_keys.make()
+        config = dataclasses.replace(config, admin_key=made)
     if ready_file is not None:
         check_ready(Path(ready_file))
     gateway = Gateway(config)
@@ -62,8 +65,10 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     key_file = _server_keys.leave("gateway", gateway.url, made) if made is not None else None
-    ready = {"url": gateway.url, "pid": os.getpid(), **named(key_file), **(extra or {})}
     if ready_file is not None:
+        ready = {"url": gateway.url, "pid": os.getpid(), **(extra or {})}
+        if key_file is not None:
+            ready["admin_key_file"] = str(key_file)
         _serving.write_ready(Path(ready_file), ready)
     print(f"gateway listening on {gateway.url} ({gateway.recovered} stored frames)", file=sys.stderr, flush=True)
     if key_file is not None:
@@ -74,19 +79,6 @@ async def serve(
         watch.cancel()
     _server_keys.forget(key_file)
     await gateway.stop()
-
-
-def with_key(config: GatewayConfig, make: bool) -> tuple[GatewayConfig, str | None]:
-    """Settings with an admin key, and the key where it was made here."""
-    if config.admin_key is not None or not make or not is_loopback(config.host):
-        return config, None
-    key = _server_keys.make()
-    return dataclasses.replace(config, admin_key=key), key
-
-
-def named(key_file: Path | None) -> dict[str, str]:
-    """What a ready file says about the key."""
-    return {} if key_file is None else {"admin_key_file": str(key_file)}
 
 
 async def _stop_after(parent_pid: int, stop: asyncio.Event) -> None:
