@@ -2,98 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 from click.testing import CliRunner
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.cli.deploy import command, write_env
 from agentcore_rl_toolkit.deploy.artifact import this_platform
 from agentcore_rl_toolkit.deploy.calls import Calls
-from agentcore_rl_toolkit.deploy.deployment import TAG, Deployment, Settings
+from agentcore_rl_toolkit.deploy.deployment import TAG, Settings
 from agentcore_rl_toolkit.errors import ConfigError
 
+from .conftest import AGENT, deployment
+
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
-AGENT = """
-from agentcore_rl_toolkit import AgentCoreRLApp
-
-app = AgentCoreRLApp()
-
-
-@app.rollout_entrypoint
-def run(payload):
-    if payload.get("fail"):
-        raise ValueError("the agent does not like this payload")
-    return {"rewards": float(len(payload["prompt"]))}
-
-
-app.run()
-"""
 BUCKET = "records-of-the-shop"
-
-
-@pytest.fixture(scope="module")
-def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Where unmodified clients find this AWS: its environment."""
-    folder = tmp_path_factory.mktemp("aws")
-    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    ready = folder / "ready.json"
-    agent = folder / "agent.py"
-    agent.write_text(AGENT)
-    options = ["--agent", f"other={agent}", "--s3-dir", str(folder / "s3"), "--ready-file", str(ready)]
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "agentcore_rl_toolkit.cli",
-                "runtime",
-                "serve",
-                *options,
-                "--parent-pid",
-                str(os.getpid()),
-            ],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    deadline = time.monotonic() + 120
-    while not ready.exists():
-        assert process.poll() is None, (folder / "output.txt").read_text()
-        assert time.monotonic() < deadline, "the runtime did not start"
-        time.sleep(0.05)
-    info = json.loads(ready.read_text())
-    yield {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ENDPOINT_URL_S3": info["s3_url"],
-        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": info["url"],
-        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": info["url"],
-        "AWS_ACCESS_KEY_ID": "AKLOCAL",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-west-2",
-        "AWS_DEFAULT_REGION": "us-west-2",
-    }
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0, (folder / "output.txt").read_text()
-    moto.stop()
-
-
-@pytest.fixture
-def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    for name, value in aws.items():
-        monkeypatch.setenv(name, value)
-    return aws
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +50,6 @@ def settings(folder: Path, /, **changed: Any) -> Settings:
     )
 
 
-def deployment(
-    what: Settings, lines: list[str] | None = None, *, rehearse: bool = False, calls: Any = None
-) -> Deployment:
-    say = (lines if lines is not None else []).append
-    return Deployment(what, calls or Calls(region=None, rehearse=rehearse, say=say), say)
-
-
 class KilledError(BaseException):
     pass
 
@@ -150,6 +72,7 @@ def runtimes() -> list[dict[str, Any]]:
     return [r for r in found if r["agentRuntimeName"] == "shop" and r["status"] != "DELETING"]
 
 
+@pytest.mark.timeout(600)  # fifteen deployments, each cut short
 def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[str, str], agent_folder: Path) -> None:
     killed = []
     for _ in range(20):

@@ -127,7 +127,7 @@ class Deployment:
         arn, version, changed = self._runtime(artifact, role)
         if arn is None or version is None:
             return Deployed(arn=arn, version=version, changed=changed)
-        self._wait_ready(arn)
+        self._must_be_ready(arn)
         self._endpoint(arn, version)
         return Deployed(arn=arn, version=version, changed=changed, smoke=self._smoke(arn))
 
@@ -282,6 +282,10 @@ class Deployment:
         if lifecycle:
             wanted["lifecycleConfiguration"] = lifecycle
         found = self._find()
+        if found is not None and self._settled(found["agentRuntimeArn"]) == "CREATE_FAILED":
+            self._say(f"agent {s.name}: what failed to be made is removed")
+            self._remove_runtime(found["agentRuntimeId"])
+            found = None
         if found is None:
             self._say(f"agent {s.name}: is made")
             made = self._until_role_is_known(
@@ -295,7 +299,6 @@ class Deployment:
             )
             return (None, None, True) if made is None else (made["agentRuntimeArn"], made["agentRuntimeVersion"], True)
         arn, runtime = found["agentRuntimeArn"], found["agentRuntimeId"]
-        self._wait_ready(arn)
         now = self._call("bedrock-agentcore-control", "GetAgentRuntime", agentRuntimeId=runtime)
         if all(_same(now.get(name), value) for name, value in wanted.items()) and now["status"] == "READY":
             self._say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
@@ -330,21 +333,23 @@ class Deployment:
             if token is None:
                 return None
 
-    def _wait_ready(self, arn: str) -> None:
+    def _settled(self, arn: str) -> str:
+        """Wait while something goes on. Gives the status then; raises: ConfigError when it does not end in time."""
         runtime, deadline = arn.rsplit("/", 1)[1], time.monotonic() + READY_S
-        while not self._call.rehearse:
+        while True:
             now = self._call("bedrock-agentcore-control", "GetAgentRuntime", agentRuntimeId=runtime)
-            if now["status"] == "READY":
-                return
-            if now["status"].endswith("_FAILED"):
-                if now["status"] == "UPDATE_FAILED":
-                    return  # the next update replaces what failed
-                raise ConfigError(
-                    f"agent {self.settings.name}: {now['status']}: {now.get('failureReason', 'no reason given')}"
-                )
+            if now["status"] not in ("CREATING", "UPDATING") or self._call.rehearse:
+                return str(now["status"])
             if time.monotonic() > deadline:
                 raise ConfigError(f"agent {self.settings.name} is still {now['status']} after {READY_S:.0f} s")
             time.sleep(POLL_S)
+
+    def _must_be_ready(self, arn: str) -> None:
+        if self._settled(arn) != "READY" and not self._call.rehearse:
+            now = self._call("bedrock-agentcore-control", "GetAgentRuntime", agentRuntimeId=arn.rsplit("/", 1)[1])
+            raise ConfigError(
+                f"agent {self.settings.name}: {now['status']}: {now.get('failureReason', 'no reason given')}"
+            )
 
     def _endpoint(self, arn: str, version: str) -> None:
         name, runtime = self.settings.endpoint, arn.rsplit("/", 1)[1]

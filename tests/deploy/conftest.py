@@ -1,0 +1,102 @@
+"""IAM, ECR and STS of moto, and the local control plane, runtime and S3 endpoint, as one account."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from agentcore_rl_toolkit.deploy.calls import Calls
+from agentcore_rl_toolkit.deploy.deployment import Deployment, Settings
+
+AGENT = """
+from agentcore_rl_toolkit import AgentCoreRLApp
+
+app = AgentCoreRLApp()
+
+
+@app.rollout_entrypoint
+def run(payload):
+    if payload.get("fail"):
+        raise ValueError("the agent does not like this payload")
+    return {"rewards": float(len(payload["prompt"]))}
+
+
+app.run()
+"""
+
+
+@contextlib.contextmanager
+def an_aws(folder: Path) -> Iterator[dict[str, str]]:
+    """An AWS for tests, and the environment in which unmodified clients find it."""
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    ready = folder / "ready.json"
+    agent = folder / "agent.py"
+    agent.write_text(AGENT)
+    options = ["--agent", f"other={agent}", "--s3-dir", str(folder / "s3"), "--ready-file", str(ready)]
+    with (folder / "output.txt").open("wb") as output:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "agentcore_rl_toolkit.cli",
+                "runtime",
+                "serve",
+                *options,
+                "--parent-pid",
+                str(os.getpid()),
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    deadline = time.monotonic() + 120
+    while not ready.exists():
+        assert process.poll() is None, (folder / "output.txt").read_text()
+        assert time.monotonic() < deadline, "the runtime did not start"
+        time.sleep(0.05)
+    info = json.loads(ready.read_text())
+    yield {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL_S3": info["s3_url"],
+        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": info["url"],
+        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": info["url"],
+        "AWS_ACCESS_KEY_ID": "AKLOCAL",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-west-2",
+        "AWS_DEFAULT_REGION": "us-west-2",
+    }
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0, (folder / "output.txt").read_text()
+    moto.stop()
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with an_aws(tmp_path_factory.mktemp("aws")) as found:
+        yield found
+
+
+@pytest.fixture
+def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name, value in aws.items():
+        monkeypatch.setenv(name, value)
+    return aws
+
+
+def deployment(
+    what: Settings, lines: list[str] | None = None, *, rehearse: bool = False, calls: Any = None
+) -> Deployment:
+    say = (lines if lines is not None else []).append
+    return Deployment(what, calls or Calls(region=None, rehearse=rehearse, say=say), say)
