@@ -20,12 +20,14 @@ LEAST_DISK, LEAST_OPEN_FILES = 2 * 2**30, 4096
 # What each extra is recognised by, and what cannot be done without it. The first four are what this machine needs to train.
 EXTRAS = {
     "gateway": (("httptools", "msgspec", "tokenizers", "transformers"), "the model gateway"),
-    "runtime": (("httptools", "uvicorn", "websockets"), "the local runtime"),
+    "runtime": (("httptools", "sortedcontainers", "uvicorn", "websockets"), "the local runtime"),
     "policy": (("torch", "transformers", "safetensors", "starlette"), "the built-in policy"),
     "local": (("rich", "matplotlib", "strands"), "the quickstart"),
     "trl": (("trl", "datasets"), "training with TRL"),
     "tinker": (("tinker",), "training with Tinker"),
     "verl": (("verl", "transfer_queue"), "training with verl"),
+    "containers": (("aiodocker",), "sessions in Docker or Podman"),
+    "kubernetes": (("kubernetes_asyncio",), "sessions as pods of a Kubernetes cluster"),
 }
 _OF_THIS_MACHINE = ("gateway", "runtime", "policy", "local")
 
@@ -43,7 +45,7 @@ def installation() -> Finding:
 
 
 def extras() -> list[Finding]:
-    """One line for each: those that this machine needs to train, and those of trainers that are not here as notes."""
+    """One line for each: those that this machine needs to train, and the others that are not here as notes."""
     found = []
     for extra, (modules, use) in EXTRAS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
