@@ -1,0 +1,145 @@
+"""What the page asks for, as JSON values. The server and the exported file give the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..runs import Query, RunReader, find_runs
+
+PAGE = 1000  # rows of one answer at most
+_NUMBERS = {"step": int, "tokens_from": int, "tokens_to": int, "reward_from": float, "reward_to": float}
+
+
+class Runs:
+    """The runs that are shown: those given, else those of a folder, which may come while the server runs."""
+
+    def __init__(self, given: list[Path], folder: Path) -> None:
+        self._given, self._folder = given, folder
+        self._open: dict[Path, RunReader] = {}
+
+    def folders(self) -> dict[str, Path]:
+        """Name -> folder; a number tells runs of the same name apart."""
+        found: dict[str, Path] = {}
+        for path in self._given or find_runs(self._folder):
+            name, number = path.resolve().name, 2
+            while name in found:
+                name, number = f"{path.resolve().name}~{number}", number + 1
+            found[name] = path
+        return found
+
+    def reader(self, name: str) -> RunReader:
+        """Raises: ConfigError for a run that is not shown, or cannot be read."""
+        path = self.folders().get(name)
+        if path is None:
+            raise ConfigError(f"there is no run {name!r} here")
+        if path not in self._open:
+            self._open[path] = RunReader(path)
+        return self._open[path]
+
+    def close(self) -> None:
+        for reader in self._open.values():
+            reader.close()
+
+
+def list_of_runs(runs: Runs) -> list[dict[str, Any]]:
+    """The runs with how many rollouts they have; one that cannot be read says why."""
+    found = []
+    for name, path in runs.folders().items():
+        entry: dict[str, Any] = {"name": name, "path": str(path), "rollouts": None, "problem": None}
+        try:
+            entry["rollouts"] = runs.reader(name).count()
+        except ConfigError as e:
+            entry["problem"] = str(e)
+        found.append(entry)
+    return found
+
+
+def overview(run: RunReader) -> dict[str, Any]:
+    """A run as a whole."""
+    return {
+        "name": run.name,
+        "config": run.config(),
+        "summary": run.summary(),
+        "steps": run.steps(),
+        "metrics": run.metrics(),
+        "facets": run.facets(),
+        "not_kept": run.said(),
+    }
+
+
+def query_of(given: Mapping[str, str]) -> Query:
+    """A query out of the words of an address. Raises: ConfigError."""
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        if name in ("offset", "limit", "at") or (text == "" and name != "tool"):
+            continue
+        if name in _NUMBERS:
+            try:
+                values[name] = _NUMBERS[name](text)
+            except ValueError:
+                raise ConfigError(f"{name} must be a number, got {text!r}") from None
+        elif name in ("usable", "descending"):
+            values[name] = text in ("1", "true")
+        elif name in Query.__dataclass_fields__:
+            values[name] = text
+        else:
+            raise ConfigError(f"there is no filter {name!r}")
+    return Query(**values)
+
+
+def rows(run: RunReader, given: Mapping[str, str]) -> dict[str, Any]:
+    """A page of a list."""
+    query = query_of(given)
+    try:
+        offset, limit = int(given.get("offset", 0)), int(given.get("limit", 200))
+    except ValueError:
+        raise ConfigError("offset and limit are numbers") from None
+    found: dict[str, Any] = {"total": run.total(query), "offset": max(0, offset)}
+    found["rows"] = run.rollouts(query, offset=max(0, offset), limit=max(0, min(limit, PAGE)))
+    return found
+
+
+def rollout(run: RunReader, number: int) -> dict[str, Any]:
+    """Everything of one rollout. Raises: ConfigError when there is none."""
+    found = run.rollout(number)
+    if found is None:
+        raise ConfigError(f"there is no rollout {number}")
+    return {**found, "group": run.rows(run.group(number))}
+
+
+def token_texts(run: RunReader, ids: list[int]) -> dict[str, str]:
+    return {str(token): text for token, text in run.texts(ids).items()}
+
+
+def group(run: RunReader, number: int) -> dict[str, Any]:
+    """All rollouts that are compared with one, with their dialogues."""
+    found = [run.rollout(each) for each in run.group(number)]
+    if not found:
+        raise ConfigError(f"there is no rollout {number}")
+    kept = ("id", "place", "outcome", "cause", "mask_reason", "reward", "score", "advantage", "turns", "sampled_tokens")
+    members = [
+        {**{k: r[k] for k in kept}, "error": r["error"], "dialogue": r["dialogue"]} for r in found if r is not None
+    ]
+    first = next(r for r in found if r is not None)
+    payload = (first["detail"] or {}).get("payload")
+    return {"phase": first["phase"], "step": first["step"], "grp": first["grp"], "payload": payload, "members": members}
+
+
+def compare(first: RunReader, second: RunReader, sides: tuple[tuple[str, int | None], ...]) -> dict[str, Any]:
+    """Inputs that both sides have, the ones that changed most first."""
+    a, b = first.inputs(*sides[0]), second.inputs(*sides[1])
+    found: list[dict[str, Any]] = []
+    for key in a.keys() & b.keys():
+        before, after = a[key]["reward"], b[key]["reward"]
+        change = None if before is None or after is None else after - before
+        found.append({"input_key": key, "change": change, "first": a[key], "second": b[key]})
+    found.sort(key=lambda row: (-abs(row["change"] or 0.0), row["input_key"]))
+    return {
+        "rows": found[:PAGE],
+        "inputs": len(found),
+        "only_first": len(a) - len(found),
+        "only_second": len(b) - len(found),
+    }

@@ -1,0 +1,78 @@
+// Elements out of plain values. Text is always a text node: nothing that a model wrote is ever read as markup.
+export function el(name, options = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(options)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key === "class") made.className = value;
+    else if (key === "value") made.value = value;
+    else made.setAttribute(key, value === true ? "" : String(value));
+  }
+  for (const child of children.flat(3)) {
+    if (child === null || child === undefined || child === false) continue;
+    made.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return made;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+export function svg(name, options = {}, ...children) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(options)) made.setAttribute(key, String(value));
+  for (const child of children.flat()) if (child !== null && child !== undefined && child !== false) made.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  return made;
+}
+
+// Absent is not zero: it is a dash.
+export function number(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  return Number.isInteger(value) && Math.abs(value) < 1e15 ? String(value) : Number(value).toFixed(digits);
+}
+
+export function small(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : number(value);
+}
+
+export function placeOf(row) {
+  return row.step === null || row.step === undefined ? row.phase : `${row.phase} ${row.step}`;
+}
+
+export function outcomeClass(row) {
+  if (row.outcome === "ok") return row.mask_reason ? "warn" : "good";
+  return row.cause === "policy" ? "warn" : "bad";
+}
+
+export function outcomeText(row) {
+  return row.outcome + (row.cause ? ` (${row.cause})` : "") + (row.mask_reason && row.outcome === "ok" ? `, ${row.mask_reason}` : "");
+}
+
+// The address of a page: #/run/NAME/page?filters
+export function link(run, page = "", query = {}) {
+  const words = new URLSearchParams(Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== ""));
+  const tail = words.toString();
+  return `#/run/${encodeURIComponent(run)}${page ? `/${page}` : ""}${tail ? `?${tail}` : ""}`;
+}
+
+export function messageText(message) {
+  const content = message.content;
+  if (typeof content === "string") return content;
+  if (Array.isArray(content)) {
+    return content.map((p) => (typeof p === "string" ? p : p.text ?? (p.type === "tool_use" ? `${p.name}(${JSON.stringify(p.input)})` : p.type === "tool_result" ? String(typeof p.content === "string" ? p.content : JSON.stringify(p.content)) : `[${p.type ?? "part"}]`))).join("");
+  }
+  return content === null || content === undefined ? "" : JSON.stringify(content);
+}
+
+export function messageCalls(message) {
+  return (Array.isArray(message.tool_calls) ? message.tool_calls : []).map((c) => `${c?.function?.name ?? "?"}(${typeof c?.function?.arguments === "string" ? c.function.arguments : JSON.stringify(c?.function?.arguments ?? "")})`);
+}
+
+export function tip(text, event) {
+  const shown = document.getElementById("tip");
+  shown.hidden = text === null;
+  if (text === null) return;
+  shown.textContent = text;
+  const room = shown.getBoundingClientRect();
+  shown.style.left = `${Math.min(event.clientX + 14, innerWidth - room.width - 8)}px`;
+  shown.style.top = `${Math.min(event.clientY + 18, innerHeight - room.height - 8)}px`;
+}

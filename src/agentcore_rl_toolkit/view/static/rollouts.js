@@ -1,0 +1,91 @@
+import { el, link, number, outcomeClass, outcomeText, placeOf, small } from "./dom.js";
+import { overview, rowsOf } from "./source.js";
+
+const HIGH = 30, CHUNK = 200, AROUND = 12;
+const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "group"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logp"], ["gap_max", "gap"], ["tool_calls", "tools"]];
+const WORDY = new Set(["id", "step", "grp", "outcome", "tool_calls"]);
+const FILTERS = ["phase", "step", "outcome", "tool", "reward_from", "reward_to", "tokens_from", "text"];
+
+export async function rolloutsPage(name, query, go) {
+  const { facets } = await overview(name);
+  const options = (values, empty) => [el("option", { value: "" }, empty), ...values.map(([value, text]) => el("option", { value }, text))];
+  const choice = (key, label, values) => { const made = el("select", { name: key }, options(values, "any")); made.value = query[key] ?? ""; return el("label", {}, label, made); };
+  const input = (key, label, type = "number") => el("label", {}, label, el("input", { name: key, type, step: "any", value: query[key] ?? "" }));
+  const outcomes = [...Object.entries(facets.outcome).map(([o, n]) => [o, `${o} (${n})`]), ...Object.entries(facets.cause).map(([c, n]) => [`cause:${c}`, `cause: ${c} (${n})`])];
+  const form = el("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
+    choice("phase", "phase", Object.entries(facets.phase).map(([p, n]) => [p, `${p} (${n})`])), input("step", "step"), choice("outcome", "outcome", outcomes), choice("tool", "tool", Object.entries(facets.tool).map(([t, n]) => [t, `${t} (${n})`])),
+    input("reward_from", "reward from"), input("reward_to", "reward to"), input("tokens_from", "tokens from"), input("text", "text", "search"), el("span", { id: "count", class: "soft", "aria-live": "polite" }));
+  const current = () => Object.fromEntries(FILTERS.map((key) => [key, form.elements[key].value]).filter(([, v]) => v !== ""));
+  let waiting = 0;
+  form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => go(link(name, "rollouts", { ...current(), sort: query.sort, descending: query.descending }), true), 250); });
+  const sorted = query.sort ?? "id";
+  const head = el("div", { class: "head", role: "row" }, COLUMNS.map(([key, text]) => el("button", { type: "button", role: "columnheader", class: WORDY.has(key) ? "" : "right", "data-sort": key, "aria-sort": key === sorted ? (query.descending ? "descending" : "ascending") : "none",
+    onclick: () => go(link(name, "rollouts", { ...current(), sort: key, descending: key === sorted && !query.descending ? "1" : "" })) }, text + (key === sorted ? (query.descending ? " ↓" : " ↑") : ""))));
+  const space = el("div", { class: "space", role: "rowgroup" });
+  const box = el("div", { class: "rows", tabindex: 0, role: "table", "aria-label": "rollouts" }, head, space);
+  const list = new VirtualRows(name, query, box, space);
+  await list.load(0);
+  form.querySelector("#count").textContent = `${list.total} rollouts`;
+  return { nodes: [el("h1", {}, `${name}: rollouts`), form, box, el("p", { class: "soft" }, el("kbd", {}, "j"), " ", el("kbd", {}, "k"), " next, previous   ", el("kbd", {}, "Enter"), " open   ", el("kbd", {}, "/"), " search")],
+    shown: () => list.draw(), keys: (key) => list.key(key, form), changed: () => list.renew().then(() => { const count = form.querySelector("#count"); if (count) count.textContent = `${list.total} rollouts`; }) };
+}
+
+class VirtualRows {
+  constructor(name, query, box, space) {
+    Object.assign(this, { name, query, box, space, total: 0, at: -1, chunks: new Map(), made: new Map(), asked: 0 });
+    box.addEventListener("scroll", () => { if (!this.asked) this.asked = requestAnimationFrame(() => { this.asked = 0; this.draw(); }); }, { passive: true });
+    box.addEventListener("keydown", (event) => { if (["ArrowDown", "ArrowUp"].includes(event.key)) { event.preventDefault(); this.key(event.key === "ArrowDown" ? "j" : "k"); } });
+  }
+  async load(chunk) {
+    if (this.chunks.has(chunk)) return;
+    this.chunks.set(chunk, null);
+    try {
+      const page = await rowsOf(this.name, this.query, chunk * CHUNK, CHUNK);
+      this.total = page.total;
+      this.chunks.set(chunk, page.rows);
+      this.space.style.height = `${this.total * HIGH}px`;
+    } catch (error) { this.chunks.delete(chunk); throw error; }
+  }
+  async renew() {
+    this.chunks.clear();
+    await this.load(Math.max(0, Math.floor(this.box.scrollTop / HIGH / CHUNK)));
+    for (const row of this.made.values()) row.remove();
+    this.made.clear();
+    this.draw();
+  }
+  draw() {
+    const first = Math.max(0, Math.floor(this.box.scrollTop / HIGH) - AROUND), end = Math.min(this.total, Math.ceil((this.box.scrollTop + this.box.clientHeight) / HIGH) + AROUND);
+    for (const [place, row] of this.made) if (place < first || place >= end) { row.remove(); this.made.delete(place); }
+    const fresh = document.createDocumentFragment();
+    for (let place = first; place < end; place++) {
+      const rows = this.chunks.get(Math.floor(place / CHUNK));
+      if (rows === undefined) { const chunk = Math.floor(place / CHUNK); this.load(chunk).then(() => this.draw(), () => {}); continue; }
+      const row = rows?.[place % CHUNK];
+      if (!row || this.made.has(place)) continue;
+      const made = this.row(row, place);
+      this.made.set(place, made);
+      fresh.append(made);
+    }
+    this.space.append(fresh);
+  }
+  row(row, place) {
+    const tools = row.tools ? Object.entries(row.tools).map(([t, n]) => `${t} ${n}`).join(", ") : row.tool_calls === 0 ? "none" : "–";
+    const cells = [`${row.id}`, placeOf(row), row.grp, el("span", { class: outcomeClass(row) }, outcomeText(row)), number(row.reward), number(row.advantage), number(row.turns), number(row.sampled_tokens), number(row.logprob_min), small(row.gap_max), row.error ?? tools];
+    const made = el("a", { class: `row${place === this.at ? " at" : ""}`, href: link(this.name, `rollout/${row.id}`), role: "row", tabindex: -1, "data-id": row.id }, cells.map((c, i) => (c instanceof Node ? c : el("span", { class: WORDY.has(COLUMNS[i][0]) ? "" : "num" }, c))));
+    made.style.top = `${place * HIGH}px`;
+    return made;
+  }
+  key(key, form) {
+    if (key === "/") { form?.elements.text.focus(); return true; }
+    if (key === "Enter" && this.at >= 0) { this.made.get(this.at)?.click(); return true; }
+    if (key !== "j" && key !== "k") return false;
+    this.made.get(this.at)?.classList.remove("at");
+    this.at = Math.max(0, Math.min(this.total - 1, this.at + (key === "j" ? 1 : -1)));
+    const top = this.at * HIGH, room = this.box.clientHeight - HIGH;
+    if (top < this.box.scrollTop) this.box.scrollTop = top;
+    else if (top > this.box.scrollTop + room - HIGH) this.box.scrollTop = top - room + HIGH;
+    this.draw();
+    this.made.get(this.at)?.classList.add("at");
+    return true;
+  }
+}

@@ -1,0 +1,302 @@
+"""The page in a real browser: the way to the worst rollout's least likely token, filters, live, from disk, nothing obeyed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium (make packages)"),
+    pytest.mark.timeout(180),
+]
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+WEIGHTS = Path(__file__).parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
+HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+DEADLINE_MS = 60_000
+
+
+def rollout(n: int, *, phase: str = "train", step: int | None = 0, reward: float | None = 1.0, **facts: Any) -> Rollout:
+    ids = [40, 41, 42, 43, 44]
+    tokens = TokenSequence(
+        ids=ids,
+        mask=[0, 0, 1, 1, 1],
+        logprobs=[None, None, -0.5, -3.0 - n / 100, -0.25],
+        trainer_logprobs=[None, None, -0.5, -2.5, -0.25],
+        versions=[None, None, 1, 1, 1],
+        updates=0,
+    )
+    dialogue = [
+        {"role": "user", "content": f"How many lamps in shop {n // 4}?"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "calculator", "arguments": '{"expression": "1+1"}'}}],
+        },
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": f"There are {n} lamps. {HOSTILE}"},
+    ]
+    values: dict[str, Any] = {
+        "session_id": f"{phase}-{step}-{n}",
+        "group": f"g{n // 4}",
+        "input_key": f"input-{n // 4}",
+        "place": n % 4,
+        "outcome": "ok",
+        "score": reward,
+        "dialogue": dialogue,
+        "sequences": [tokens],
+        "fidelity": {"turns": 2, "sampled_tokens": 3, "trained_tokens": 3},
+        "stages": {"queue": 0.1, "run": 1.0},
+        "calls": [
+            {"started_s": 100.2, "first_token_s": 100.3, "finished_s": 100.6, "prompt_tokens": 2, "sampled_tokens": 3}
+        ],
+        "ended_s": 101.0,
+    }
+    return Rollout(phase=phase, step=step, reward=reward, **{**values, **facts})
+
+
+def write(folder: Path, kind: str) -> None:
+    """A run as the loop (steps and evaluations), TRL (without metrics of the loop) or `eval` (one phase, no step) leaves it."""
+    with RunWriter(folder, texts=TokenTexts(WEIGHTS)) as run:
+        if kind == "eval":
+            for n in range(8):
+                run.rollout(rollout(n, phase="eval", step=None, reward=float(n != 5)))
+            return
+        for step in range(2):
+            for n in range(8):
+                reward = -1.0 if (step, n) == (1, 6) else float(n % 2)
+                run.rollout(rollout(n, step=step, reward=reward))
+                run.annotate(f"train-{step}-{n}", advantage=reward - 0.5)
+        failed = {
+            "outcome": "agent_error",
+            "cause": "agent",
+            "mask_reason": "outcome",
+            "dialogue": [],
+            "sequences": None,
+        }
+        run.rollout(rollout(9, step=1, reward=None, error=f"ValueError: {HOSTILE}", traceback=HOSTILE, **failed))
+        if kind == "loop":
+            for n in range(8):
+                run.rollout(rollout(n, phase="before", step=None, reward=0.0))
+                run.rollout(rollout(n, phase="after", step=None, reward=float(n > 3)))
+            run.event("step", {"step": 0, "loss": 0.5, "rollout_s": 3.0, "train_s": 1.0})
+            run.event("step", {"step": 1, "loss": 0.25, "rollout_s": 2.0, "train_s": 2.0})
+
+
+@dataclass
+class Shown:
+    url: str
+    folder: Path
+    page: Any
+    said: list[str] = field(default_factory=list)
+
+    def at(self, address: str) -> Any:
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.url}/{address}")
+        self.page.wait_for_selector("#page[data-ready] h1", timeout=DEADLINE_MS)
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    work = tmp_path_factory.mktemp("view")
+    for kind in ("loop", "trl", "eval"):
+        write(work / "runs" / kind, kind)
+    ready = work / "ready.json"
+    command = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "view", "--no-open"]
+    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    with subprocess.Popen(command, cwd=work, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not ready.exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield json.loads(ready.read_text())["url"], work
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture
+def shown(browser: Any, served: tuple[str, Path]) -> Iterator[Shown]:
+    """A new page; at the end its console is clean, and nothing that a model wrote has run."""
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    page.set_default_timeout(DEADLINE_MS)
+    found = Shown(served[0], served[1], page)
+    page.on("console", lambda m: found.said.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda e: found.said.append(str(e)))
+    yield found
+    assert page.evaluate("window.hacked") is None
+    page.close()
+    assert found.said == []
+
+
+@pytest.mark.parametrize("kind", ["loop", "trl", "eval"])
+def test_from_the_run_to_the_least_likely_token_of_the_worst_rollout_of_the_last_step(shown: Shown, kind: str) -> None:
+    page = shown.at("")
+    page.click(f"#page a:text-is('{kind}')")
+    step = "eval" if kind == "eval" else "train 1"
+    page.click(f"#page table a:text-is('{step}')")
+    page.click(".rows .row >> nth=0")  # the address of a step sorts by reward, the lowest first
+    page.wait_for_selector("#least")
+    worst = 5 if kind == "eval" else 6
+    assert f"There are {worst} lamps" in page.inner_text("#dialogue")
+    page.click("#least")
+    assert page.text_content(".tokens .picked") == TokenTexts(WEIGHTS).of([43])[43]
+    assert f"sampler {-3.0 - worst / 100:.4f}" in page.inner_text("#picked")
+    assert "gap 0.5" in page.inner_text("#picked")
+    assert HOSTILE in page.inner_text("#dialogue")
+
+
+def test_filters_orders_and_keys(shown: Shown) -> None:
+    page = shown.at("#/run/loop/rollouts")
+    assert page.inner_text("#count") == "33 rollouts"
+    page.select_option("[name=outcome]", "cause:agent")
+    page.wait_for_selector("#count:text-is('1 rollouts')")
+    assert "ValueError: <script>" in page.inner_text(".rows .row")
+    page.select_option("[name=outcome]", "")
+    page.fill("[name=text]", "shop 1")
+    page.wait_for_selector("#count:text-is('16 rollouts')")
+    page.fill("[name=step]", "1")
+    page.wait_for_selector("#count:text-is('4 rollouts')")
+    page.click("[data-sort=reward]")
+    page.wait_for_selector("[data-sort=reward][aria-sort=ascending]")
+    assert "step=1" in page.url  # a link that gives the same list
+    page.wait_for_selector("#page[data-ready] .rows .row >> nth=3")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#dialogue")
+    assert "There are 6 lamps" in page.inner_text("#dialogue")
+
+
+def test_a_group_is_side_by_side_with_advantages_and_its_first_difference(shown: Shown) -> None:
+    page = shown.at("#/run/loop/rollout/1")
+    page.click("#group")
+    page.wait_for_selector(".member")
+    assert page.locator(".member").count() == 4
+    assert "advantage -0.500" in page.inner_text(".member >> nth=0")
+    assert page.inner_text(".member >> nth=1 >> mark").startswith("1 lamps")
+
+
+@pytest.mark.parametrize("colour", ["mask", "logprob", "gap", "entropy"])
+def test_tokens_are_coloured_and_say_their_numbers(shown: Shown, colour: str) -> None:
+    page = shown.at(f"#/run/loop/rollout/1?colour={colour}")
+    classes = page.get_attribute("[data-at='0:3']", "class")
+    assert (
+        classes == {"mask": "trained m1", "logprob": "trained c3", "gap": "trained c4", "entropy": "trained c0"}[colour]
+    )
+    assert page.get_attribute("[data-at='0:0']", "class") == "context"
+    page.hover("[data-at='0:3']")
+    assert "sampler -3 (4.98 %)" in page.inner_text("#tip")
+    assert "entropy –" in page.inner_text("#tip")  # absent is not zero
+
+
+def test_two_phases_are_compared_on_the_same_inputs(shown: Shown) -> None:
+    page = shown.at("#/compare?first=loop@before&second=loop@after")
+    assert "2 inputs in both: 1 better, 0 worse" in page.inner_text("#page")
+    assert page.locator("#compared tbody tr").count() == 2
+
+
+def test_a_run_that_goes_on_is_shown_as_it_grows(shown: Shown) -> None:
+    folder = shown.folder / "runs" / "growing"
+    with RunWriter(folder) as run:
+        run.rollout(rollout(0))
+        assert run.flush()
+        page = shown.at("#/run/growing/rollouts")
+        page.wait_for_selector(".live:text-is('live')")
+        assert page.inner_text("#count") == "1 rollouts"
+        # Every look of the server may be its first at this run: keep writing until it was seen.
+        for n in range(1, 200):
+            run.rollout(rollout(n))
+            assert run.flush()
+            if page.inner_text("#count") != "1 rollouts":
+                break
+            page.wait_for_timeout(200)
+        assert page.inner_text("#count") != "1 rollouts"
+
+
+def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "agentcore_rl_toolkit",
+        "view",
+        "loop",
+        "--export",
+        str(tmp_path / "r.html"),
+    ]
+    done = subprocess.run(command, cwd=shown.folder, capture_output=True, text=True, timeout=100)
+    assert "33 of 33 rollouts" in done.stdout, done.stderr
+    page = shown.page
+    page.goto((tmp_path / "r.html").as_uri())
+    page.click("#page table a:text-is('train 1')")
+    page.click(".rows .row >> nth=0")
+    page.click("#least")
+    assert "sampler -3.0600" in page.inner_text("#picked")
+    assert HOSTILE in page.inner_text("#dialogue")
+    page.click("#group")
+    assert page.locator(".member").count() == 4
+
+
+def test_dark_and_light_have_contrast(shown: Shown) -> None:
+    page = shown.at("#/run/loop/rollout/1")
+    measure = """(s) => { const e = document.querySelector(s);
+      const linear = (y) => (y <= 0.03928 ? y / 12.92 : ((y + 0.055) / 1.055) ** 2.4);
+      const lum = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => linear(x / 255));
+        return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
+      let b = e; while (getComputedStyle(b).backgroundColor === "rgba(0, 0, 0, 0)") b = b.parentElement;
+      const [x, y] = [lum(getComputedStyle(e).color), lum(getComputedStyle(b).backgroundColor)];
+      return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05); }"""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for selector in ("h1", ".fact span", ".good", "#group", ".tokens .context", "[data-at='0:3']"):
+            assert page.evaluate(measure, selector) >= 4.5, (scheme, selector)
+
+
+def test_the_server_answers_nobody_else_and_allows_no_remote_part(served: tuple[str, Path]) -> None:
+    url = served[0]
+    with urllib.request.urlopen(f"{url}/", timeout=30) as answer:
+        policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for headers, status in (({"Host": "evil.example"}, 421), ({"Origin": "http://evil.example"}, 403)):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(f"{url}/api/runs", headers=headers), timeout=30)
+        assert refused.value.code == status
+        refused.value.close()
+    for path in (
+        "static/..%2f..%2fexport.py",
+        "static/nothing.js",
+        "api/runs/nothing",
+        "api/runs/loop/rollouts?sort=evil",
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}/{path}", timeout=30)
+        assert refused.value.code == 404
+        refused.value.close()
