@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -44,6 +45,41 @@ def test_the_wheel_installs_into_an_empty_environment_and_its_command_works(tmp_
     assert f"pip install 'agentcore-rl-toolkit[gateway] @ {wheel.as_uri()}'" in done.stderr
     check = [*uv, "pip", "check", "-q", "-p", python]
     assert subprocess.run(check, capture_output=True, timeout=60).returncode == 0
+
+
+@pytest.mark.nightly  # installs torch
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_agent_is_made_and_trained_from_the_wheel_alone(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path)
+    home, work = tmp_path / "home", tmp_path / "work"
+    work.mkdir()
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith(("AWS_", "AGENTCORE_"))}
+    environment |= {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "COLUMNS": "400"}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=work, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "venv", str(home))
+    # pip: it knows where this machine has torch for CPUs.
+    constraints = Path(__file__).parents[1] / "constraints.txt"
+    pip = (str(home / "bin" / "python"), "-m", "pip", "install", "-q", "--no-compile", "-c", str(constraints))
+    run(*pip, f"{_installation.NAME}[local] @ {wheel.as_uri()}", "pytest")
+    program, python = str(home / "bin" / "agentcore-rl"), str(home / "bin" / "python")
+    assert run(program, "--version").strip() == version(_installation.NAME)
+    run(program, "init", "shop", "--framework", "strands")
+    run(python, "-m", "pytest", "-q", "shop")
+    rows = (work / "shop" / "eval.jsonl").read_text().splitlines()[:4]
+    (work / "few.jsonl").write_text("\n".join(rows) + "\n")
+    words = ("--agent", "shop/agent.py", "--data", "shop/train.jsonl", "--eval-data", "few.jsonl", "--out", "run")
+    run(program, "train", *words, "--steps", "1", "--groups", "2", "--rollouts", "2")
+    summary = json.loads((work / "run" / "summary.json").read_text())
+    assert (summary["rollouts"], summary["lost_rollouts"]) == (2 * 4 + 2 * 2, 0)
+    where = run(python, "-c", "import sys, agentcore_rl_toolkit as a; print(a.__file__, *sys.path)")
+    assert str(Path(_installation.__file__).parents[1]) not in where
 
 
 @pytest.mark.parametrize(
