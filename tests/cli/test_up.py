@@ -20,6 +20,7 @@ import pytest
 from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.training.stack import Stack, fits_here
 from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.runs import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 DEADLINE_S = 200.0
@@ -114,6 +115,13 @@ def test_eval_finds_it_with_its_model_and_needs_no_credentials(folder: Path, up:
         assert summary["outcomes"] == {"ok": 4}
         assert summary["rewarded"] == 4
         assert json.loads((folder / name / "summary.json").read_text()) == summary
+        with RunReader(folder / name) as kept:
+            assert kept.steps()[0]["outcomes"] == {"ok": 4}
+            rollout = kept.rollout(1)
+            assert rollout is not None
+            assert rollout["dialogue"][-1]["role"] == "assistant"
+            assert rollout["logprob_min"] is not None
+            assert kept.texts([1])
     # Each rollout had its session, and none is left behind.
     with GatewayClient(up[1].gateway_url, admin_key=up[1].gateway_admin_key) as gateway:
         stats = gateway.stats()
