@@ -20,7 +20,7 @@ from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Grou
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
 from agentcore_rl_toolkit.backends.tinker.loop import StepResult
-from agentcore_rl_toolkit.backends.tinker.run import METRICS_FILE, STATE_FILE, batches, run_async
+from agentcore_rl_toolkit.backends.tinker.run import STATE_FILE, batches, run_async
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
@@ -28,6 +28,7 @@ from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.finetuning import PolicyModel
 from agentcore_rl_toolkit.policy.tinker.service import TinkerServer
 from agentcore_rl_toolkit.policy.word_problems.problems import problems
+from agentcore_rl_toolkit.runs import read_metrics
 
 from ..test_end_to_end import serving
 
@@ -121,8 +122,7 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(pla
         p for p in server.model.paths if "sampler_weights/run-000001" in p and p != first.sampler
     }
     check_tokens(server, groups, calls_from=sampled, updates_from=trained)
-    lines = [json.loads(text) for text in (config.output_dir / METRICS_FILE).read_text().splitlines()]
-    assert [entry["step"] for entry in lines] == [0, 1]
+    assert [entry["step"] for entry in read_metrics(config.output_dir)] == [0, 1]
     assert len(server.finished) == 4  # the trainer's session and the gateway's, of both runs
 
 
