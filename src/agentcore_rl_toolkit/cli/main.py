@@ -31,7 +31,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "cost": (".cost", "command", "Estimate what a run costs on AWS, and how long it takes.", ""),
     "view": (".view", "command", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
     "runs": (".runs", "group", "Look at runs in the terminal: list, show, compare.", ""),
-    "doctor": (".doctor", "command", "Check this machine, or with --aws the account: what is missing, what to do.", ""),
+    "doctor": (".doctor", "command", "Check this machine, or the account: what is missing, what to do.", ""),
     "s3": (".s3", "group", "Local S3 endpoint over a directory.", "runtime"),
 }
 
@@ -55,8 +55,7 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, _COMMANDS[name][2]) for name in _COMMANDS if _exists(name)]
         with formatter.section("Commands"):
-            completion = ("completion", "Print what completes commands in bash, zsh or fish.")
-            formatter.write_dl([*rows, completion, ("version", "Print the version.")])
+            formatter.write_dl(rows)  # `version` and `completion` are there, too; this fits a screen
 
 
 def _exists(name: str) -> bool:
@@ -72,7 +71,7 @@ def missing_extra(error: ModuleNotFoundError, extra: str) -> MissingExtraError:
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="agentcore-rl-toolkit", message="%(version)s")
 def cli() -> None:
-    """RL on the agent you deploy. Start with `agentcore-rl quickstart`: it needs no account and no GPU."""
+    """RL on the agent you deploy. Start with `agentcore-rl quickstart`."""
 
 
 @cli.command()

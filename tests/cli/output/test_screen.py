@@ -23,6 +23,7 @@ WITHOUT_JSON = {
     "agentcore-rl runtime logs",
     "agentcore-rl runtime serve",
     "agentcore-rl s3 serve",
+    "agentcore-rl view",
     "agentcore-rl up",
     "agentcore-rl version",
 }

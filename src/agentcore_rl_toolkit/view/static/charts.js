@@ -35,7 +35,7 @@ export function lineChart(title, curves, options = {}) {
       picture.append(p.href ? svg("a", { href: p.href, "aria-label": `step ${p.x}` }, dot) : dot);
     }
   }
-  const named = shown.length > 1 ? el("div", { class: "soft" }, shown.map((c) => `${c.second ? "– – " : "—— "}${c.name}   `)) : null;
+  const named = shown.length > 1 ? el("div", { class: "soft" }, shown.map((c) => [el("i", { class: c.second ? "key other-key" : "key curve-key" }), c.name])) : null;
   return el("div", { class: "card" }, el("b", {}, title), picture, named);
 }
 
