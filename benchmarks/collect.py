@@ -32,7 +32,6 @@ from agentcore_rl_toolkit.backends.trl.convert import to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.gateway.capture.record import (
     OK,
-    VERSION,
     Base,
     CallRecord,
     ChoiceRecord,
@@ -55,7 +54,6 @@ def recorded(rng: random.Random, turns: int, tokens: int, between: int) -> list[
     for k in range(turns):
         fresh = [rng.randrange(150_000) for _ in range(800 if k == 0 else between)]
         record = CallRecord(
-            version=VERSION,
             call_id=f"call-{k}",
             index=k,
             status=OK,
@@ -66,7 +64,7 @@ def recorded(rng: random.Random, turns: int, tokens: int, between: int) -> list[
             finished_s=k + 0.5,
             weight_version_first=3,
             weight_version_last=3,
-            prompt_base=Base(ordinal=k - 1, choice=0, length=length) if k else Base(),
+            prompt_base=Base(f"call-{k - 1}", 0, length) if k else Base(),
             prompt_ids=pack_ids(fresh),
             messages_base=Base(),
             messages=b"[]",

@@ -121,7 +121,6 @@ def recorded(renderer: Renderer, turns: int, tokens: int) -> list[CallRecord]:
         said = ChoiceRecord(0, pack_ids(completion), logprobs, "stop", "none", json.dumps(answer).encode())
         records.append(
             CallRecord(
-                version=1,
                 call_id=f"c{number}",
                 index=number,
                 status="ok",
@@ -132,13 +131,13 @@ def recorded(renderer: Renderer, turns: int, tokens: int) -> list[CallRecord]:
                 finished_s=0.0,
                 weight_version_first=None,
                 weight_version_last=None,
-                prompt_base=Base(number - 1, 0, ids_before) if number else NO_BASE,
+                prompt_base=Base(f"c{number - 1}", 0, ids_before) if number else NO_BASE,
                 prompt_ids=pack_ids(ids[ids_before:]),
-                messages_base=Base(number - 1, -1, text_before - 1) if number else NO_BASE,
+                messages_base=Base(f"c{number - 1}", -1, text_before - 1) if number else NO_BASE,
                 messages=text[text_before - 1 :] if number else text,
                 choices=[said],
                 request=b"" if number else b"{}",
-                request_of=0 if number else -1,
+                request_of="c0" if number else None,
                 parent_turn=prompt.parent_turn,
             )
         )
@@ -251,7 +250,7 @@ async def memory(renderer: Renderer, sessions: int, turns: int, budget_mb: int, 
         "rss_mb": used,
         "history_mb": told["history_bytes"] / 2**20,
         "reloads": told["history_reloads"],
-        "store_mb": told["journal_bytes"] / 2**20,
+        "store_mb": told["store_bytes"] / 2**20,
         "cpu_ms_per_call": spent * 1e3 / (sessions * turns),
     }
 

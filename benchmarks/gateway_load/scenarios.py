@@ -205,5 +205,5 @@ def memory(server: Server, sessions: int, turns: int) -> dict[str, float]:
             "rss_mb": loaded,
             "rss_after_fetch_mb": rss_kb(pid) / 1024,
             "peak_mb": peak_kb(pid) / 1024,
-            "store_mb": stats["journal_bytes"] / 1e6,
+            "store_mb": stats["store_bytes"] / 1e6,
         }

@@ -265,7 +265,7 @@ def serve(
 def export(store: str, target: str, kind: str | None, sessions: tuple[str, ...], as_json: bool) -> None:
     """Write the turns of a STORE to TARGET: a .jsonl or .parquet file with one row per turn, or a data set folder.
 
-    The gateway must not be running.
+    A gateway may be using the store.
     """
     from ..gateway.export import export as run
 

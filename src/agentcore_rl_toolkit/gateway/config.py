@@ -119,7 +119,7 @@ class GatewayConfig:
 
     ``engine`` is what a server added at run time is taken for, where its request does not say and there is no other.
     ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.
-    ``store_dir`` None keeps the journal in an unnamed temporary directory, which is gone with the process. ``fsync``
+    ``store_dir`` None keeps the calls in a temporary file without a name, which is gone with the process. ``fsync``
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
     call without the per-session key (rLLM's agents have none). ``model_id`` is the model name of every call, whatever
     the agent names; a session's own wins. ``upstream_hosts`` are patterns and networks that may be added

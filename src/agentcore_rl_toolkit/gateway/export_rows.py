@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from ..errors import ConfigError
 from ..trajectory import Turn
 from .capture.record import decode, expand
-from .sessions.registry import Sessions
-from .store.journal import Journal
+from .sessions.settings import SessionSettings
+from .store.reader import open_reader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,25 +29,19 @@ class Stored:
 
 
 def stored_sessions(store: str | Path, *, sessions: Sequence[str] | None = None) -> Iterator[Stored]:
-    """The sessions of a store in the order they were opened, one in memory at a time.
+    """The sessions of a store in the order they were opened, one in memory at a time; a gateway may be using it.
 
-    Raises: ConfigError when there is no store there, or a gateway is using it.
+    Raises: ConfigError when there is no store there.
     """
-    base = Path(store)
-    parts = sorted(base.glob("shard-*")) or [base]
-    for part in parts:
-        if not list(part.glob("calls-*.log")):
-            raise ConfigError(f"{part} holds no calls; give the directory that was passed as --store")
-        journal = Journal(part)
-        try:
-            table = Sessions(journal, secret=b"", limit=2**31)
-            table.restore()
-            for session in table.by_id.values():
-                if sessions is None or session.id in sessions:
-                    whole = expand([decode(p) for p in table.payloads(session)])
-                    yield Stored(session_id=session.id, metadata=session.settings.metadata, turns=whole.turns)
-        finally:
-            journal.close()
+    reader = open_reader(Path(store))
+    try:
+        found = reader.sessions() if sessions is None else filter(None, map(reader.named, sessions))
+        for row in found:
+            whole = expand([decode(payload) for payload in reader.readable(row.number)])
+            settings = msgspec.json.decode(row.settings, type=SessionSettings)
+            yield Stored(session_id=row.session_id, metadata=settings.metadata, turns=whole.turns)
+    finally:
+        reader.close()
 
 
 def turn_rows(stored: Stored) -> Iterator[dict[str, Any]]:

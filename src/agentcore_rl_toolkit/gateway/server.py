@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from .._host_check import HostCheck
 from .._serving import listen
-from ..errors import ConfigError
-from .admin.health import Lag, StateFile
+from ..errors import ConfigError, GatewayError
+from .admin.health import Lag, StoredState
 from .admin.parts import Parts
 from .admin.routes import Admin
 from .calls.context import Context
@@ -26,10 +25,9 @@ from .http.accept import Acceptor
 from .http.connection import AgentConnection
 from .http.open_connections import OpenConnections
 from .sessions.registry import Sessions, store_secret
+from .sessions.retention import Retention
 from .sessions.settings import SessionSettings, check_sampling
-from .store import temporary
-from .store.journal import Journal
-from .store.retention import Retention, moments
+from .store.writer import Store
 from .upstreams.read_pacing import Pacer
 from .upstreams.router import Router
 
@@ -58,35 +56,28 @@ class Gateway:
         self.connections = OpenConnections(config.limits, HostCheck((config.host,), config.allowed_hosts))
         self.lag = Lag()
         self.url = ""
-        self._temporary: str | None = None
-        directory = config.store_dir
-        if directory is None:
-            directory = self._temporary = temporary.make()
-        path = Path(directory)
-        if (path / "processes").exists():
-            raise ConfigError(
-                f"{path} was written by several processes of version 0.3.0 (--workers); `agentcore-rl gateway export` reads "
-                "it; serve from a new --store"
-            )
+        directory = None if config.store_dir is None else Path(config.store_dir)
         try:
-            self.journal = Journal(path, fsync=config.fsync)
-            self.journal.dated = lambda written_s: moments(written_s, config.retention_s)
+            self.store = Store(directory, fsync=config.fsync)
             self.sessions = Sessions(
-                self.journal,
-                secret=store_secret(path),
+                self.store,
+                secret=store_secret(directory),
                 limit=config.limits.sessions,
                 defaults=SessionSettings(sampling_params=dict(config.sampling_params), model_id=config.model_id),
             )
-            self.recovered = self.sessions.restore()
+            self.recovered = self.sessions.restore(retention_s=config.retention_s)
         except OSError as e:
             raise ConfigError(f"the store {directory} cannot be used: {e.strerror or e}") from e
+        except GatewayError as e:
+            self.store.close()
+            raise ConfigError(str(e)) from e
         self.router = Router(config.upstreams, connect_s=config.limits.connect_s, pacer=Pacer())
         self.calls = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
-        self.retention = Retention(self)
+        self.retention = Retention(self.sessions, self.counters, age_s=config.retention_s, size=config.retention_bytes)
         self.token_mode: TokenMode | None = None
         self.tinker: TinkerServices | None = None
         token_call = self._load_model()
-        self.state = StateFile(None if self._temporary is not None else path)
+        self.state = StoredState(self.store)
         self.state.take_up(config, self.calls.running, self.tinker)
         self.admin = Admin(
             Parts(
@@ -132,11 +123,11 @@ class Gateway:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self.journal.start(loop)
+        self.store.start(loop)
         try:
             listening = listen(self.config.host, self.config.port)
         except ConfigError:
-            self.journal.close()
+            self.store.close()
             raise
         self._server = Acceptor(listening, lambda: AgentConnection(self.connections, self._dispatch))
         self.url = self._server.url
@@ -166,9 +157,7 @@ class Gateway:
         if self.token_mode is not None:
             self.token_mode.executor.shutdown(wait=False, cancel_futures=True)
         self.router.close()
-        self.journal.close()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        await self.store.stop()
 
     async def _tick(self) -> None:
         """Deadlines, idle connections, loop lag, retention: everything that is looked at now and then, in one place."""
@@ -181,5 +170,5 @@ class Gateway:
             self.running.expire(now)
             self.connections.sweep(now, self.counters)
             self.router.sweep(now)
-            self.journal.tend()
+            self.store.tend()
             self.retention.tend()

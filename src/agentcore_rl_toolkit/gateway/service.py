@@ -70,7 +70,7 @@ async def serve(
         if key_file is not None:
             ready["admin_key_file"] = str(key_file)
         _serving.write_ready(Path(ready_file), ready)
-    print(f"gateway listening on {gateway.url} ({gateway.recovered} stored frames)", file=sys.stderr, flush=True)
+    print(f"gateway listening on {gateway.url} ({gateway.recovered} calls stored)", file=sys.stderr, flush=True)
     if key_file is not None:
         print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
     watch = loop.create_task(_stop_after(parent_pid, stop)) if parent_pid is not None else None

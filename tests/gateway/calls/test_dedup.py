@@ -27,6 +27,8 @@ from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory.experts import int32_of, shape_of
 
+from ..stores import spoil
+
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = [{"role": "user", "content": "hello there"}]
 TOOL = {"name": "add", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
@@ -428,13 +430,9 @@ async def test_a_call_can_be_repeated_after_a_restart_though_another_cannot_be_r
     session = await opened(gateway)
     first = await ask(session)
     await ask(session, temperature=0.5)
-    place = gateway.sessions.by_id[session.session_id.encode()].positions[1] & (1 << 40) - 1
     await ask(session, temperature=0.7)
     await gateway.stop(grace_s=0.2)
-    segment = tmp_path / "calls-00000001.log"
-    data = bytearray(segment.read_bytes())
-    data[place + 100] ^= 0xFF
-    segment.write_bytes(data)
+    spoil(tmp_path, session.session_id, 1)
     gateway = await start_gateway(engine, store_dir=tmp_path)
     session = dataclasses.replace(session, base_url=f"{gateway.url}/{session.base_url.split('/', 3)[3]}")
     assert text(await ask(session, retry=1)) == text(first)

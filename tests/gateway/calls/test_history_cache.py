@@ -1,4 +1,4 @@
-"""Histories beyond the memory budget, and of a gateway that was killed, come back from the journal token for token."""
+"""Histories beyond the memory budget, and of a gateway that was killed, come back from the store token for token."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.calls.history_cache import Histories, past_calls
-from agentcore_rl_toolkit.gateway.capture.record import decode, whole_prompt, whole_prompts
+from agentcore_rl_toolkit.gateway.capture.record import decode, places_of, whole_prompt, whole_prompts
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.render import Renderer, replay
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+from ..stores import spoil
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 SYSTEM = {"role": "system", "content": "Solve the problem. Use the calculator."}
@@ -150,7 +152,7 @@ async def test_histories_made_again_are_the_ones_that_were_there(
     kept = history.conversation
     assert kept is not None
     records = [decode(p) for p in gateway.sessions.payloads(session)]
-    assert [whole_prompt(records, i) for i in range(len(records))] == whole_prompts(records)
+    assert [whole_prompt(records, i, places_of(records)) for i in range(len(records))] == whole_prompts(records)
     made = replay(renderer, past_calls(records), now=session.created_s)
     assert made.commits.keys() == kept.commits.keys()
     assert made.asked.keys() == kept.asked.keys()
@@ -233,10 +235,7 @@ async def test_a_damaged_record_costs_the_prefix_and_not_the_call(
     [session] = await client.create_sessions_async([new_session_id()])
     messages = [SYSTEM, user("one")]
     said = await ask(session, messages)
-    [segment] = (tmp_path / "store").glob("calls-*.log")
-    with segment.open("r+b") as file:
-        file.seek(-20, os.SEEK_END)
-        file.write(b"\x00" * 20)
+    spoil(gateway, session.session_id, 0)
     await ask(session, [*messages, said, user("two")])
     assert histories_of(gateway).lost == 1
     assert engine.calls[-1].prompt_ids[:4] == engine.calls[0].prompt_ids[:4]

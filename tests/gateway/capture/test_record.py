@@ -9,7 +9,6 @@ from agentcore_rl_toolkit.gateway.capture.record import (
     NO_BASE,
     OK,
     UNTRAINABLE,
-    VERSION,
     Base,
     CallRecord,
     ChoiceRecord,
@@ -24,7 +23,6 @@ from agentcore_rl_toolkit.trajectory import build_trajectory
 
 def record(name: str, index: int, *, status: str = OK, logprobs: bytes | None, base: Base = NO_BASE) -> CallRecord:
     return CallRecord(
-        version=VERSION,
         call_id=name,
         index=index,
         status=status,
@@ -57,7 +55,7 @@ def record(name: str, index: int, *, status: str = OK, logprobs: bytes | None, b
 def test_a_choice_without_its_logprobs_is_an_untrainable_turn_beside_the_others(
     status: str, logprobs: bytes | None
 ) -> None:
-    after = Base(ordinal=0, choice=0, length=4)
+    after = Base("a", 0, 4)
     whole = expand(
         [
             record("a", 0, status=status, logprobs=logprobs),
@@ -95,10 +93,10 @@ def test_expanded_prompts_are_the_stored_ones_whatever_they_refer_to() -> None:
     some = pack_logprobs([-0.5, -0.5])
     bases = [
         NO_BASE,
-        Base(ordinal=0, choice=0, length=4),  # prompt and completion of the first
-        Base(ordinal=0, choice=-1, length=1),  # a part of its prompt
-        Base(ordinal=1, choice=0, length=7),  # a part of a completion
-        Base(ordinal=3, choice=0, length=3),  # less than the prompt, though a choice is named
+        Base("r0", 0, 4),  # prompt and completion of the first
+        Base("r0", -1, 1),  # a part of its prompt
+        Base("r1", 0, 7),  # a part of a completion
+        Base("r3", 0, 3),  # less than the prompt, though a choice is named
     ]
     records = [record(f"r{i}", i, logprobs=some, base=base) for i, base in enumerate(bases)]
     turns = expand(records).turns

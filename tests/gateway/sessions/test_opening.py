@@ -17,6 +17,8 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, Session
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
+from ..stores import refused
+
 Start = Callable[..., Awaitable[Gateway]]
 
 
@@ -35,35 +37,21 @@ async def test_a_request_of_which_one_session_cannot_be_opened_opens_none(start_
         assert [(s.id, s.settings.max_turns) for s in gateway.sessions.by_id.values()] == [(old.session_id, 1)]
 
 
-async def test_the_settings_of_a_request_that_a_full_disk_refuses_are_those_of_before(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_settings_of_a_request_that_the_disk_refuses_are_those_of_before(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
 ) -> None:
-    """Also where part of the request was stored before the disk refused."""
     gateway = await start_gateway(engine, store_dir=str(tmp_path))
     client = GatewayClient(gateway.url)
     old = ["rollout-1", "rollout-2"]
     sessions = await client.create_sessions_async(old, max_turns=1)
     assert [await ask(s) for s in sessions] == [200, 200]
-    real, taken = os.pwritev, [0]
-
-    def pwritev(fd: int, buffers: list[bytes], offset: int) -> int:
-        if not taken[0]:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        taken[0] -= 1
-        return real(fd, buffers, offset)
-
-    for count in (0, 1, 2, 3):  # in a segment of its own each, so the disk is asked for each
-        gateway.journal.segment_bytes = 1
-        taken[0] = count
-        with monkeypatch.context() as full:
-            full.setattr(os, "pwritev", pwritev)
-            with pytest.raises(GatewayError, match="cannot store a session"):
-                await client.create_sessions_async([*old[:1], "new-1", *old[1:], "new-2"], max_turns=5)
-        assert set(await client.fetch_async([*old, "new-1", "new-2"], close=False)) == set(old)
-        async with asyncio.timeout(30):
-            while gateway.journal.failed is not None or gateway.journal.owing:  # noqa: ASYNC110  (its clock)
-                await asyncio.sleep(0.02)
-        assert [await ask(s) for s in sessions] == [403, 403]
+    with refused(gateway), pytest.raises(GatewayError, match="cannot store a session"):
+        await client.create_sessions_async([*old[:1], "new-1", *old[1:], "new-2"], max_turns=5)
+    assert set(await client.fetch_async([*old, "new-1", "new-2"], close=False)) == set(old)
+    async with asyncio.timeout(30):
+        while gateway.store.failed is not None:  # noqa: ASYNC110  (its clock)
+            await asyncio.sleep(0.02)
+    assert [await ask(s) for s in sessions] == [403, 403]
     await gateway.stop()
     gateway = await start_gateway(engine, store_dir=str(tmp_path))
     client = GatewayClient(gateway.url)
@@ -79,26 +67,23 @@ async def test_openings_of_one_session_that_a_slow_disk_refuses_leave_the_settin
     client = GatewayClient(gateway.url)
     [session] = await client.create_sessions_async(["rollout-1"], max_turns=1)
     assert await ask(session) == 200
-    refusing, go_on = threading.Event(), threading.Event()
+    syncing, go_on = threading.Event(), threading.Event()
 
-    def pwritev(fd: int, buffers: list[bytes], offset: int) -> int:
-        refusing.set()
+    def fsync(fd: int) -> None:
+        syncing.set()
         assert go_on.wait(30)
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.EIO, "Input/output error")
 
-    with monkeypatch.context() as full:
-        full.setattr(os, "pwritev", pwritev)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fsync)
         heard = gateway.counters["admin_requests"]
         asked = [client.create_sessions_async(["rollout-1"], max_turns=turns) for turns in (4, 5, 6)]
         opening = [asyncio.ensure_future(each) for each in asked]
-        assert await asyncio.to_thread(refusing.wait, 30)
+        assert await asyncio.to_thread(syncing.wait, 30)
         async with asyncio.timeout(30):
             while gateway.counters["admin_requests"] < heard + 3:  # noqa: ASYNC110  (a socket at the other end)
                 await asyncio.sleep(0.005)
         go_on.set()
         done = await asyncio.gather(*opening, return_exceptions=True)
     assert [isinstance(each, GatewayError) for each in done] == [True] * 3
-    async with asyncio.timeout(30):
-        while gateway.journal.failed is not None or gateway.journal.owing:  # noqa: ASYNC110  (its clock)
-            await asyncio.sleep(0.02)
     assert await ask(session) == 403

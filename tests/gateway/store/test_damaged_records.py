@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,8 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+from ..stores import spoil
 
 MODEL = str(Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights")
 USER = [{"role": "user", "content": "hello there"}]
@@ -44,20 +45,8 @@ async def fetched(session: SessionHandle, gateway: Gateway) -> SessionCapture:
     return (await GatewayClient(gateway.url).fetch_async([session.session_id], close=False))[session.session_id]
 
 
-def spoil(gateway: Gateway, session: SessionHandle, place: int) -> int:
-    """Flip a byte in a stored call of a running gateway. Returns how many bytes the call has."""
-    stored = gateway.sessions.by_id[session.session_id.encode()]
-    number, at = stored.positions[place] >> 40, stored.positions[place] & (1 << 40) - 1
-    with (gateway.journal.directory / f"calls-{number:08d}.log").open("r+b") as file:
-        file.seek(at + stored.lengths[place] - 20)
-        [byte] = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 0xFF]))
-    return stored.lengths[place]
-
-
-async def damaged_bytes(gateway: Gateway) -> int:
-    return int((await GatewayClient(gateway.url).stats_async())["journal_damaged_bytes"])
+async def damaged_calls(gateway: Gateway) -> int:
+    return int((await GatewayClient(gateway.url).stats_async())["store_damaged_calls"])
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -70,7 +59,7 @@ async def test_a_repetition_of_a_call_whose_record_is_damaged_is_answered_anew(
     gateway = await start_gateway(engine, **({"model_dir": MODEL} if rendered else {}))
     session = await opened(gateway, max_turns=1)
     first = await ask(session, key=key, stream=stream)
-    size = spoil(gateway, session, 0)
+    spoil(gateway, session.session_id, 0)
     again = await ask(session, again=True, key=key, stream=stream)
     assert again != first
     assert len(engine.calls) == 2
@@ -80,7 +69,7 @@ async def test_a_repetition_of_a_call_whose_record_is_damaged_is_answered_anew(
     assert [t.completion_ids for t in found.turns] == [list(engine.calls[1].completion_ids[0])]
     assert [t.prompt_ids for t in found.turns] == [list(engine.calls[1].prompt_ids)]
     assert ["damaged" in e["message"] for e in found.errors] == [True]
-    assert await damaged_bytes(gateway) == size  # told once, however often it is met
+    assert await damaged_calls(gateway) == 1  # told once, however often it is met
     with pytest.raises(openai.PermissionDeniedError):
         await ask(session)
 
@@ -91,7 +80,7 @@ async def test_a_repetition_is_joined_to_the_one_that_is_answered_anew(
     gateway = await start_gateway(engine)
     session = await opened(gateway)
     await ask(session, key="k")
-    spoil(gateway, session, 0)
+    spoil(gateway, session.session_id, 0)
     engine.faults.append(Fault(delay_s=2.0))
     second = asyncio.ensure_future(ask(session, again=True, key="k"))
     async with asyncio.timeout(30):
@@ -114,46 +103,17 @@ async def test_after_a_restart_damage_is_passed_over_and_the_calls_beside_it_are
     await gateway.stop(grace_s=0.2)
     gateway = await start_gateway(engine, store_dir=str(tmp_path))
     session = dataclasses.replace(session, base_url=f"{gateway.url}/{session.base_url.split('/', 3)[3]}")
-    size = spoil(gateway, session, 1)
+    spoil(gateway, session.session_id, 1)
     assert await ask(session, again=True, key=key, temperature=0.0) == told[0]
     assert await ask(session, again=True, key=key, temperature=0.5) == told[2]
     anew = await ask(session, again=True, key=key, temperature=0.25)
     assert anew != told[1]
     assert await ask(session, again=True, key=key, temperature=0.25) == anew
     assert len(engine.calls) == 4
-    assert await damaged_bytes(gateway) == size
+    assert await damaged_calls(gateway) == 1
     found = await fetched(session, gateway)
     assert [t.completion_ids for t in found.turns][-1] == list(engine.calls[-1].completion_ids[0])
     assert [t.prompt_ids for t in found.turns][-1] == list(engine.calls[-1].prompt_ids)
-
-
-async def test_of_calls_that_are_given_up_behind_a_lost_one_only_turns_are_taken_from_the_turns(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
-) -> None:
-    """Damage hides whose call was lost: the session gives up what refers to earlier calls, a failed one among them."""
-    gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    session = await opened(gateway, max_turns=3)
-    said = [*USER, {"role": "assistant", "content": await ask(session)}]
-    for text in ("one", "two", "three"):
-        if text == "two":
-            engine.faults.append(Fault(status=500))
-        with contextlib.suppress(openai.InternalServerError):
-            await ask(session, messages=[*said, {"role": "user", "content": text}])
-    start = gateway.sessions.by_id[session.session_id.encode()].positions[1] & (1 << 40) - 1
-    await gateway.stop(grace_s=0.2)
-    with (tmp_path / "calls-00000001.log").open("r+b") as file:
-        file.seek(start + 10)  # the session's id
-        file.write(b"nobody")
-    gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    session = dataclasses.replace(session, base_url=f"{gateway.url}/{session.base_url.split('/', 3)[3]}")
-    stats = await GatewayClient(gateway.url).stats_async()
-    assert (stats["turns"], gateway.sessions.by_id[session.session_id.encode()].turns) == (1, 1)
-    for n in range(2):  # of three, one is there
-        await ask(session, temperature=n / 4)
-    with pytest.raises(openai.PermissionDeniedError):
-        await ask(session, temperature=0.5)
-    found = await fetched(session, gateway)
-    assert len(found.turns) == 3
 
 
 async def test_what_goes_on_from_a_damaged_call_is_stored_whole_once_the_damage_is_known(
@@ -162,7 +122,7 @@ async def test_what_goes_on_from_a_damaged_call_is_stored_whole_once_the_damage_
     gateway = await start_gateway(engine)
     session = await opened(gateway)
     first = await ask(session)
-    spoil(gateway, session, 0)
+    spoil(gateway, session.session_id, 0)
     await ask(session, again=True)
     longer = [*USER, {"role": "assistant", "content": first}, *USER]
     await ask(session, messages=longer)
@@ -178,7 +138,7 @@ async def test_traces_of_other_calls_are_told_beside_a_damaged_one(
     for session in (damaged, whole):
         for seed in range(2):
             await ask(session, seed=seed)
-    spoil(gateway, damaged, 1)
+    spoil(gateway, damaged.session_id, 1)
     traces = {}
     for session in (damaged, whole):
         status, told = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")

@@ -20,7 +20,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.http.client import request, stream
+from agentcore_rl_toolkit.gateway.http.client import stream
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
@@ -57,44 +57,6 @@ async def test_sessions_keys_and_turns_survive_a_restart(
     assert set(found) == {kept.session_id, closed.session_id}
     assert [t.index for t in found[kept.session_id].turns] == [0, 1]
     assert found[closed.session_id].closed
-
-
-async def test_retention_drops_the_oldest_sessions_and_bounds_the_store(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
-) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path), retention_bytes=30_000)
-    gateway.journal.segment_bytes = 8_000
-    client = GatewayClient(gateway.url)
-    sessions = await client.create_sessions_async([new_session_id() for _ in range(30)])
-    for session in sessions:
-        for _ in range(3):
-            url, body = session.base_url + "/chat/completions", {"messages": USER}
-            status, _ = await request("POST", url, body=body, key=session.api_key)
-            assert status == 200
-    await asyncio.sleep(0.6)
-    assert gateway.journal.total_bytes <= 40_000
-    found = await client.fetch_async([s.session_id for s in sessions])
-    assert sessions[0].session_id not in found
-    assert len(found[sessions[-1].session_id].turns) == 3
-
-
-async def test_a_small_bound_of_the_store_holds(engine: ScriptedEngine, start_gateway: Start, tmp_path: Path) -> None:
-    """A segment is what can be dropped, so its size goes by the bound."""
-    bound = 8 * 2**20
-    gateway = await start_gateway(engine, store_dir=str(tmp_path), retention_bytes=bound)
-    client = GatewayClient(gateway.url)
-    await asyncio.sleep(0.6)
-    names = [new_session_id() for _ in range(160)]
-    for name in names:
-        [session] = await client.create_sessions_async([name], metadata={"task": "x" * 100_000})
-        url, body = session.base_url + "/chat/completions", {"messages": USER}
-        assert (await request("POST", url, body=body, key=session.api_key))[0] == 200
-        await client.close_sessions_async([name])
-    assert gateway.journal.appended_bytes > 1.5 * bound
-    await asyncio.sleep(0.6)
-    assert gateway.journal.total_bytes <= 1.25 * bound
-    kept = await client.fetch_async(names)
-    assert set(kept) == set(names[-len(kept) :])
 
 
 class Served:
@@ -176,7 +138,7 @@ class Agents:
         return sum(map(len, self.seen.values()))
 
 
-KILLS = 160 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 8
+KILLS = 160 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 20
 
 
 @pytest.mark.slow
@@ -218,30 +180,3 @@ async def test_turns_of_a_gateway_that_tokenises_survive_kill_9(tmp_path: Path) 
         finally:
             if served is not None:
                 served.kill()
-
-
-async def test_retention_by_age_drops_what_is_old_and_only_that(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
-) -> None:
-    """However little is written: the last segment is not kept for ever, nor dropped with fresh calls in it."""
-    gateway = await start_gateway(engine, store_dir=str(tmp_path), retention_s=4.0)
-    client = GatewayClient(gateway.url)
-
-    async def one() -> str:
-        [session] = await client.create_sessions_async([new_session_id()])
-        url, body = session.base_url + "/chat/completions", {"messages": USER}
-        assert (await request("POST", url, body=body, key=session.api_key))[0] == 200
-        await client.close_sessions_async([session.session_id])
-        return session.session_id
-
-    await asyncio.sleep(4.5)  # the first segment is as old as this before anything is in it
-    gateway.journal.segment_bytes = 3_000
-    early = [await one() for _ in range(8)]
-    await asyncio.sleep(0.6)
-    assert set(await client.fetch_async(early)) == set(early)
-    async with asyncio.timeout(60):
-        while await client.fetch_async(early):  # noqa: ASYNC110  (the gateway's clock)
-            await asyncio.sleep(0.05)
-    late = await one()
-    await asyncio.sleep(0.6)
-    assert set(await client.fetch_async([late])) == {late}

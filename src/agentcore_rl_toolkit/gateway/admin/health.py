@@ -1,25 +1,19 @@
 """What a gateway that is started again has to know though no stored call says it: the weight version and a pause.
 
-It lies in one file of the store. An administrator's request is answered when what it changed is on the disk.
+An administrator's request is answered when what it changed is on the disk.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
-from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
 from ..calls.running import RunningCalls
 from ..config import GatewayConfig
-from ..errors import NOT_JSON
+from ..store.writer import Store
 
-log = logging.getLogger(__name__)
-
-NAME = "state.json"
+_PAUSED = "paused"
 
 
 class Lag:
@@ -51,18 +45,16 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     sampler: str | None = None
 
 
-class StateFile:
-    """The state of a gateway in its store. ``directory`` None: the store is temporary, nothing is kept."""
+class StoredState:
+    """The state of a gateway in its store."""
 
-    def __init__(self, directory: Path | None) -> None:
-        self._path = None if directory is None else directory / NAME
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._stored: State | None = None
-        self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def take_up(self, config: GatewayConfig, running: RunningCalls, tinker: Samplers | None) -> None:
         """Go on with what was stored. What the configuration names wins, and is stored in its place."""
-        stored = self._read()
+        stored = self._stored = self._read()
         named = config.weight_version is not None or config.sampler is not None
         if stored is not None:
             running.paused = stored.paused
@@ -72,58 +64,31 @@ class StateFile:
                 running.weight_version = stored.weight_version
                 if tinker is not None and stored.sampler is not None:
                     tinker.wanted = (stored.sampler, stored.weight_version)
-        if self._path is not None and named and _state_of(running, tinker) != stored:
-            try:
-                self._write(self._path, _state_of(running, tinker))
-            except OSError as e:
-                log.error("%s still says another weight version: %s", self._path, e)
+        if named:
+            self._put(_state_of(running, tinker))
+            self._store.commit()
 
     def _read(self) -> State | None:
-        if self._path is None:
+        published, paused = self._store.reader.version(), self._store.reader.value(_PAUSED)
+        if published is None and paused is None:
             return None
-        try:
-            self._stored = msgspec.json.decode(self._path.read_bytes(), type=State)
-        except FileNotFoundError:
-            return None
-        except (OSError, *NOT_JSON) as e:
-            log.error("%s cannot be read: the weight version is unknown, and a pause forgotten: %s", self._path, e)
-        return self._stored
+        version, sampler = published or (None, None)
+        return State(weight_version=version, paused=paused, sampler=sampler)
+
+    def _put(self, state: State) -> None:
+        before = self._stored or State()
+        if (state.weight_version, state.sampler) != (before.weight_version, before.sampler):
+            self._store.publish(state.weight_version, state.sampler)
+        if state.paused != before.paused:
+            self._store.set(_PAUSED, state.paused)
+        self._stored = state
 
     async def keep(self, running: RunningCalls, tinker: Samplers | None) -> None:
-        """Return when what holds now is on the disk. Raises: OSError."""
-        if self._path is None:
-            return
-        # Written to the end also when the administrator hangs up: the next one comes after it.
-        task = asyncio.get_running_loop().create_task(self._keep(self._path, running, tinker))
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        await asyncio.shield(task)
-
-    async def _keep(self, path: Path, running: RunningCalls, tinker: Samplers | None) -> None:
-        async with self._lock:
-            state = _state_of(running, tinker)
-            if state != self._stored:
-                await asyncio.to_thread(self._write, path, state)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s cannot be written: %s", self._path, error)
-
-    def _write(self, path: Path, state: State) -> None:
-        self._stored = None  # whether the old or the new one is on the disk is open until the end
-        new = path.with_suffix(".new")
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(state))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        self._stored = state
+        """Return when what holds now is on the disk. Raises: OSError; it is stored as soon as that can be, all the same."""
+        self._put(_state_of(running, tinker))
+        error = await self._store.synced()
+        if error is not None:
+            raise error
 
 
 def _state_of(running: RunningCalls, tinker: Samplers | None) -> State:

@@ -30,7 +30,7 @@ _HELP = {
 
 def snapshot(parts: Parts) -> dict[str, Any]:
     """Everything that is counted. Units: seconds, bytes."""
-    sessions, journal, running = parts.sessions, parts.sessions.journal, parts.running
+    sessions, store, running = parts.sessions, parts.sessions.store, parts.running
     histories = parts.token_mode.histories if parts.token_mode is not None else None
     return {
         **{name: parts.counters[name] for name in _HELP},
@@ -48,11 +48,11 @@ def snapshot(parts: Parts) -> dict[str, Any]:
         "history_bytes": histories.held_bytes if histories is not None else 0,
         "history_reloads": histories.reloads if histories is not None else 0,
         "histories_lost": histories.lost if histories is not None else 0,
-        "journal_queue": journal.queue_depth,
-        "journal_bytes": journal.total_bytes,
-        "journal_slow_writes": journal.slow_writes,
-        "journal_torn_bytes": journal.torn_bytes,
-        "journal_damaged_bytes": journal.damaged_bytes,
+        "store_queue": store.queue_depth,
+        "store_bytes": store.total_bytes,
+        "store_slow_commits": store.slow_commits,
+        "store_checkpoints": store.checkpoints,
+        "store_damaged_calls": store.reader.damaged_calls,
         "uptime_s": time.time() - parts.started_s,
         "pid": os.getpid(),
         "workers": parts.servers(),
@@ -69,8 +69,8 @@ _GAUGES = {
     "history_bytes": "Tokens and messages of sessions held in memory, where the gateway tokenises",
     "history_reloads": "Histories made again from the store since the start",
     "histories_lost": "Histories that could not be made again (their sessions began a new branch)",
-    "journal_queue": "Frames waiting for the operating system",
-    "journal_bytes": "Size of the store",
+    "store_queue": "Calls waiting to be committed",
+    "store_bytes": "Size of the store",
 }
 
 

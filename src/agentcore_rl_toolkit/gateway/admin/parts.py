@@ -12,7 +12,7 @@ from ..calls.running import RunningCalls
 from ..config import GatewayConfig
 from ..sessions.registry import Sessions
 from ..upstreams.router import Router
-from .health import Lag, Samplers, StateFile
+from .health import Lag, Samplers, StoredState
 
 
 class TokenMode(Protocol):
@@ -39,7 +39,7 @@ class Parts:
     lag: Lag
     token_mode: TokenMode | None
     tinker: Samplers | None
-    state: StateFile
+    state: StoredState
     started_s: float = field(default_factory=time.time)
 
     def servers(self) -> list[dict[str, Any]]:

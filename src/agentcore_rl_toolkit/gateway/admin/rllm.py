@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 from array import array
-from collections.abc import Iterator
 from typing import Annotated, Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
 import msgspec
 
 from ...contract import new_session_id
-from ...errors import GatewayError
 from ...trajectory.experts import int32_of, shape_of
 from ..capture.record import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
 from ..errors import NOT_JSON, RequestError
 from ..http.connection import AgentConnection
 from ..http.messages import Request, reply
-from ..sessions.registry import Session, Sessions
+from ..sessions.registry import Session
 from ..sessions.settings import SessionSettings
-from ..store.restore import readable
 from .answers import Handler
 from .parts import Parts
 from .sessions import SessionRoutes
 
 _to_json = msgspec.json.Encoder().encode
-_AT_ONCE = 100  # sessions that a thread looks through in one go
 
 
 class _Create(msgspec.Struct):
@@ -133,20 +128,12 @@ class RLLMRoutes:
         raise RequestError(f"there is no trace {wanted!r}", kind="not_found")
 
     async def _naming(self, trace_id: str) -> list[Session]:
-        """Sessions whose stored calls name this trace; looked for in a thread, without decoding them."""
-        sessions = self._sessions
-        call_id = trace_id.partition(".")[0].encode()
-        found: list[Session] = []
-        everyone = list(sessions.by_id.values()) if call_id else []
-        self._sessions.journal.flush()
-        for at in range(0, len(everyone), _AT_ONCE):
-            frames = [(s, list(zip(s.positions, s.lengths, strict=True))) for s in everyone[at : at + _AT_ONCE]]
-
-            def look(frames: list[tuple[Session, list[tuple[int, int]]]] = frames) -> list[Session]:
-                return [s for s, lie in frames if any(call_id in each for each in _whole(sessions, lie))]
-
-            found += await asyncio.get_running_loop().run_in_executor(None, look)
-        return found
+        """Sessions with a stored call of this name; looked for in a thread."""
+        await self._sessions.store.kept()
+        call_id = trace_id.partition(".")[0]
+        reader, loop = self._sessions.store.reader, asyncio.get_running_loop()
+        numbers = set(await loop.run_in_executor(None, reader.naming, call_id))
+        return [s for s in self._sessions.by_id.values() if s.number in numbers]
 
     async def _send(
         self,
@@ -169,10 +156,13 @@ class RLLMRoutes:
 
     async def _read(self, session: Session) -> list[dict[str, Any]]:
         """A session's traces; decoded in a thread, so that agents' calls go on meanwhile."""
-        self._sessions.journal.settle()
-        payloads = readable(self._sessions, session)
-        metadata = session.settings.metadata
-        return await asyncio.get_running_loop().run_in_executor(None, traces_of, session.id, payloads, metadata)
+        await self._sessions.store.kept()
+        read, metadata = self._sessions.store.reader.readable, session.settings.metadata
+
+        def work() -> list[dict[str, Any]]:
+            return traces_of(session.id, read(session.number), metadata)
+
+        return await asyncio.get_running_loop().run_in_executor(None, work)
 
     # -- the rest
 
@@ -182,7 +172,7 @@ class RLLMRoutes:
         self._answer(conn, request, told)
 
     async def _flush(self, conn: AgentConnection, request: Request) -> None:
-        self._sessions.journal.settle()
+        await self._sessions.store.kept()
         self._answer(conn, request, {"status": "flushed"})
 
     async def _reload(self, conn: AgentConnection, request: Request) -> None:
@@ -200,22 +190,15 @@ class RLLMRoutes:
         conn.done(keep_alive=request.keep_alive)
 
 
-def _whole(sessions: Sessions, frames: list[tuple[int, int]]) -> Iterator[bytes]:
-    """The stored calls that are not damaged."""
-    for frame in frames:
-        with contextlib.suppress(GatewayError):
-            yield from sessions.payloads_at([frame])
-
-
 def traces_of(session_id: str, payloads: list[bytes], metadata: dict[str, Any]) -> list[dict[str, Any]]:
     """The turns of a session as rLLM's trace records."""
     records = [decode(p) for p in payloads]
     prompts, messages = whole_prompts(records), whole_messages(records)
     retried = {record.retry_of for record in records}
-    continued = {record.prompt_base.ordinal for record in records if record.prompt_base.choice >= 0}
+    continued = {record.prompt_base.call_id for record in records if record.prompt_base.choice >= 0}
     traces = []
     for i in sorted(range(len(records)), key=lambda i: records[i].index):
-        if i not in continued and (not records[i].delivered or records[i].call_id in retried):
+        if records[i].call_id not in continued and (not records[i].delivered or records[i].call_id in retried):
             continue  # its agent did not get it whole
         if records[i].status == OK:
             traces += _traces(session_id, records[i], unpack_ids(prompts[i]), messages[i], metadata)

@@ -102,7 +102,7 @@ class Admin:
 
     def _health(self) -> dict[str, Any]:
         parts = self._parts
-        failed = parts.sessions.journal.failed
+        failed = parts.sessions.store.failed
         return {
             "status": "ok" if failed is None else "store failing",
             "sessions": len(parts.sessions.by_id),

@@ -18,7 +18,6 @@ from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, Request, chunk, decode_body, stream_head
 from ..sessions.registry import Session, Sessions
 from ..sessions.settings import SessionSettings
-from ..store.restore import readable
 from .answers import Answers
 
 CALLS_TYPE = b"application/vnd.agentcore-rl.calls"
@@ -88,7 +87,7 @@ class SessionRoutes:
             session = self._sessions.by_id.get(session_id.encode())
             if session is not None:
                 closed += self.close_session(session)
-        await self._sessions.journal.kept()  # a gateway that is killed now must know it when it starts again
+        await self._sessions.store.kept()  # a gateway that is killed now must know it when it starts again
         self._answers.answer(conn, request, 200, {"closed": closed})
 
     def close_session(self, session: Session) -> bool:
@@ -113,7 +112,7 @@ class SessionRoutes:
             if session is not None:
                 self.close_session(session)
         gone = sessions.delete(names)
-        await sessions.journal.kept()
+        await sessions.store.kept()
         return len(gone)
 
     async def fetch(self, conn: AgentConnection, request: Request) -> None:
@@ -123,7 +122,7 @@ class SessionRoutes:
             for session in map(sessions.by_id.get, [name.encode() for name in asked.session_ids]):
                 if session is not None:
                     self.close_session(session)
-            await sessions.journal.kept()
+        await sessions.store.kept()
         conn.write(stream_head(200, ((b"content-type", CALLS_TYPE),), keep_alive=request.keep_alive))
         started = time.monotonic()
         out: list[bytes] = []
@@ -133,7 +132,7 @@ class SessionRoutes:
             head = FetchedHead(session_id=session_id, known=session is not None)
             payloads: list[bytes] = []
             if session is not None:
-                payloads = readable(sessions, session)
+                payloads = sessions.payloads(session)
                 head = FetchedHead(
                     session_id=session_id,
                     known=True,
@@ -168,7 +167,7 @@ class SessionRoutes:
                 pass
             finally:
                 sessions.waiting.discard(changed)
-        await sessions.journal.kept()  # who is told that a session is closed must not see it open after a kill
+        await sessions.store.kept()  # who is told that a session is closed must not see it open after a kill
         names, place = sessions.finished.since(asked.after, asked.limit)
         self._answers.answer(conn, request, 200, {"session_ids": names, "next": place})
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ...errors import CaptureError, UpstreamError
 from ..capture.build import build
-from ..capture.record import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, CallRecord, encode
+from ..capture.record import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, CallRecord
 from ..capture.reply import Captured
 from ..capture.versions import bounds
 from ..dialects import passthrough
@@ -27,7 +27,6 @@ from ..http.messages import LAST_CHUNK, Request, chunk, passed, reply, stream_he
 from ..sessions.enforce import hold_to_settings
 from ..sessions.registry import Session
 from ..sessions.repeats import Answer, repeats_of
-from ..store import journal as journals
 from . import dedup
 from .agent import AgentSide
 from .context import Context
@@ -48,7 +47,6 @@ class Call:
     __slots__ = (
         "_captured",
         "_context",
-        "_length",
         "_make",
         "_position",
         "_stored",
@@ -87,7 +85,6 @@ class Call:
         self._captured: Captured | None = None
         self._stored: CallRecord | None = None
         self._position = -1
-        self._length = 0
 
     def become(self, state: State) -> None:
         """Raises: IllegalTransitionError."""
@@ -312,7 +309,6 @@ class Call:
             status,
             captured,
             texts=session.texts,
-            ordinal=session.records,
             fields=agent.fields,
             long=agent.long,
             versions=bounds(captured, incoming.span, stream=agent.stream),
@@ -340,14 +336,10 @@ class Call:
         if session.closed:
             self._finish(None)
             return
-        journal = context.sessions.journal
-        alone = len(context.running) <= _FEW
-        position, length = journal.append(journals.CALL, session.id_bytes, encode(record), self._finish, alone=alone)
-        self._position, self._length = position, length
-        session.positions.append(position)
-        session.lengths.append(length)
-        if alone:
-            journal.commit()
+        store = context.sessions.store
+        self._position = store.next_call
+        session.append(self._position)
+        store.append(session, record, self._finish, alone=len(context.running) <= _FEW)
 
     def _note(self, status: str, http_status: int, kind: str, message: str) -> None:
         """Keep a failed call as an event of the session, never as a turn."""
@@ -363,9 +355,7 @@ class Call:
             repeats_of(session.recent, self.agent.digest).failed += 1
         record = self._build(status, Captured(choices=[]))
         record.http_status, record.error_type, record.error = http_status, kind, message[:4000]
-        position, length = context.sessions.journal.append(journals.CALL, session.id_bytes, encode(record))
-        session.positions.append(position)
-        session.lengths.append(length)
+        session.append(context.sessions.store.append(session, record))
 
     def _answer(self) -> Answer | None:
         """The reply that is recorded of this call, for whoever asks for it again; None when it is no turn."""
@@ -374,7 +364,7 @@ class Call:
             return None
         if captured.problem is not None or captured.error is not None:
             return None
-        found = Answer(self._context.sessions, session, self._position, self._length, self.call_id, agent.digest)
+        found = Answer(self._context.sessions, session, self._position, self.call_id, agent.digest)
         if session.recent is not None:
             repeats_of(session.recent, agent.digest).last = found
         return found
@@ -382,7 +372,7 @@ class Call:
     # -- the end
 
     def _finish(self, error: OSError | None) -> None:
-        """The record is with the operating system: let the agent have the rest."""
+        """The record is committed: let the agent have the rest."""
         try:
             self._write_rest(error)
         except Exception as e:

@@ -30,7 +30,6 @@ from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, hung_up
 from ..sessions.registry import Session
 from ..sessions.repeats import REMEMBERED, Answer, Repeated, repeats_of
-from ..store.notes import NOWHERE
 from .context import Context
 
 log = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ def find(context: Context, session: Session, asked: Asking, *, again: bool, key:
         answer = _stored(context, session, asked)
     if answer is None or answer.old(limit_s):
         return NOTHING
-    record = _read(context, session, answer.position, answer.length)
+    record = _read(context, session, answer.position)
     if record is None:
         _forget(session, known or Repeated())
         return NOTHING
@@ -118,28 +117,35 @@ def _same(one: Asking, other: Asking) -> bool:
 def _stored(context: Context, session: Session, asked: Asking) -> Answer | None:
     """The call's earlier attempt among the session's last ones, when this process did not answer it itself."""
     limit_s, sessions = context.limits.retry_memory_s, context.sessions
-    if time.time() - context.started_s > limit_s or not session.positions:
+    if time.time() - context.started_s > limit_s or not session.records:
         return None
-    frames = zip(session.positions[-REMEMBERED:], session.lengths[-REMEMBERED:], strict=True)
-    for position, length in reversed(list(frames)):
-        if position == NOWHERE or not length or position >= sessions.journal.own_from:
+    store = sessions.store
+    try:
+        last = store.reader.last_calls(session.number, REMEMBERED)
+    except GatewayError as e:
+        log.error("session %s: calls that may be asked for again cannot be read: %s", session.id, e)
+        return None
+    for position, digest, status, delivered in last:
+        if position >= store.first_call or digest != asked.digest or status not in (OK, UNTRAINABLE):
             continue
-        record = _read(context, session, position, length)
+        record = _read(context, session, position)
         if record is None:
             continue
         if time.time() - record.finished_s > limit_s:
             return None
-        if record.digest == asked.digest and record.status in (OK, UNTRAINABLE) and record.dialect == asked.dialect:
-            answer = Answer(sessions, session, position, length, record.call_id, asked.digest)
-            answer.ways = position not in session.untaken
+        if record.dialect == asked.dialect:
+            answer = Answer(sessions, session, position, record.call_id, asked.digest)
+            answer.ways = int(delivered)
+            if not delivered:
+                session.stored.undelivered.add(position)
             return answer
     return None
 
 
-def _read(context: Context, session: Session, position: int, length: int) -> CallRecord | None:
+def _read(context: Context, session: Session, position: int) -> CallRecord | None:
     """A stored call. None: it is damaged, which is as if there were none."""
     try:
-        return decode(context.sessions.journal.read(position, length))
+        return decode(context.sessions.store.reader.call(position))
     except (GatewayError, CaptureError) as e:
         log.error("session %s: a call that may be asked for again cannot be read: %s", session.id, e)
         return None

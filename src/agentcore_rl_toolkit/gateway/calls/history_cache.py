@@ -1,4 +1,4 @@
-"""The sessions' histories as tokens, as many as memory may hold; the others are in the journal.
+"""The sessions' histories as tokens, as many as memory may hold; the others are in the store.
 
 In token mode the next prompt of a session extends the last one, so its tokens have to be at hand: some 15 bytes per
 token of context, with the text that is sent and the messages that are compared. Sessions that are answering are held;
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError, GatewayError
-from ..capture.record import INVALID, OK, CallRecord, decode, ids_array, turn_id, whole_prompt
+from ..capture.record import INVALID, OK, CallRecord, decode, ids_array, places_of, turn_id, whole_prompt
 from ..dialects import Request
 from ..render import Conversation, PastCall, Renderer, replay
 from ..sessions.registry import Session, Sessions
@@ -45,25 +45,25 @@ _options = msgspec.json.Decoder(_Options)
 class History:
     """A session's place among the histories. ``pins`` counts the calls that need it, ``conversation`` None: on disk."""
 
-    __slots__ = ("conversation", "frames", "pins", "session", "size")
+    __slots__ = ("conversation", "pins", "recorded", "session", "size")
 
     def __init__(self, session: Session) -> None:
         self.session: Session | None = session  # None: closed
         self.conversation: Conversation | None = None
-        self.frames: list[tuple[int, int]] = []
+        self.recorded = False  # whether there are calls to make it from
         self.pins = 0
         self.size = 0
 
 
 class Histories:
-    """See the module. Calls before ``first_position`` of the journal are of another tokenizer: nothing goes on from them.
+    """See the module. Stored calls before ``first_call`` are of another tokenizer: nothing goes on from them.
 
     Units: bytes, which are measured as `Conversation.size_bytes` does.
     """
 
-    def __init__(self, sessions: Sessions, renderer: Renderer, *, budget_bytes: int, first_position: int = 0) -> None:
+    def __init__(self, sessions: Sessions, renderer: Renderer, *, budget_bytes: int, first_call: int = 0) -> None:
         self.budget_bytes = budget_bytes
-        self._first_position = first_position
+        self._first_call = first_call
         self.held_bytes = 0
         self.reloads = 0
         self.lost = 0  # histories whose records could not be read
@@ -83,8 +83,8 @@ class Histories:
             history.pins += 1
             self._quiet.pop(id(history), None)
         if history.conversation is None and session.records:
-            self._sessions.journal.flush()  # the thread that reads the records cannot
-            history.frames = list(zip(session.positions, session.lengths, strict=True))
+            self._sessions.store.commit()  # the thread that reads the records cannot
+            history.recorded = True
         return history
 
     def unpin(self, history: History) -> None:
@@ -103,9 +103,9 @@ class Histories:
         """The history of a pinned session, from its records if it is not in memory."""
         session = history.session
         if history.conversation is None:
-            if history.frames and session is not None:
-                history.conversation = self._reload(session, history.frames)
-                history.frames = []
+            if history.recorded and session is not None:
+                history.conversation = self._reload(session)
+                history.recorded = False
             else:
                 history.conversation = self._renderer.conversation(now=None if session is None else session.created_s)
         return history.conversation
@@ -139,14 +139,14 @@ class Histories:
             if oldest.session is not None:
                 self._of.pop(oldest.session.id_bytes, None)
 
-    def _reload(self, session: Session, frames: list[tuple[int, int]]) -> Conversation:
-        foreign = [place for place, (position, _) in enumerate(frames) if 0 < position < self._first_position]
-        after = foreign[-1] + 1 if foreign else 0
-        if after == len(frames):
+    def _reload(self, session: Session) -> Conversation:
+        if session.stored.last_call < self._first_call:
             return self._renderer.conversation(now=session.created_s)
         self.reloads += 1
         try:
-            records = [decode(payload) for payload in self._sessions.payloads_at(frames)]
+            stored = self._sessions.store.reader.calls(session.number)
+            after = sum(number < self._first_call for number, _ in stored)
+            records = [decode(payload) for _, payload in stored]
             return replay(self._renderer, past_calls(records, after=after), now=session.created_s)
         except (CaptureError, GatewayError, msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as e:
             # Damage on disk, or calls that another mode of the gateway recorded: the agent's call is worth more than
@@ -164,11 +164,12 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
     text_bytes: list[int] = []
     lengths: list[int] = []
     known: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
+    places = places_of(records)
     for place, record in enumerate(records):
-        said = _messages(records, place, messages, text_bytes)
+        said = _messages(record, places, messages, text_bytes)
         messages.append(said)
         base = record.messages_base
-        text_bytes.append((base.length if base.ordinal >= 0 else 0) + len(record.messages))
+        text_bytes.append((base.length if base.call_id is not None else 0) + len(record.messages))
         lengths.append(record.prompt_base.length + len(record.prompt_ids) // 4)
         if (
             place < after
@@ -179,7 +180,7 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
             or not all(choice.ids for choice in record.choices)
         ):
             continue
-        at = record.request_of if record.request_of >= 0 else place
+        at = place if record.request_of is None else places[record.request_of]
         if at not in known:
             known[at] = _stands_on(records[at].request)
         tools, options = known[at]
@@ -187,9 +188,9 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
             messages=said,
             tools=tools,
             options=options,
-            after=_after(records, record, lengths),
+            after=_after(records, record, places, lengths),
             new=ids_array(record.prompt_ids),
-            whole=lambda place=place: ids_array(whole_prompt(records, place)),  # type: ignore[misc]  # bound now
+            whole=lambda place=place: ids_array(whole_prompt(records, place, places)),  # type: ignore[misc]  # bound now
             extended=record.parent_turn is not None,
             answers=[
                 (turn_id(record, choice.index), ids_array(choice.ids), _json.decode(choice.message))
@@ -198,28 +199,32 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
         )
 
 
-def _messages(records: Sequence[CallRecord], place: int, messages: list[list[Any]], text_bytes: list[int]) -> list[Any]:
-    record = records[place]
+def _messages(
+    record: CallRecord, places: Mapping[str | None, int], messages: list[list[Any]], text_bytes: list[int]
+) -> list[Any]:
     base, text = record.messages_base, record.messages
     if record.dialect == "completions" or not text:
         return []
-    if base.ordinal < 0:
+    if base.call_id is None:
         return _list.decode(text)
-    if base.length != text_bytes[base.ordinal] - 1:
+    at = places[base.call_id]
+    if base.length != text_bytes[at] - 1:
         raise CaptureError(f"call {record.call_id} goes on in the middle of an earlier call's messages")
     new = _list.decode(b"[" + text.removeprefix(b","))
-    return [*messages[base.ordinal], *new]
+    return [*messages[at], *new]
 
 
-def _after(records: Sequence[CallRecord], record: CallRecord, lengths: list[int]) -> str | None:
+def _after(
+    records: Sequence[CallRecord], record: CallRecord, places: Mapping[str | None, int], lengths: list[int]
+) -> str | None:
     """The turn whose prompt and completion the recorded prompt is stored behind, if it is all of them."""
     base = record.prompt_base
-    if base.ordinal < 0 or base.choice < 0:
+    if base.call_id is None or base.choice < 0:
         return None
-    earlier = records[base.ordinal]
-    choice = earlier.choices[base.choice]
-    whole = base.length == lengths[base.ordinal] + len(choice.ids) // 4
-    return turn_id(earlier, choice.index) if whole else None
+    at = places[base.call_id]
+    choice = records[at].choices[base.choice]
+    whole = base.length == lengths[at] + len(choice.ids) // 4
+    return turn_id(records[at], choice.index) if whole else None
 
 
 def _stands_on(request: bytes) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:

@@ -48,7 +48,7 @@ class Heard(Seen):
         said: bytes,
         said_crc: int,
     ) -> None:
-        super().__init__(text, 0, 0, crc=crc)
+        super().__init__(text, "", 0, crc=crc)
         self.lead = lead
         self.own = own
         self.messages: Messages | None = messages

@@ -16,6 +16,7 @@ from ..config import GatewayConfig
 from ..dialects import Request
 from ..render import Renderer
 from ..sessions.registry import Sessions
+from ..store.writer import Store
 from ..upstreams.requests import post
 from ..upstreams.router import Worker
 from .history_cache import Histories
@@ -24,14 +25,14 @@ log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
 _ASKED_ANYWAY = frozenset({"logprobs", "return_token_ids"})
-_NOTE = "tokenizer.json"
+_TOKENIZER = "tokenizer"  # a setting of the store
 
 
-class _Note(msgspec.Struct):
-    """Whose prompts a store holds: those of this vocabulary and chat template, from this position of the journal on."""
+class _Tokenizer(msgspec.Struct):
+    """Whose prompts a store holds: those of this vocabulary and chat template, from this call on."""
 
     vocabulary: str
-    first_position: int
+    first_call: int
     template: str = ""
 
 
@@ -74,47 +75,40 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
     if unfit:
         raise ConfigError(f"{unfit[0]} takes no token ids (engine openai); leave --model out, or give its engine")
     renderer = Renderer.from_path(directory, template=config.template, parser=config.parser)
-    try:
-        first = _first_position(
-            sessions,
-            renderer.tokenizer.vocabulary_digest(),
-            hashlib.blake2b(renderer.template.all_text.encode(), digest_size=16).hexdigest(),
-        )
-    except OSError as e:
-        raise ConfigError(f"the store {sessions.journal.directory} cannot be used: {e.strerror or e}") from e
+    first = _first_call(
+        sessions.store,
+        renderer.tokenizer.vocabulary_digest(),
+        hashlib.blake2b(renderer.template.all_text.encode(), digest_size=16).hexdigest(),
+    )
     return TokenMode(
         renderer,
         # One thread: rendering holds the interpreter's lock most of the time, so a second one would only add switches.
         ThreadPoolExecutor(1, "gateway-render"),
-        Histories(sessions, renderer, budget_bytes=config.history_bytes, first_position=first),
+        Histories(sessions, renderer, budget_bytes=config.history_bytes, first_call=first),
         context_tokens=config.context_tokens,
         max_tokens=config.default_max_tokens,
     )
 
 
-def _first_position(sessions: Sessions, vocabulary: str, template: str) -> int:
-    """Where in the journal the calls begin whose prompts are of this vocabulary and template. Raises: OSError.
+def _first_call(store: Store, vocabulary: str, template: str) -> int:
+    """The first stored call whose prompt is of this vocabulary and template.
 
     A restart may bring another model, to which the ids that were recorded are other words, or another template, in which no
     prompt would begin as they do: nothing may go on from them.
     """
-    path = sessions.journal.directory / _NOTE
-    try:
-        note = msgspec.json.decode(path.read_bytes(), type=_Note)
-        if (note.vocabulary, note.template) == (vocabulary, template):
-            return note.first_position
-    except (FileNotFoundError, msgspec.DecodeError):
-        pass
-    first = 1 + max((max(s.positions, default=0) for s in sessions.by_id.values()), default=0)
-    if first > 1:
+    stored = store.reader.value(_TOKENIZER)
+    if stored is not None:
+        known = msgspec.json.decode(stored, type=_Tokenizer)
+        if (known.vocabulary, known.template) == (vocabulary, template):
+            return known.first_call
+    if store.next_call > 1:
         log.warning(
             "the store's calls are of another tokenizer or chat template: "
             "sessions that go on begin a branch with their next call"
         )
-    written = path.with_suffix(".new")
-    written.write_bytes(msgspec.json.encode(_Note(vocabulary, first, template)))
-    written.replace(path)
-    return first
+    store.set(_TOKENIZER, msgspec.json.encode(_Tokenizer(vocabulary, store.next_call, template)).decode())
+    store.commit()
+    return store.next_call
 
 
 async def _tell(worker: Worker, path: bytes, body: bytes) -> None:

@@ -12,7 +12,7 @@ from ...errors import CaptureError
 from ..dialects.passthrough import Fields
 from ..http.body import Bytes
 from .prefix_index import HEARD, Prefixes, Seen
-from .record import INVALID, NO_BASE, OK, PARTIAL, UNTRAINABLE, VERSION, Base, CallRecord
+from .record import INVALID, NO_BASE, OK, PARTIAL, UNTRAINABLE, Base, CallRecord
 from .reply import Captured, parse_ids
 
 _to_json = msgspec.json.Encoder().encode
@@ -22,7 +22,7 @@ _HISTORY = ("messages", "prompt", "input")
 class Texts:
     """The texts of a session that a later call may go on from.
 
-    ``request`` is the hash of the last call's other fields, and the place of the record that holds them.
+    ``request`` is the hash of the last call's other fields, and the call that has them stored.
     """
 
     __slots__ = ("heard", "messages", "prompts", "request")
@@ -31,7 +31,7 @@ class Texts:
         self.prompts = Prefixes()
         self.messages = Prefixes()
         self.heard = Prefixes(HEARD)  # in the agent's own dialect, where that is not the servers'
-        self.request: tuple[int, int] | None = None
+        self.request: tuple[int, str] | None = None
 
     def clear(self) -> None:
         self.prompts.clear()
@@ -53,24 +53,24 @@ def build(
     captured: Captured,
     *,
     texts: Texts,
-    ordinal: int,
+    call_id: str,
     fields: Fields,
     long: LongMessages | None,
     versions: tuple[int | None, int | None],
     **about: Any,
 ) -> CallRecord:
-    """The record of a call, the one at place ``ordinal`` of its session; ``about`` are further fields. ``texts`` learns those
+    """The record of a call; ``about`` are further fields. ``texts`` learns those
     that a later call may go on from.
     """
     prompt_base, prompt_ids = NO_BASE, b""
     if captured.prompt and status in (OK, PARTIAL, INVALID):
         try:
-            prompt_base, prompt_ids = _prompt(texts, captured, ordinal)
+            prompt_base, prompt_ids = _prompt(texts, captured, call_id)
         except CaptureError as e:
             captured.problem, status = str(e), INVALID
     messages_base, messages = NO_BASE, b""
     if long is not None:
-        messages_base, messages = _messages(texts, long.text, ordinal, long.crc, long.seen)
+        messages_base, messages = _messages(texts, long.text, call_id, long.crc, long.seen)
     for name in _HISTORY if long is None else ():
         said = fields.pop(name, None)
         if said is not None:
@@ -78,18 +78,18 @@ def build(
             if text[-1:] != b"]":
                 messages = text
             else:
-                messages_base, messages = _messages(texts, text[:-1], ordinal)
+                messages_base, messages = _messages(texts, text[:-1], call_id)
             break
     rest = _to_json(fields)
     digest = hash(rest)
-    request_of = -1
+    request_of: str | None = None
     if texts.request is not None and texts.request[0] == digest:
         request_of, rest = texts.request[1], b""
     else:
-        texts.request = (digest, ordinal)
+        texts.request = (digest, call_id)
     good = status in (OK, UNTRAINABLE)
     return CallRecord(
-        version=VERSION,
+        call_id=call_id,
         status=status,
         model=captured.model,
         finished_s=time.time(),
@@ -112,7 +112,7 @@ def build(
     )
 
 
-def _prompt(texts: Texts, captured: Captured, ordinal: int) -> tuple[Base, bytes]:
+def _prompt(texts: Texts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
     """What of the prompt is new, and what it goes on from."""
     text = captured.prompt or b""
     seen = texts.prompts.longest(text)
@@ -123,27 +123,27 @@ def _prompt(texts: Texts, captured: Captured, ordinal: int) -> tuple[Base, bytes
             seen = None  # the match ended inside a number
         else:
             ids = parse_ids(rest[1:]) if rest else b""
-            base = Base(seen.ordinal, -1, seen.units)
+            base = Base(seen.call_id, -1, seen.units)
             for place, (size, digest) in enumerate(seen.choices):
                 if size <= len(ids) and hash(ids[:size]) == digest:
-                    base = Base(seen.ordinal, place, seen.units + size // 4)
+                    base = Base(seen.call_id, place, seen.units + size // 4)
                     ids = ids[size:]
                     break
     if seen is None:
         ids = parse_ids(text)
     units = base.length + len(ids) // 4
     choices = tuple((len(c.ids), hash(c.ids)) for c in captured.choices)
-    texts.prompts.add(Seen(text, ordinal, units, choices), instead_of=seen)
+    texts.prompts.add(Seen(text, call_id, units, choices), instead_of=seen)
     return base, ids
 
 
 def _messages(
-    texts: Texts, text: Bytes, ordinal: int, crc: int | None = None, found: Seen | None = None
+    texts: Texts, text: Bytes, call_id: str, crc: int | None = None, found: Seen | None = None
 ) -> tuple[Base, bytes]:
     """What of a message list (without its closing bracket) is new, and what it goes on from."""
     seen = texts.messages.longest(text, found=found)
-    base, new = (NO_BASE, text) if seen is None else (Base(seen.ordinal, -1, seen.length), text[seen.length :])
+    base, new = (NO_BASE, text) if seen is None else (Base(seen.call_id, -1, seen.length), text[seen.length :])
     if crc is None:
         crc = zlib.crc32(new, seen.crc if seen is not None else 0)
-    texts.messages.add(Seen(text, ordinal, 0, crc=crc), instead_of=seen)
+    texts.messages.add(Seen(text, call_id, 0, crc=crc), instead_of=seen)
     return base, b"".join((new, b"]"))

@@ -19,23 +19,23 @@ BUDGET_BYTES = 48 * 2**20
 
 
 class Seen:
-    """A text seen earlier: which record it belongs to (``ordinal``) and what it means there (``units``).
+    """A text seen earlier: which call it belongs to (``call_id``) and what it means there (``units``).
 
     ``choices`` holds, per choice of that record, the bytes of its ids and their hash; ``crc`` is the CRC-32 of the text
     where one is kept.
     """
 
-    __slots__ = ("choices", "crc", "digest", "length", "ordinal", "tail", "text", "units")
+    __slots__ = ("call_id", "choices", "crc", "digest", "length", "tail", "text", "units")
 
     def __init__(
-        self, text: Bytes, ordinal: int, units: int, choices: tuple[tuple[int, int], ...] = (), crc: int = 0
+        self, text: Bytes, call_id: str, units: int, choices: tuple[tuple[int, int], ...] = (), crc: int = 0
     ) -> None:
         self.length = len(text)
         self.crc = crc
         self.text: Bytes | None = kept(text)
         self.tail = b""
         self.digest = 0
-        self.ordinal = ordinal
+        self.call_id = call_id
         self.units = units
         self.choices = choices
 

@@ -6,7 +6,7 @@ token costs
 (`Base`), and so do the messages, which makes a session of T tokens cost O(T) on disk and not O(T * turns). `expand`
 undoes that and is what turns records into `trajectory.Turn`s.
 
-The journal frames records (`store.journal`); the bulk fetch sends them as they are.
+The store has a row for each (`store.schema`); the bulk fetch sends them encoded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from ...errors import CaptureError
 from ...trajectory import Turn
 
-VERSION = 1
+VERSION = 2
 
 OK = "ok"  # a whole reply with consistent tokens: becomes one turn per choice
 UNTRAINABLE = "untrainable"  # a whole reply of an engine that gives no tokens: a turn for display only
@@ -33,13 +33,13 @@ ABORTED = "aborted"  # the agent went away in the middle of a reply
 
 
 class Base(msgspec.Struct, array_like=True, frozen=True):
-    """Where a prompt (or message list) starts: all of an earlier record's, or nothing.
+    """Where a prompt (or message list) starts: all of an earlier call's of the session, or nothing.
 
-    ``ordinal`` is the earlier record's place in its session, ``choice`` the choice whose completion follows its
-    prompt (-1: the prompt alone), ``length`` how many ids (or bytes of message JSON) are taken from there.
+    ``call_id`` names that call, ``choice`` the place of the choice whose completion follows its prompt (-1: the prompt
+    alone), ``length`` how many ids (or bytes of message JSON) are taken from there.
     """
 
-    ordinal: int = -1
+    call_id: str | None = None
     choice: int = -1
     length: int = 0
 
@@ -67,10 +67,10 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
     weight_version_last: int | None = None
 
 
-class CallRecord(msgspec.Struct, array_like=True):
-    """One model call, as stored. Units: unix seconds."""
+class CallRecord(msgspec.Struct, array_like=True, kw_only=True):
+    """One model call, as stored: its fields are the columns of the store's table `calls`. Units: unix seconds."""
 
-    version: int
+    version: int = VERSION
     call_id: str
     index: int
     status: str
@@ -81,24 +81,24 @@ class CallRecord(msgspec.Struct, array_like=True):
     finished_s: float
     weight_version_first: int | None
     weight_version_last: int | None
-    prompt_base: Base
-    prompt_ids: bytes
-    messages_base: Base
-    messages: bytes
-    choices: list[ChoiceRecord]
-    digest: int = 0
-    retry_of: str | None = None
     http_status: int = 200
     error_type: str | None = None
     error: str | None = None
-    request: bytes = b""  # the request's fields other than its messages, as JSON
-    request_of: int = -1  # ordinal of the record whose `request` holds for this one too; -1: its own
+    digest: int = 0
+    retry_of: str | None = None
     reply_id: str | None = None
-    usage: bytes | None = None
     upstream: str | None = None
     parent_turn: str | None = None
     branch_reason: str | None = None
-    delivered: bool = True  # False, where a later note of the journal says so
+    usage: bytes | None = None
+    request_of: str | None = None  # the call whose `request` holds for this one too; None: its own
+    request: bytes = b""  # the request's fields other than its messages, as JSON
+    messages: bytes
+    prompt_ids: bytes
+    messages_base: Base
+    prompt_base: Base
+    choices: list[ChoiceRecord]
+    delivered: bool = True  # whether an agent took the reply whole, as far as is known
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -120,14 +120,18 @@ def decode(payload: bytes | memoryview) -> CallRecord:
     return record
 
 
-def undelivered(payload: bytes) -> bytes:
-    """The stored record of a turn whose reply no agent took whole; one that cannot be decoded is as it was."""
+def places_of(records: Sequence[CallRecord]) -> dict[str | None, int]:
+    """Where each call of a session lies among its records; what goes on from nothing is at -1."""
+    places: dict[str | None, int] = {record.call_id: place for place, record in enumerate(records)}
+    places[None] = -1
+    return places
+
+
+def _place(places: dict[str | None, int], call_id: str | None) -> int:
     try:
-        record = decode(payload)
-    except CaptureError:
-        return payload
-    record.delivered = False
-    return encode(record)
+        return places[call_id]
+    except KeyError:
+        raise CaptureError(f"a stored call goes on from call {call_id}, which is not there") from None
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -184,14 +188,16 @@ class Expanded(msgspec.Struct):
 def whole_prompts(records: list[CallRecord]) -> list[bytes]:
     """The packed prompt ids of each record of one session, whole."""
     prompts: list[bytes] = []
+    places = places_of(records)
     for record in records:
         base = record.prompt_base
-        if base.ordinal < 0:
+        if base.call_id is None:
             prompts.append(record.prompt_ids)
             continue
-        head = prompts[base.ordinal]
+        at = _place(places, base.call_id)
+        head = prompts[at]
         if base.choice >= 0:
-            head += records[base.ordinal].choices[base.choice].ids
+            head += records[at].choices[base.choice].ids
         prompts.append(head[: base.length * 4] + record.prompt_ids)
     return prompts
 
@@ -204,19 +210,21 @@ def _whole_ids(records: list[CallRecord]) -> tuple[list[list[int]], list[list[li
     """
     completions = [[unpack_ids(choice.ids) for choice in record.choices] for record in records]
     prompts: list[list[int]] = []
+    places = places_of(records)
     for record in records:
         base = record.prompt_base
         whole: list[int] = []
-        if base.ordinal >= 0:
-            whole = prompts[base.ordinal][: base.length]
+        if base.call_id is not None:
+            at = _place(places, base.call_id)
+            whole = prompts[at][: base.length]
             if base.choice >= 0:
-                whole += completions[base.ordinal][base.choice][: base.length - len(whole)]
+                whole += completions[at][base.choice][: base.length - len(whole)]
         whole += unpack_ids(record.prompt_ids)
         prompts.append(whole)
     return prompts, completions
 
 
-def whole_prompt(records: Sequence[CallRecord], place: int) -> bytes:
+def whole_prompt(records: Sequence[CallRecord], place: int, places: dict[str | None, int]) -> bytes:
     """The packed prompt ids of one record, whole; the records before it are needed, no other prompt is built."""
     pieces: list[bytes] = []
     wanted = -1  # bytes to take from the front of what this record's prompt (and a completion behind it) is; -1: all
@@ -224,20 +232,22 @@ def whole_prompt(records: Sequence[CallRecord], place: int) -> bytes:
     while place >= 0:
         record = records[place]
         base = record.prompt_base
-        taken = base.length * 4 if base.ordinal >= 0 else 0
+        taken = base.length * 4 if base.call_id is not None else 0
         tail = record.prompt_ids + (record.choices[choice].ids if choice >= 0 else b"")
         pieces.append(tail if wanted < 0 else tail[: max(0, wanted - taken)])
         wanted = taken if wanted < 0 else min(wanted, taken)
-        place, choice = base.ordinal, base.choice
+        place, choice = _place(places, base.call_id), base.choice
     return b"".join(reversed(pieces))
 
 
 def whole_messages(records: list[CallRecord]) -> list[bytes]:
     """The JSON of each record's message list, whole."""
     texts: list[bytes] = []
+    places = places_of(records)
     for record in records:
         base = record.messages_base
-        texts.append(record.messages if base.ordinal < 0 else texts[base.ordinal][: base.length] + record.messages)
+        head = b"" if base.call_id is None else texts[_place(places, base.call_id)][: base.length]
+        texts.append(head + record.messages)
     return texts
 
 

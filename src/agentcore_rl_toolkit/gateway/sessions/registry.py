@@ -1,4 +1,4 @@
-"""Sessions of a gateway: who may call, how often, with what; and where their calls lie in the journal.
+"""Sessions of a gateway: who may call, how often, with what; and what of them is stored.
 
 A session exists because someone with the admin key created it, never because a call named it. Its key is derived from
 the store's secret and its id, so that keys survive a restart without being stored.
@@ -13,9 +13,8 @@ import os
 import re
 import secrets
 import time
-from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
@@ -24,12 +23,11 @@ import msgspec
 
 from ...errors import ConfigError, ContractError
 from ..capture.build import Texts
-from ..capture.record import undelivered
 from ..errors import RequestError
-from ..store.journal import Journal
-from ..store.notes import NOWHERE, Notes
-from ..store.restore import REFUSED, UNREADABLE, Restoring
+from ..store.reader import Counts, StoredSession
+from ..store.writer import Store
 from ..upstreams.router import Worker
+from .ages import ages
 from .closed_feed import FinishedSessions
 from .one_at_a_time import OneAtATime
 from .repeats import Repeated
@@ -52,6 +50,23 @@ class RunningCall(Protocol):
     def take_over(self, conn: Any, keep_alive: bool) -> None: ...
 
 
+class Stored:
+    """What the store has of a session: its ``number``, how many calls (``records``), the last one.
+
+    ``after_call`` is the last call of the store when the session was opened, ``closed_place`` its place in the order of closing,
+    ``undelivered`` are calls whose replies no agent took whole, as far as this process has met them.
+    """
+
+    __slots__ = ("after_call", "closed_place", "last_call", "number", "records", "undelivered")
+
+    def __init__(self, number: int, after_call: int) -> None:
+        self.number = number
+        self.after_call = self.last_call = after_call
+        self.closed_place: int | None = None
+        self.records = 0
+        self.undelivered: set[int] = set()
+
+
 class Session:
     """One session. ``records`` counts its stored calls, ``turns`` those that are turns."""
 
@@ -65,20 +80,21 @@ class Session:
         "id_bytes",
         "inflight",
         "key",
-        "lengths",
         "next_index",
         "overrides",
-        "positions",
         "recent",
         "settings",
         "started_turns",
+        "stored",
         "texts",
         "turns",
-        "untaken",
         "worker",
     )
 
-    def __init__(self, session_id: str, key: bytes, settings: SessionSettings, created_s: float) -> None:
+    def __init__(
+        self, session_id: str, key: bytes, settings: SessionSettings, created_s: float, stored: Stored
+    ) -> None:
+        self.stored = stored
         self.id = session_id
         self.id_bytes = session_id.encode()
         self.key = key
@@ -91,9 +107,6 @@ class Session:
         self.started_turns = 0  # calls that count against max_turns: running ones and turns
         self.turns = 0
         self.errors = 0
-        self.positions: array[int] = array("Q")
-        self.lengths: array[int] = array("I")
-        self.untaken: set[int] = set()  # positions of turns whose replies no agent took whole
         self.inflight: set[RunningCall] = set()
         self.worker: Worker | None = None
         self.texts = Texts()
@@ -109,28 +122,15 @@ class Session:
         self.use(settings)
 
     def lose(self) -> None:
-        """A call counted as a turn was not stored; what stands in its place `Sessions` has seen to."""
+        """A call counted as a turn was not stored; what is stored in its place `Store` has seen to."""
         self.turns -= 1
         self.started_turns -= 1
         self.errors += 1
 
-    def leave_gap(self, position: int) -> bool:
-        """The journal refused the call at `position`: keep its place and let nothing later refer to what is before.
-
-        Of several refused in a row one place is kept, and their number. Returns False when there is no such call.
-        """
-        self.forget_texts()
-        try:
-            at = self.positions.index(position)
-        except ValueError:
-            return False
-        if at and at + 1 == len(self.positions) and self.positions[at - 1] == NOWHERE:
-            self.positions.pop()
-            self.lengths.pop()
-            self.lengths[at - 1] += 1
-        else:
-            self.positions[at], self.lengths[at] = NOWHERE, 1
-        return True
+    def append(self, call: int) -> None:
+        """A call of the session is to be stored under this number."""
+        self.stored.records += 1
+        self.stored.last_call = call
 
     def forget_texts(self) -> None:
         """Let nothing later refer to what was recorded so far."""
@@ -138,14 +138,18 @@ class Session:
 
     @property
     def records(self) -> int:
-        return len(self.positions)
+        return self.stored.records
+
+    @property
+    def number(self) -> int:
+        return self.stored.number
 
 
 class Sessions:
     """All sessions of one gateway."""
 
-    def __init__(self, journal: Journal, *, secret: bytes, limit: int, defaults: SessionSettings | None = None) -> None:
-        self.journal = journal
+    def __init__(self, store: Store, *, secret: bytes, limit: int, defaults: SessionSettings | None = None) -> None:
+        self.store = store
         self.by_id: dict[bytes, Session] = {}
         self.limit = limit
         self.defaults = defaults or SessionSettings()
@@ -158,7 +162,11 @@ class Sessions:
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
         self._opening = OneAtATime()
-        self.notes = Notes(journal, self.by_id)
+        self._closings = 0
+        # When sessions were closed (monotonic), in that order, where there is a bound of age.
+        self.closings: deque[tuple[float, Session]] = deque()
+        self._aging = False
+        store.on_refused = self._refused
 
     def key_of(self, session_id: str) -> bytes:
         return b"sk-" + hmac.new(self._secret, session_id.encode(), hashlib.sha256).hexdigest()[:48].encode()
@@ -174,13 +182,15 @@ class Sessions:
         settings = settings.over(self.defaults)
         if known is not None:
             known.change(settings, time.time())
-            self.notes.opened(known)
+            self._put(known)
             return known
-        session = self.make(session_id, settings, time.time())
+        store = self.store
+        session = self._make(session_id, settings, time.time(), Stored(store.next_session, store.next_call - 1))
+        store.next_session += 1
         self.by_id[name] = session
         self._tombstones.pop(name, None)
         self.created += 1
-        self.notes.opened(session)
+        self._put(session)
         return session
 
     def check(self, session_ids: Iterable[str]) -> None:
@@ -203,15 +213,32 @@ class Sessions:
             held = f"there are {len(self.by_id)} sessions already and may be {self.limit}"
             raise ContractError(f"{held}; fetch and delete finished ones")
 
-    def make(self, session_id: str, settings: SessionSettings, created_s: float) -> Session:
-        return Session(session_id, self.key_of(session_id), settings, created_s)
+    def _make(self, session_id: str, settings: SessionSettings, created_s: float, stored: Stored) -> Session:
+        return Session(session_id, self.key_of(session_id), settings, created_s, stored)
+
+    def _put(self, session: Session) -> None:
+        """Have a session stored as it is now."""
+        self.store.put_session(
+            session.number,
+            session.id,
+            session.created_s,
+            session.stored.after_call,
+            session.closed_s,
+            session.stored.closed_place,
+            msgspec.json.encode(session.settings).decode(),
+        )
+
+    def _refused(self, session: Session, again: bool) -> None:
+        """The disk refused a call of a session: nothing later may go on from it. One failure is stored for all in a row."""
+        session.forget_texts()
+        session.stored.records -= again
 
     def go_back(self, session: Session) -> None:
         """Undo the session's last opening, which was one of an open session."""
         if session.before is not None:
             session.use(session.before[0])
             session.before = None
-            self.notes.opened(session)
+            self._put(session)
 
     async def opened(self, session_ids: Iterable[str], settings: SessionSettings) -> list[Session]:
         """Open sessions and wait until they are stored. Raises: ContractError as `create`; OSError when the disk
@@ -222,10 +249,10 @@ class Sessions:
             self.check(names)  # all or none
             before = {name for name in names if name.encode() in self.by_id}
             sessions = {name: self.create(name, settings) for name in dict.fromkeys(names)}
-            await self.journal.kept()
-            if any(map(self.notes.owes, sessions.values())):
+            error = await self.store.kept()
+            if error is not None:
                 self._take_back([s for s in sessions.values() if self.by_id.get(s.id_bytes) is s], before)
-                raise self.journal.failed or OSError("the store refused")
+                raise error
             return [sessions[name] for name in names]
 
     def _take_back(self, sessions: list[Session], before: set[str]) -> None:
@@ -235,8 +262,8 @@ class Sessions:
                 self.go_back(session)
             elif session.records or session.inflight or session.closed:
                 continue
-            elif self.notes.owes(session):
-                self.notes.cancel(session)
+            elif self.store.owes(session.number):
+                self.store.withdraw(session.number)
                 self.by_id.pop(session.id_bytes)
             else:
                 stored.append(session.id_bytes)
@@ -256,11 +283,15 @@ class Sessions:
             return []
         session.closed = True
         session.closed_s = time.time()
+        self._closings += 1
+        session.stored.closed_place = self._closings
+        if self._aging:
+            self.closings.append((time.monotonic(), session))
         self.finished.append(session.id)
         for changed in self.waiting:
             changed.set()
         running = list(session.inflight)
-        self.notes.closed(session)
+        self._put(session)
         session.forget_texts()
         session.recent = None
         session.worker = None
@@ -268,23 +299,21 @@ class Sessions:
             self.closing(session)
         return running
 
-    def took(self, session: Session, position: int, *, whole: bool) -> None:
-        """Note whether an agent has the whole reply that is recorded there; one that none has uses up no turn."""
-        if whole == (position not in session.untaken) or self.by_id.get(session.id_bytes) is not session:
+    def took(self, session: Session, call: int, *, whole: bool) -> None:
+        """Store whether an agent has the whole reply of a call; one that none has uses up no turn."""
+        undelivered = session.stored.undelivered
+        if whole == (call not in undelivered) or self.by_id.get(session.id_bytes) is not session:
             return
         if whole:
-            session.untaken.discard(position)
-        elif position in session.positions:
-            session.untaken.add(position)
+            undelivered.discard(call)
         else:
-            return
+            undelivered.add(call)
         session.started_turns += 1 if whole else -1
-        self.notes.untaken(session)
+        self.store.deliver(call, whole=whole)
 
     def delete(self, names: Iterable[bytes]) -> list[Session]:
         """Forget sessions and their calls, for good. Returns those that existed."""
         gone: list[Session] = []
-        dead: array[int] = array("Q")
         for name in names:
             session = self.by_id.pop(name, None)
             if session is None:
@@ -293,16 +322,10 @@ class Sessions:
             session.forget_texts()
             if self.closing is not None:
                 self.closing(session)
-            self.notes.deleted(name)
-            dead.extend(session.positions)
-            dead.extend(self.notes.frames.pop(name, ()))
+            self.store.delete_session(session.number)
             self.bury(name)
             gone.append(session)
-        if gone:
-            oldest = next(iter(self.by_id.values()), None)
-            self.journal.trust(float("inf") if oldest is None else oldest.created_s)
-            self.journal.forget(dead)
-            self.deleted += len(gone)
+        self.deleted += len(gone)
         return gone
 
     def bury(self, name: bytes) -> None:
@@ -310,76 +333,58 @@ class Sessions:
         if len(self._tombstones) > _TOMBSTONES:
             self._tombstones.popitem(last=False)
 
-    def last_frame(self, session: Session) -> int:
-        """The position of the last thing that is stored of a session."""
-        calls, notes = session.positions, self.notes.frames.get(session.id_bytes, ())
-        return max(max(calls, default=0), max(notes, default=0))
-
-    def callers(self, number: int) -> dict[bytes, Session]:
-        """Sessions with calls in this segment of the journal."""
-        return {s.id_bytes: s for s in self.by_id.values() if any(p >> 40 == number for p in s.positions)}
-
-    def in_segment(self, number: int) -> list[Session]:
-        """Sessions with calls in this segment, and closed ones that never made any.
-
-        Those that only began there are noted again, further on.
-        """
-        victims = self.callers(number)
-        for name, frames in self.notes.frames.items():
-            session = self.by_id.get(name)
-            silent = session is not None and session.closed and not session.records
-            if session is not None and silent and any(p >> 40 == number for p in frames):
-                victims[name] = session
-        self.move_notes(number, but=victims)
-        return list(victims.values())
-
-    def move_notes(self, number: int, *, but: Container[bytes] = ()) -> None:
-        """Note again, further on, what is noted of sessions in this segment."""
-        for name, frames in list(self.notes.frames.items()):
-            session = self.by_id.get(name)
-            if session is None or name in but or not any(p >> 40 == number for p in frames):
-                continue
-            self.notes.frames[name] = array("Q", (p for p in frames if p >> 40 != number))
-            self.notes.opened(session)
-            if NOWHERE in session.positions:
-                self.notes.gaps(session)
-            if session.untaken:
-                self.notes.untaken(session)
+    def restore(self, *, retention_s: float | None = None) -> int:
+        """Take up the stored sessions. Returns how many calls they have. Raises: GatewayError on a damaged store."""
+        reader = self.store.reader
+        counts = reader.counts()
+        closed: list[Session] = []
+        calls = 0
+        for row in reader.sessions():
+            found = counts.get(row.number)
+            session = self._restored(row, found)
+            calls += 0 if found is None else found.calls
             if session.closed:
-                self.notes.closed(session)
+                closed.append(session)
+        closed.sort(key=lambda session: session.stored.closed_place or 0)
+        closed_s = [session.closed_s or 0.0 for session in closed]
+        now_s = time.monotonic()
+        self._aging = retention_s is not None
+        for age_s, session in zip(ages(closed_s, time.time(), retention_s), closed, strict=True):
+            if self._aging:
+                self.closings.append((now_s - age_s, session))
+            self.finished.append(session.id)
+        self._closings = max((session.stored.closed_place or 0 for session in closed), default=0)
+        return calls
 
-    def restore(self) -> int:
-        """Read the journal back. Returns the number of its frames."""
-        restoring = Restoring(self)
-        frames = self.journal.recover(restoring.replay)
-        restoring.finish()
-        return frames
+    def _restored(self, row: StoredSession, found: Counts | None) -> Session:
+        settings = msgspec.json.decode(row.settings, type=SessionSettings)
+        stored = Stored(row.number, row.after_call)
+        session = self._make(row.session_id, settings, row.created_s, stored)
+        session.closed, session.closed_s, stored.closed_place = row.closed_s is not None, row.closed_s, row.closed_place
+        if session.closed:
+            session.recent = None
+        if found is not None:
+            stored.records, session.turns = found.calls, found.turns
+            session.errors = found.calls - found.turns
+            session.started_turns = found.turns - found.undelivered
+            session.next_index = found.last_index + 1
+            stored.last_call = found.last
+            self.turns += found.turns
+        self.by_id[session.id_bytes] = session
+        return session
 
     def payloads(self, session: Session) -> list[bytes]:
-        """The stored records of a session, encoded, in stored order."""
-        found = self._payloads(zip(session.positions, session.lengths, strict=True), settled=False)
-        return [self.judged(session, *each) for each in enumerate(found)] if session.untaken else found
-
-    @staticmethod
-    def judged(session: Session, place: int, payload: bytes) -> bytes:
-        """A stored record as it is to be read: whether its reply was taken was not known when it was written."""
-        return payload if session.positions[place] not in session.untaken else undelivered(payload)
-
-    def payloads_at(self, frames: Iterable[tuple[int, int]]) -> list[bytes]:
-        """The same for a thread, of frames that were flushed before (`Journal.flush`)."""
-        self.journal.wait()
-        return self._payloads(frames, settled=True)
-
-    def _payloads(self, frames: Iterable[tuple[int, int]], *, settled: bool) -> list[bytes]:
-        read = self.journal.read
-        return [REFUSED if p == NOWHERE else read(p, n, settled=settled) if n else UNREADABLE for p, n in frames]
+        """The stored records of a session, encoded, in stored order; what is damaged is given as a failure."""
+        return self.store.reader.readable(session.number)
 
 
-def store_secret(directory: Path) -> bytes:
-    """The secret that session keys are derived from, made on first use.
+def store_secret(directory: Path | None) -> bytes:
+    """The secret that session keys are derived from, made on first use. None: it ends with the process.
 
     Raises: ConfigError when the file is unusable.
     """
+    if directory is None:
+        return secrets.token_bytes(32)
     path = directory / "secret"
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

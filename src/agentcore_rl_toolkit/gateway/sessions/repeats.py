@@ -18,17 +18,14 @@ class _Sessions(Protocol):
 
 
 class Answer:
-    """A recorded reply: where it lies, and how many connections carry it, or carried it to the end (``ways``)."""
+    """A recorded reply: which stored call it is, and how many connections carry it, or carried it to the end (``ways``)."""
 
-    __slots__ = ("_sessions", "call_id", "digest", "finished", "length", "position", "session", "ways")
+    __slots__ = ("_sessions", "call_id", "digest", "finished", "position", "session", "ways")
 
-    def __init__(
-        self, sessions: _Sessions, session: _Session, position: int, length: int, call_id: str, digest: int
-    ) -> None:
+    def __init__(self, sessions: _Sessions, session: _Session, position: int, call_id: str, digest: int) -> None:
         self._sessions = sessions
         self.session = session
         self.position = position
-        self.length = length
         self.call_id = call_id
         self.digest = digest
         self.ways = 0

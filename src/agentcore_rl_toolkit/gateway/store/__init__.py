@@ -1,1 +1,1 @@
-"""Sessions and turns on disk."""
+"""Sessions and their model calls on disk, in one SQLite file."""

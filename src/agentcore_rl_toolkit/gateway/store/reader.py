@@ -1,0 +1,247 @@
+"""Reads a store: sessions, their calls as records, and what of them is damaged.
+
+A reader sees what was committed, also beside the gateway that writes. Every query runs to its end before its result is
+used, so none keeps the gateway from tidying up.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import CaptureError, ConfigError, GatewayError
+from ..capture.record import ERROR, NO_BASE, CallRecord, decode, encode
+from .schema import FILE, Row, connect, payload_of, refuse_old, trouble
+
+log = logging.getLogger(__name__)
+
+UNREADABLE = "the gateway's store is damaged: this call, or one that it goes on from, cannot be read back"
+_SESSIONS_AT_ONCE = 1000
+
+
+class StoredSession(NamedTuple):
+    """A row of `sessions`. Units: unix seconds."""
+
+    number: int
+    session_id: str
+    created_s: float
+    after_call: int
+    closed_s: float | None
+    closed_place: int | None
+    settings: str
+
+
+class Counts(NamedTuple):
+    """What a session's calls add up to: how many, how many of them turns, turns that no agent took whole, the highest
+    index, and the number of the last one.
+    """
+
+    calls: int
+    turns: int
+    undelivered: int
+    last_index: int
+    last: int
+
+
+def failure(call_id: str, index: int, error: str, *, at_s: float = 0.0) -> CallRecord:
+    """A record that stands for calls that the store does not have."""
+    return CallRecord(
+        call_id=call_id,
+        index=index,
+        status=ERROR,
+        dialect="chat",
+        model=None,
+        started_s=at_s,
+        first_token_s=None,
+        finished_s=at_s,
+        weight_version_first=None,
+        weight_version_last=None,
+        http_status=503,
+        error_type="store",
+        error=error,
+        messages=b"",
+        prompt_ids=b"",
+        messages_base=NO_BASE,
+        prompt_base=NO_BASE,
+        choices=[],
+    )
+
+
+class Reader:
+    """Reads with one connection, from any thread, one query at a time.
+
+    Raises: GatewayError where the file is damaged.
+    """
+
+    def __init__(self, database: sqlite3.Connection, path: Path | None) -> None:
+        self._database = database
+        self._path = path
+        self._lock = threading.Lock()
+        self._damaged: set[int] = set()
+
+    @property
+    def damaged_calls(self) -> int:
+        """How many damaged calls were met so far."""
+        return len(self._damaged)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        try:
+            with self._lock:
+                return self._database.execute(sql, values).fetchall()
+        except sqlite3.Error as e:
+            raise GatewayError(trouble(e, self._path)) from e
+
+    # -- sessions
+
+    def sessions(self) -> Iterator[StoredSession]:
+        """All sessions in the order they were opened."""
+        after = -1
+        while rows := self.query(
+            "SELECT * FROM sessions WHERE number > ? ORDER BY number LIMIT ?", after, _SESSIONS_AT_ONCE
+        ):
+            yield from map(StoredSession._make, rows)
+            after = rows[-1][0]
+
+    def named(self, session_id: str) -> StoredSession | None:
+        rows = self.query("SELECT * FROM sessions WHERE session_id = ?", session_id)
+        return StoredSession._make(rows[0]) if rows else None
+
+    def counts(self) -> dict[int, Counts]:
+        """By session, from the index alone."""
+        rows = self.query(
+            "SELECT session, count(*), sum(status IN ('ok', 'untrainable')), sum(status IN ('ok', 'untrainable') AND "
+            "NOT delivered), max(idx), max(number) FROM calls INDEXED BY calls_of_session GROUP BY session"
+        )
+        return {row[0]: Counts._make(row[1:]) for row in rows}
+
+    # -- calls
+
+    def call(self, number: int) -> bytes:
+        """The record of one call, encoded."""
+        rows = self.query("SELECT * FROM calls WHERE number = ?", number)
+        if not rows:
+            raise GatewayError(f"the store has no call {number} any more")
+        return self._payload(rows[0])
+
+    def last_calls(self, session: int, count: int) -> list[tuple[int, int, str, bool]]:
+        """Number, digest, status and whether it was delivered, of a session's last calls, the latest first."""
+        return [
+            (number, digest, status, bool(delivered))
+            for number, digest, status, delivered in self.query(
+                "SELECT number, digest, status, delivered FROM calls WHERE session = ? ORDER BY number DESC LIMIT ?",
+                session,
+                count,
+            )
+        ]
+
+    def calls(self, session: int) -> list[tuple[int, bytes]]:
+        """Numbers and encoded records of all calls of a session, in stored order."""
+        rows = self.query("SELECT * FROM calls WHERE session = ? ORDER BY number", session)
+        return [(row[0], self._payload(row)) for row in rows]
+
+    def readable(self, session: int) -> list[bytes]:
+        """The same records, and in the place of what is damaged, and of what goes on from that, failures that say so."""
+        payloads: list[bytes] = []
+        lost: set[str] = set()
+        known: set[str | None] = {None}
+        for number, call_id, payload in self._one_by_one(session):
+            if payload is not None:
+                try:
+                    record = decode(payload)
+                except CaptureError:
+                    payload = None
+                else:
+                    bases = (record.prompt_base.call_id, record.messages_base.call_id)
+                    if not known.issuperset(bases) or not lost.isdisjoint(bases):
+                        payload = None
+            known.add(call_id)
+            if payload is None:
+                lost.add(call_id)
+                payload = encode(failure(call_id, number, UNREADABLE))
+            payloads.append(payload)
+        return payloads
+
+    def _one_by_one(self, session: int) -> Iterator[tuple[int, str, bytes | None]]:
+        try:
+            rows: Iterable[Row] = self.query("SELECT * FROM calls WHERE session = ? ORDER BY number", session)
+        except GatewayError as e:
+            log.error("%s", e)
+            numbers = self.query("SELECT number FROM calls WHERE session = ? ORDER BY number", session)
+            rows = (self._row(number) for (number,) in numbers)
+        for row in rows:
+            try:
+                payload = self._payload(row) if len(row) > 1 else None
+            except GatewayError:
+                payload = None
+            call_id = row[2] if payload is not None else f"lost-{row[0]}"
+            yield row[0], call_id, payload
+
+    def _row(self, number: int) -> Row:
+        """A row, or its number alone where it cannot be read."""
+        try:
+            rows = self.query("SELECT * FROM calls WHERE number = ?", number)
+        except GatewayError:
+            rows = []
+        if not rows:
+            self._damaged.add(number)
+            return (number,)
+        return rows[0]
+
+    def _payload(self, row: Row) -> bytes:
+        try:
+            more = self.query("SELECT * FROM choices WHERE call = ? ORDER BY place", row[0]) if _has_more(row) else ()
+            return payload_of(row, more)
+        except (GatewayError, TypeError, ValueError, OverflowError) as e:
+            if row[0] not in self._damaged:
+                self._damaged.add(row[0])
+                log.error("%s", e)
+            raise GatewayError(str(e)) from e
+
+    def naming(self, call_id: str) -> list[int]:
+        """The sessions that have a call of this id. Reads the whole table: for a thread."""
+        return [number for (number,) in self.query("SELECT DISTINCT session FROM calls WHERE call_id = ?", call_id)]
+
+    # -- what administrators set
+
+    def value(self, name: str) -> Any:
+        """A setting of the gateway. None: it is not set."""
+        rows = self.query("SELECT value FROM settings WHERE name = ?", name)
+        return rows[0][0] if rows else None
+
+    def version(self) -> tuple[int | None, str | None] | None:
+        """The weight version that was published last, and its sampler."""
+        rows = self.query("SELECT weight_version, sampler FROM versions ORDER BY published DESC LIMIT 1")
+        return (rows[0][0], rows[0][1]) if rows else None
+
+
+def _has_more(row: Row) -> bool:
+    count = row[_CHOICES]
+    return isinstance(count, int) and count > 1
+
+
+_CHOICES = 31
+
+
+def open_reader(directory: Path) -> Reader:
+    """A reader of a store that a gateway may be writing. Raises: ConfigError when there is none, or none that can be read."""
+    path = directory / FILE
+    if not path.is_file():
+        refuse_old(directory)
+        raise ConfigError(f"{directory} holds no calls; give the directory that was passed as --store")
+    try:
+        return Reader(connect(path, read_only=True), path)
+    except sqlite3.Error as e:
+        if getattr(e, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
+            raise ConfigError(trouble(e, path)) from e
+        log.error("%s; going on with what is there", trouble(e, path))
+    try:
+        return Reader(connect(path, read_only=True, cut=True), path)
+    except sqlite3.Error as e:
+        raise ConfigError(trouble(e, path)) from e

@@ -1,0 +1,230 @@
+"""Reading stores that are damaged, and stores that a gateway is writing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import ConfigError, GatewayError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.export_rows import stored_sessions
+from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway.store.reader import open_reader
+from agentcore_rl_toolkit.gateway.store.schema import FILE, FORMAT, TABLES
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+Start = Callable[..., Awaitable[Gateway]]
+Turns = dict[str, tuple[list[int], list[int]]]
+
+
+async def ask(session: SessionHandle, *said: str) -> int:
+    roles = ("user", "assistant")
+    body = {"model": "m", "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]}
+    status, _ = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+    return status
+
+
+@pytest.fixture
+async def written(engine: ScriptedEngine, start_gateway: Start, tmp_path: Path) -> tuple[Path, Turns]:
+    """A store of nine sessions, and its turns by id. The calls of every third session go on from each other."""
+    store = tmp_path / "written"
+    gateway = await start_gateway(engine, store_dir=str(store))
+    client = GatewayClient(gateway.url)
+    ids = [new_session_id() for _ in range(9)]
+    sessions = await client.create_sessions_async(ids)
+    said: list[str] = []
+    for k in range(6):
+        said += [f"question {k}" + " x" * 400, f"answer {k}"]
+        for place, session in enumerate(sessions):
+            assert await ask(session, *(said[:-1] if place % 3 == 0 else [f"alone {k}"])) == 200
+    found = await client.fetch_async(ids, close=False)
+    await gateway.stop()
+    turns = {t.turn_id: (t.prompt_ids, t.completion_ids) for c in found.values() for t in c.turns}
+    assert len(turns) == 54
+    return store, turns
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def read(store: Path) -> Turns:
+    return {t.turn_id: (t.prompt_ids, t.completion_ids) for s in stored_sessions(store) for t in s.turns}
+
+
+async def test_flipped_bytes_make_nothing_up_and_leave_what_lies_elsewhere(
+    written: tuple[Path, Turns], tmp_path: Path
+) -> None:
+    """Wherever they are: what is read is what was recorded, and what cannot be read is said."""
+    store, turns = written
+    size, rng = (store / FILE).stat().st_size, random.Random(5)
+    whole, least, refusals = 0, len(turns), []
+    for k in range(150):
+        copy = tmp_path / f"d{k}"
+        shutil.copytree(store, copy)
+        with (copy / FILE).open("r+b") as file:
+            file.seek(rng.randrange(size))
+            spoiled = bytes(each ^ 1 << rng.randrange(8) for each in file.read(rng.choice((1, 1, 40))))
+            file.seek(-len(spoiled), os.SEEK_CUR)
+            file.write(spoiled)
+        try:
+            kept = read(copy)
+        except (ConfigError, GatewayError) as e:
+            refusals.append(str(e))
+        else:
+            assert all(turns[name] == turn for name, turn in kept.items())
+            whole += kept == turns
+            least = min(least, len(kept))
+        shutil.rmtree(copy)
+    assert least >= len(turns) - 6 * 2  # a page holds calls of few sessions
+    assert whole > 20  # free and unused bytes
+    assert len(refusals) < 50  # the tables' own first pages, in so small a file
+    assert all(FILE in each for each in refusals)
+
+
+async def test_a_file_that_was_cut_gives_what_is_left(
+    written: tuple[Path, Turns], tmp_path: Path, engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    store, turns = written
+    size = (store / FILE).stat().st_size
+    os.truncate(store / FILE, size * 3 // 4 // 4096 * 4096)
+    with pytest.raises(ConfigError, match=r"turns\.sqlite is damaged .*recover"):
+        await start_gateway(engine, store_dir=str(store))
+    kept = read(store)
+    assert 20 < len(kept) < 54
+    assert all(turns[name] == turn for name, turn in kept.items())
+
+
+def can_recover() -> bool:
+    """Whether SQLite's command line is here and built with what `.recover` needs (Debian's is not)."""
+    line = ["sqlite3", ":memory:", "SELECT count(*) FROM sqlite_dbpage"]
+    return shutil.which("sqlite3") is not None and not subprocess.run(line, capture_output=True).returncode
+
+
+@pytest.mark.skipif(not can_recover(), reason="no sqlite3 command line here that can .recover")
+async def test_the_documented_recovery_gives_a_store_that_can_be_read(
+    written: tuple[Path, Turns], tmp_path: Path
+) -> None:
+    store, turns = written
+    os.truncate(store / FILE, (store / FILE).stat().st_size * 3 // 4 // 4096 * 4096)
+    (tmp_path / "new").mkdir()
+    line = f"sqlite3 {store / FILE} .recover | sqlite3 {tmp_path / 'new' / FILE}"
+    await asyncio.to_thread(subprocess.run, line, shell=True, check=True, timeout=60)
+    kept = read(tmp_path / "new")
+    assert 20 < len(kept) < 54
+    assert all(turns[name] == turn for name, turn in kept.items())
+
+
+async def test_readers_see_whole_sessions_beside_a_gateway_that_writes(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    gateway.store.wal_bytes = 100_000  # so that the write-ahead log is moved while they read
+    client = GatewayClient(gateway.url)
+    sessions = await client.create_sessions_async([new_session_id() for _ in range(8)])
+    answered = [0] * len(sessions)
+    ended = False
+
+    async def agent(place: int) -> None:
+        said: list[str] = []
+        for k in range(25):
+            said += [f"question {k}", f"answer {k}"]
+            assert await ask(sessions[place], *said[:-1]) == 200
+            answered[place] += 1
+
+    def follow() -> int:
+        rounds = 0
+        while not ended or not rounds:
+            before = list(answered)
+            counts = {s.session_id: len(s.turns) for s in stored_sessions(tmp_path)}
+            assert all(counts[s.session_id] >= n for s, n in zip(sessions, before, strict=True))
+            rounds += 1
+        return rounds
+
+    reading = [asyncio.create_task(asyncio.to_thread(follow)) for _ in range(2)]
+    await asyncio.gather(*map(agent, range(len(sessions))))
+    ended = True
+    assert all(rounds > 0 for rounds in await asyncio.gather(*reading))
+    assert gateway.store.checkpoints > 0
+    assert {len(s.turns) for s in stored_sessions(tmp_path)} == {25}
+
+
+async def test_a_store_in_a_folder_that_may_not_be_written_can_be_read(written: tuple[Path, Turns]) -> None:
+    store, turns = written
+    assert [p.name for p in sorted(store.iterdir())] == ["lock", "secret", FILE]
+    store.chmod(0o500)
+    (store / FILE).chmod(0o400)
+    try:
+        assert read(store) == turns
+    finally:
+        store.chmod(0o700)
+
+
+async def test_a_person_reads_turns_and_failures_with_sql(written: tuple[Path, Turns]) -> None:
+    store, turns = written
+    database = sqlite3.connect(store / FILE)
+    assert {row[0] for row in database.execute("SELECT turn_id FROM turns")} == turns.keys()
+    line = [
+        "sqlite3",
+        str(store / FILE),
+        "SELECT session_id, turn_id, extends, length(completion_ids) / 4, finish_reason, ",
+    ]
+    line[-1] += "message FROM turns LIMIT 3"
+    if shutil.which("sqlite3") is not None:
+        shown = (await asyncio.to_thread(subprocess.run, line, capture_output=True, check=True, text=True)).stdout
+        assert [row.split("|")[3:5] for row in shown.splitlines()] == [["8", "stop"]] * 3
+    [(count,)] = database.execute("SELECT count(*) FROM turns WHERE extends IS NOT NULL")
+    assert count >= 15
+    assert database.execute("SELECT count(*) FROM failures").fetchone() == (0,)
+    [(said,)] = database.execute("SELECT DISTINCT json_extract(message, '$.role') FROM turns").fetchall()
+    assert said == "assistant"
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("no database", r"turns\.sqlite is no SQLite database"),
+        ("another database", r"turns\.sqlite is a SQLite database, but no gateway's store"),
+        ("newer", rf"has format {FORMAT + 1}, this version reads up to {FORMAT}; use the newer version"),
+        ("0.3.0", r"is a store of version 0\.3\.0, which this version does not read\. Export it with that version"),
+        ("0.3.0 of several processes", r"is a store of version 0\.3\.0"),
+    ],
+)
+async def test_what_is_no_store_is_refused_by_name(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, what: str, why: str
+) -> None:
+    if what == "no database":
+        (tmp_path / FILE).write_bytes(b"turns\n" * 2000)
+    elif what.startswith("0.3.0"):
+        folder = tmp_path / "shard-0" if "several" in what else tmp_path
+        folder.mkdir(exist_ok=True)
+        (folder / "calls-00000001.log").write_bytes(b"x")
+    else:
+        database = sqlite3.connect(tmp_path / FILE)
+        if what == "newer":
+            database.executescript(f"{TABLES} UPDATE meta SET value = {FORMAT + 1} WHERE name = 'format'")
+        else:
+            database.execute("CREATE TABLE other(x)")
+        database.commit()
+        database.close()
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=why):
+        await start_gateway(engine, store_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=why):
+        open_reader(tmp_path)
+    assert contents(tmp_path).items() >= before.items()
+
+
+def test_a_folder_without_a_store_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no calls; give the directory"):
+        open_reader(tmp_path)

@@ -1,0 +1,246 @@
+"""Writing a store: what a commit holds, who may write, what is given back to the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.capture.record import (
+    NO_BASE,
+    OK,
+    CallRecord,
+    ChoiceRecord,
+    decode,
+    pack_ids,
+    pack_logprobs,
+)
+from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway.store.reader import Reader, open_reader
+from agentcore_rl_toolkit.gateway.store.schema import FILE
+from agentcore_rl_toolkit.gateway.store.writer import Store
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+Start = Callable[..., Awaitable[Gateway]]
+
+
+class Held:
+    """A session, as far as the store is concerned."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def record(call_id: str, *, tokens: int = 2, choices: int = 1, **other: Any) -> CallRecord:
+    said = [
+        ChoiceRecord(
+            index=place,
+            ids=pack_ids(range(place, place + tokens)),
+            logprobs=pack_logprobs([-0.5] * tokens),
+            finish_reason="stop",
+            parse_status="none",
+            message=b'{"role":"assistant","content":"x"}',
+        )
+        for place in range(choices)
+    ]
+    values: dict[str, Any] = {
+        "index": 0,
+        "status": OK,
+        "dialect": "chat",
+        "model": "m",
+        "started_s": 1.0,
+        "first_token_s": None,
+        "finished_s": 2.0,
+        "weight_version_first": 3,
+        "weight_version_last": None,
+        "messages": b"[]",
+        "prompt_ids": pack_ids([1, 2]),
+        "messages_base": NO_BASE,
+        "prompt_base": NO_BASE,
+        **other,
+    }
+    return CallRecord(call_id=call_id, choices=said, **values)
+
+
+def put(store: Store, name: str) -> Held:
+    session = Held(store.next_session)
+    store.next_session += 1
+    store.put_session(session.number, name, 1.0, 0, None, None, "{}")
+    return session
+
+
+@pytest.mark.parametrize("directory", [True, False])
+def test_calls_come_back_as_they_were(tmp_path: Path, directory: bool) -> None:
+    store = Store(tmp_path if directory else None)
+    session = put(store, "one")
+    wrote = [
+        record("a"),
+        record("b", choices=3, digest=-(2**63), retry_of="a", usage=b"{}", request=b"{}", error="\u00e4\x00"),
+        record("c", choices=0, status="error", http_status=500, model=None, delivered=False),
+        record("d", tokens=100_000),
+    ]
+    numbers = [store.append(session, each) for each in wrote]
+    store.commit()
+    assert [decode(payload) for _, payload in store.reader.calls(session.number)] == wrote
+    assert [decode(store.reader.call(number)) for number in numbers] == wrote
+    store.deliver(numbers[0], whole=False)
+    store.commit()
+    assert not decode(store.reader.call(numbers[0])).delivered
+    found = store.reader.counts()[session.number]
+    assert (found.calls, found.turns, found.undelivered, found.last) == (4, 3, 1, numbers[-1])
+    store.close()
+
+
+def test_calls_of_a_pass_are_one_transaction_and_one_that_fits_no_column_costs_no_other(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    session = put(store, "one")
+    store.commit()
+    told: dict[str, OSError | None] = {}
+    for name, version in (("a", 1), ("b", 2**64 - 1), ("c", 3)):
+        made = record(name, weight_version_first=version)
+        store.append(session, made, lambda error, name=name: told.__setitem__(name, error))
+    beside = open_reader(tmp_path)
+    assert beside.calls(session.number) == []
+    store.commit()
+    assert [name for name, error in told.items() if error is None] == ["a", "c"]
+    assert "cannot be stored" in str(told["b"])
+    store.commit()
+    ids = [decode(payload).call_id for _, payload in beside.calls(session.number)]
+    assert ids == ["a", "c", "b"]  # the last one says that it was refused
+    assert decode(beside.calls(session.number)[-1][1]).error_type == "store"
+    beside.close()
+    store.close()
+
+
+def test_a_second_gateway_on_a_store_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(ConfigError, match="is in use by another gateway"):
+        Store(tmp_path)
+    store.close()
+    Store(tmp_path).close()
+
+
+async def ask(session: SessionHandle) -> int:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    return (await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key))[0]
+
+
+async def test_a_file_that_another_program_locks_makes_calls_wait_and_is_named_in_the_end(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async([new_session_id()])
+    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waiting = asyncio.ensure_future(ask(session))
+    async with asyncio.timeout(30):
+        while not engine.calls or not gateway.store.queue_depth:  # noqa: ASYNC110  (a socket at the other end)
+            await asyncio.sleep(0.01)
+    assert (await client.health_async())["status"] == "ok"  # the loop does not wait
+    assert not waiting.done()
+    other.execute("ROLLBACK")
+    assert await waiting == 200
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.store.writer._LOCKED_S", 0.1)
+    other.execute("BEGIN IMMEDIATE")
+    assert await ask(session) == 503
+    assert "is locked by another program" in str(gateway.store.failed)
+    other.execute("ROLLBACK")
+    other.close()
+    async with asyncio.timeout(30):
+        while gateway.store.failed is not None:  # noqa: ASYNC110  (the gateway's clock)
+            await asyncio.sleep(0.02)
+    assert await ask(session) == 200
+    assert len((await client.fetch_async([session.session_id]))[session.session_id].turns) == 2
+
+
+@pytest.mark.parametrize("directory", [True, False])
+async def test_space_of_deleted_sessions_is_given_back_also_after_a_kill(tmp_path: Path, directory: bool) -> None:
+    store = Store(tmp_path if directory else None)
+    store.start(asyncio.get_running_loop())
+    sessions = [put(store, f"session-{k}") for k in range(20)]
+    for session in sessions:
+        for k in range(20):
+            store.append(session, record(f"{session.number}-{k}", tokens=2000, choices=1 + k % 2))
+    await store.kept()
+    whole = store.used_bytes
+    for session in sessions[1:]:
+        store.delete_session(session.number)
+    await store.kept()
+    assert [row.session_id for row in store.reader.sessions()] == ["session-0"]
+    if directory:  # as a kill leaves it: gone, but not removed
+        await store.stop()
+        store = Store(tmp_path)
+        assert store.removing
+        store.start(asyncio.get_running_loop())
+    async with asyncio.timeout(30):
+        while store.removing or store.total_bytes > whole / 4:
+            store.wal_bytes = 0  # so that what it holds goes into the file
+            store.tend()
+            await asyncio.sleep(0.02)
+    assert len(store.reader.calls(sessions[0].number)) == 20
+    assert store.reader.query("SELECT count(*) FROM choices") == [(10,)]
+    assert store.next_session > sessions[-1].number
+    await store.stop()
+
+
+WRITES = """
+import asyncio, sys
+from pathlib import Path
+from test_writer import Store, put, record
+
+async def main():
+    store = Store(Path(sys.argv[1]))
+    store.wal_bytes = 200_000  # checkpoints, too, are killed
+    store.start(asyncio.get_running_loop())
+    sessions = [put(store, f"{sys.argv[2]}-{k}") for k in range(8)]
+    k = 0
+    def stored(name):
+        sys.stdout.write(name + "\\n")
+        sys.stdout.flush()
+    while True:
+        for session in sessions:
+            k += 1
+            name = f"{sys.argv[2]}.{k}"
+            store.append(session, record(name, tokens=200), lambda error, name=name: stored(name))
+        if k % 40 == 0:
+            store.delete_session(put(store, f"{name}-gone").number)
+        store.tend()
+        await asyncio.sleep(0)
+
+asyncio.run(main())
+"""
+
+
+def test_what_was_said_to_be_stored_is_there_wherever_the_process_is_killed(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    said: list[str] = []
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    for run in range(100 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 6):
+        line = [sys.executable, "-c", WRITES, str(tmp_path / "store"), str(run)]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            for _ in range(rng.randrange(1, 400)):
+                said.append(process.stdout.readline().strip())
+            process.send_signal(signal.SIGKILL)
+            said += process.stdout.read().split("\n")[:-1]
+    reader: Reader = open_reader(tmp_path / "store")
+    found = [name for (name,) in reader.query("SELECT call_id FROM calls")]
+    assert len(found) == len(set(found))
+    assert set(said) <= set(found)
+    assert len(said) > 300
+    assert reader.query("PRAGMA integrity_check") == [("ok",)]
+    assert all(decode(reader.call(n)).call_id for (n,) in reader.query("SELECT number FROM calls"))
+    reader.close()

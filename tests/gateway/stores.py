@@ -1,0 +1,49 @@
+"""What happens to stores: damage, and disks that refuse."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentcore_rl_toolkit.gateway import Gateway
+from agentcore_rl_toolkit.gateway.store.schema import FILE
+
+
+@contextmanager
+def refused(gateway: Gateway) -> Iterator[None]:
+    """The store takes nothing: SQLite itself refuses every write."""
+    gateway.store._database.execute("PRAGMA query_only=ON")
+    try:
+        yield
+    finally:
+        gateway.store._database.execute("PRAGMA query_only=OFF")
+
+
+def calls_of(database: sqlite3.Connection, session_id: str) -> list[int]:
+    """The numbers of a session's stored calls, in their order."""
+    found = database.execute(
+        "SELECT number FROM calls WHERE session = (SELECT number FROM sessions WHERE session_id = ?) ORDER BY number",
+        (session_id,),
+    )
+    return [number for (number,) in found]
+
+
+def flip(database: sqlite3.Connection, number: int, column: str = "message") -> None:
+    """Flip a bit in what is stored of a call."""
+    [value] = database.execute(f"SELECT {column} FROM calls WHERE number = ?", (number,)).fetchone()
+    spoiled = bytes([value[0] ^ 0x10]) + value[1:]
+    database.execute(f"UPDATE calls SET {column} = ? WHERE number = ?", (spoiled, number))
+
+
+def spoil(where: Gateway | Path, session_id: str, place: int, column: str = "message") -> None:
+    """Damage a session's call, in a store that is served or lies in this folder."""
+    if isinstance(where, Gateway):
+        database = where.store._database
+        flip(database, calls_of(database, session_id)[place], column)
+        return
+    database = sqlite3.connect(where / FILE)
+    flip(database, calls_of(database, session_id)[place], column)
+    database.commit()
+    database.close()
