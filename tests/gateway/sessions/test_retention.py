@@ -48,9 +48,9 @@ def closed_earlier(store: Path, by_s: dict[str, float]) -> None:
 async def tended(gateway: Gateway, times: int = 2) -> None:
     """Return when the gateway has looked after its store so many times."""
     for _ in range(times):
-        before = gateway.lag_s
+        before = gateway.lag.now_s
         async with asyncio.timeout(30):
-            while gateway.lag_s == before:  # noqa: ASYNC110  (the gateway's clock)
+            while gateway.lag.now_s == before:  # noqa: ASYNC110  (the gateway's clock)
                 await asyncio.sleep(0.01)
 
 

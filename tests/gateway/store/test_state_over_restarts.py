@@ -134,9 +134,9 @@ async def test_a_version_at_the_command_line_wins_and_is_what_is_known_from_then
 async def test_a_temporary_store_keeps_nothing(served: Served) -> None:
     client = await served.start("--weight-version", "3", store=False)
     await client.set_weight_version_async(7)
-    await client.pause_async()
     [session] = await client.create_sessions_async([new_session_id()])
     assert await ask(session) == 200
+    await client.pause_async()
     left = {path.name for path in served.folder.rglob("*") if path.is_file()}
     served.kill()
     assert {path.name for path in served.folder.rglob("*") if path.is_file()} == left == {"ready.json"}
