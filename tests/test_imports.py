@@ -236,16 +236,6 @@ def test_rooms_say_what_they_are(name: str) -> None:
             assert ast.get_docstring(ast.parse(path.read_text())), f"{path} says not what lives there"
 
 
-# Modules that still import each other, directly or around corners. None may be added.
-CIRCLES = {
-    "gateway/server.py",
-    "gateway/sessions/registry.py",
-    "gateway/store/notes.py",
-    "gateway/store/restore.py",
-    "gateway/store/retention.py",
-}
-
-
 def imported_modules(path: Path) -> Iterator[Path]:
     """Modules of the package that one names in an import, anywhere in it: for types and inside functions too."""
     package = path.relative_to(ROOT.parent).parts[:-1]
@@ -273,7 +263,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
             new = {other for known in new for other in following[known]} - reached
         if path in reached:
             circles.add(path.relative_to(ROOT).as_posix())
-    assert circles == CIRCLES
+    assert circles == set()
 
 
 LIGHT = {

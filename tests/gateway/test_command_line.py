@@ -64,7 +64,7 @@ def test_a_store_of_several_processes_is_refused_by_name(tmp_path: Path) -> None
     (tmp_path / "processes").write_text("3")
     done = CliRunner().invoke(group, ["serve", "--store", str(tmp_path)])
     assert isinstance(done.exception, ConfigError)
-    assert "written by several processes of version 0.3.0" in str(done.exception)
+    assert "is a store of version 0.3.0" in str(done.exception)
 
 
 def test_a_store_that_is_a_file_is_said(tmp_path: Path) -> None:

@@ -114,10 +114,8 @@ def test_an_answer_that_is_none_is_a_capture_error(body: bytes) -> None:
 def record_of(captured: Captured) -> CallRecord:
     about: dict[str, Any] = dict.fromkeys(CallRecord.__struct_fields__[: CallRecord.__struct_fields__.index("choices")])
     return CallRecord(
-        **about | {"started_s": 1.0, "call_id": "c"},
+        **about | {"started_s": 1.0, "call_id": "c", "reply_id": captured.reply_id, "usage": captured.usage},
         choices=captured.choices,
-        reply_id=captured.reply_id,
-        usage=captured.usage,
     )
 
 

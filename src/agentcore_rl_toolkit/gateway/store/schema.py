@@ -26,7 +26,7 @@ from ..capture.record import VERSION, CallRecord, ChoiceRecord
 FILE = "turns.sqlite"
 FORMAT = 1
 PAGE_BYTES = 4096
-_OLD = ("calls-*.log", "shard-*")  # stores of version 0.3.0
+_OLD = ("calls-*.log", "shard-*", "processes")  # stores of version 0.3.0
 
 # `format` is a row and not `PRAGMA user_version`: it is still there in a file that was made anew from a damaged one.
 TABLES = f"""
