@@ -33,6 +33,7 @@ def url() -> Iterator[str]:
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     requests.post(f"http://{host}:{port}/moto-api/reset-auth", data=b"inf", timeout=30)
+    requests.post(f"http://{host}:{port}/moto-api/reset", timeout=30)
     server.stop()
 
 

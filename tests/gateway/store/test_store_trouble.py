@@ -134,7 +134,10 @@ class OnSmallDisk:
 
     def descriptors(self) -> int:
         """Open files of the store."""
-        found = [str(fd.readlink()) for fd in Path(f"/proc/{self.process.pid}/fd").iterdir()]
+        found = []
+        for fd in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+                found.append(str(fd.readlink()))
         return sum(FILE in name for name in found)
 
 
