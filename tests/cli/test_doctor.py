@@ -75,7 +75,9 @@ def moto() -> Iterator[str]:
     url = f"http://{host}:{port}"
     keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-west-2"}
     location: Any = {"LocationConstraint": "us-west-2"}
-    boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="records", CreateBucketConfiguration=location)
+    boto3.client("s3", endpoint_url=url, **keys).create_bucket(
+        Bucket="records-of-the-doctor", CreateBucketConfiguration=location
+    )
     yield url
     server.stop()
 
@@ -88,7 +90,7 @@ def account(moto: str) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_REGION": "us-west-2",
         "AWS_ENDPOINT_URL": moto,
-        "AGENTCORE_S3_BUCKET": "records",
+        "AGENTCORE_S3_BUCKET": "records-of-the-doctor",
     }
 
 
@@ -112,7 +114,7 @@ def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
     s3 = boto3.client(
         "s3", endpoint_url=moto, aws_access_key_id="testing", aws_secret_access_key="testing", region_name="us-west-2"
     )
-    assert s3.list_objects_v2(Bucket="records")["KeyCount"] == 0
+    assert s3.list_objects_v2(Bucket="records-of-the-doctor")["KeyCount"] == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.deploy.calls import Calls
@@ -80,9 +79,6 @@ def an_aws(folder: Path) -> Iterator[dict[str, str]]:
     }
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0, (folder / "output.txt").read_text()
-    requests.post(
-        f"http://{host}:{port}/moto-api/reset", timeout=30
-    )  # what it holds is the process's, not the server's
     moto.stop()
 
 

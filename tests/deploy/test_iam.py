@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +22,7 @@ PLACE = iam.Place(
     region="us-west-2",
     name="shop",
     repository="agentcore-rl/shop",
-    bucket="records",
+    bucket="iam-records",
     prefix="exp/",
 )
 ROLE = PLACE.arn("iam", "role/agentcore-rl-shop", region="")
@@ -33,7 +35,6 @@ def url() -> Iterator[str]:
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     requests.post(f"http://{host}:{port}/moto-api/reset-auth", data=b"inf", timeout=30)
-    requests.post(f"http://{host}:{port}/moto-api/reset", timeout=30)
     server.stop()
 
 
@@ -45,20 +46,20 @@ def clients(url: str, **keys: str) -> Any:
 @pytest.fixture
 def as_user(url: str) -> Iterator[Any]:
     """Gives clients of a new user who has one policy and nothing else; every call is checked from then on."""
-    requests.post(f"{url}/moto-api/reset", timeout=30)
     requests.post(f"{url}/moto-api/reset-auth", data=b"1000000", timeout=30)
     root = clients(url)
     s3 = root("s3")
-    for bucket in ("records", "others"):
-        s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    for bucket in ("iam-records", "iam-others"):
+        with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou):  # moto's state is the process's
+            s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
         s3.put_object(Bucket=bucket, Key="exp/i/s.json", Body=b"{}")
-    s3.put_object(Bucket="records", Key="other/i/s.json", Body=b"{}")
+    s3.put_object(Bucket="iam-records", Key="other/i/s.json", Body=b"{}")
 
     def make(policy: iam.Policy) -> Any:
-        user = root("iam")
-        user.create_user(UserName="probe")
-        user.put_user_policy(UserName="probe", PolicyName="p", PolicyDocument=iam.text(policy))
-        key = user.create_access_key(UserName="probe")["AccessKey"]
+        user, name = root("iam"), f"probe-{uuid.uuid4().hex}"
+        user.create_user(UserName=name)
+        user.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=iam.text(policy))
+        key = user.create_access_key(UserName=name)["AccessKey"]
         requests.post(f"{url}/moto-api/reset-auth", data=b"0", timeout=30)
         return clients(url, aws_access_key_id=key["AccessKeyId"], aws_secret_access_key=key["SecretAccessKey"])
 
@@ -75,13 +76,13 @@ def refused(call: Any, **parameters: Any) -> bool:
 def test_a_session_writes_records_of_its_prefix_and_nothing_else(as_user: Any) -> None:
     client = as_user(iam.execution(PLACE))
     s3 = client("s3")
-    s3.put_object(Bucket="records", Key="exp/i/new.json", Body=b"{}")
-    assert s3.get_object(Bucket="records", Key="exp/i/new.json")["Body"].read() == b"{}"
-    s3.delete_object(Bucket="records", Key="exp/i/new.json")
-    assert refused(s3.put_object, Bucket="records", Key="other/i/new.json", Body=b"{}")
-    assert refused(s3.get_object, Bucket="others", Key="exp/i/s.json")
-    assert refused(s3.list_objects_v2, Bucket="records")
-    assert refused(s3.delete_bucket, Bucket="others")
+    s3.put_object(Bucket="iam-records", Key="exp/i/new.json", Body=b"{}")
+    assert s3.get_object(Bucket="iam-records", Key="exp/i/new.json")["Body"].read() == b"{}"
+    s3.delete_object(Bucket="iam-records", Key="exp/i/new.json")
+    assert refused(s3.put_object, Bucket="iam-records", Key="other/i/new.json", Body=b"{}")
+    assert refused(s3.get_object, Bucket="iam-others", Key="exp/i/s.json")
+    assert refused(s3.list_objects_v2, Bucket="iam-records")
+    assert refused(s3.delete_bucket, Bucket="iam-others")
     assert refused(client("iam").list_users)
     client("ecr").get_authorization_token()
     assert refused(client("ecr").delete_repository, repositoryName="agentcore-rl/shop", force=True)
@@ -90,10 +91,10 @@ def test_a_session_writes_records_of_its_prefix_and_nothing_else(as_user: Any) -
 def test_a_trainer_reads_and_lists_the_records_of_its_prefix(as_user: Any) -> None:
     client = as_user(iam.trainer(PLACE))
     s3 = client("s3")
-    assert s3.get_object(Bucket="records", Key="exp/i/s.json")["Body"].read() == b"{}"
-    assert s3.list_objects_v2(Bucket="records", Prefix="exp/")["KeyCount"] == 1
-    assert refused(s3.get_object, Bucket="records", Key="other/i/s.json")
-    assert refused(s3.get_object, Bucket="others", Key="exp/i/s.json")
+    assert s3.get_object(Bucket="iam-records", Key="exp/i/s.json")["Body"].read() == b"{}"
+    assert s3.list_objects_v2(Bucket="iam-records", Prefix="exp/")["KeyCount"] == 1
+    assert refused(s3.get_object, Bucket="iam-records", Key="other/i/s.json")
+    assert refused(s3.get_object, Bucket="iam-others", Key="exp/i/s.json")
     assert refused(client("iam").list_users)
     assert refused(client("ecr").describe_repositories)
 
