@@ -53,13 +53,13 @@ def _source() -> tuple[str, bool] | None:
     text = _installed().read_text("direct_url.json") if _is_installed() else None
     if text is None:
         return None
-    told = json.loads(text)
-    url = str(told["url"])
-    if "vcs_info" in told:
-        return f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}", False
+    origin = json.loads(text)
+    url = str(origin["url"])
+    if "vcs_info" in origin:
+        return f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}", False
     if not url.startswith("file:"):
         return url, False
-    return unquote(urlsplit(url).path), bool(told.get("dir_info", {}).get("editable"))
+    return unquote(urlsplit(url).path), bool(origin.get("dir_info", {}).get("editable"))
 
 
 def _installed() -> Distribution:

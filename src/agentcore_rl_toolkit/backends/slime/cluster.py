@@ -1,7 +1,7 @@
 """Ray under `SlimeRunner`: a head of our own where no cluster answers, and one job on it.
 
 The head is a child process (``ray start --head --block``) with a folder of its own, and ending it ends nothing else: it is
-told to go by its process id, and by the kernel where this process is killed. ``ray stop`` is never called, because that
+ended by its process id, and by the kernel where this process is killed. ``ray stop`` is never called, because that
 ends every Ray process of the machine, whoever started it.
 """
 

@@ -7,6 +7,7 @@ reads that takes the reply for whole, so the record must be with the store by th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -50,7 +51,7 @@ _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cach
 _to_json = msgspec.json.Encoder().encode
 
 
-class AgentSide:
+class AgentSide(ABC):
     """See the module. ``begun``: the head of a streamed reply has been written. ``held`` is the end of a stream, once it
     has come. ``long`` is what `fields` lack, when the request is a long one. ``numbers``: the agent gets the token ids and
     logprobs that the engine is asked for.
@@ -110,15 +111,15 @@ class AgentSide:
         self.fields = dict(fields)
         self.numbers = agent_logprobs.wants_numbers(fields)
 
+    @abstractmethod
     def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
         """A long request in two parts. Raises: msgspec.DecodeError, RecursionError when it is not a JSON object."""
-        raise NotImplementedError
 
     # -- the reply
 
+    @abstractmethod
     def take(self, data: bytes, engine: EngineSide) -> None:
         """Bytes of a good stream have come. Raises: CaptureError, UpstreamError, when it cannot go on."""
-        raise NotImplementedError
 
     def met(self, ended: Iterable[int]) -> bool:
         """These choices end now. Returns whether none is left."""
@@ -134,25 +135,25 @@ class AgentSide:
         self.begun = True
         return stream_head(200, self.headers(engine), keep_alive=self.keep_alive) + chunk(data)
 
+    @abstractmethod
     def headers(self, engine: EngineSide) -> list[tuple[bytes, bytes]]:
         """Those of a stream's head."""
-        raise NotImplementedError
 
+    @abstractmethod
     def broken(self, captured: Captured, engine: EngineSide) -> RequestError | None:
         """Why the agent must not take its reply for whole, when it would."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, record: CallRecord, engine: EngineSide) -> bytes:
         """What of a stream has not been written yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write_whole(self, conn: AgentConnection, record: CallRecord, captured: Captured, engine: EngineSide) -> None:
         """Answer a call that is not streamed. Raises: RequestError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replayed(self, record: CallRecord) -> bytes:
         """The reply that a recorded call got, for whoever asks for it again."""
-        raise NotImplementedError
 
     def forget(self) -> None:
         """Another reply comes; nothing of this one has reached the agent."""
@@ -206,9 +207,9 @@ class AgentSide:
         if sent:
             conn.write(self.begin(sent, engine))
 
+    @abstractmethod
     def sent(self, engine: EngineSide) -> bytes:
         """What of the reply's stream has been written."""
-        raise NotImplementedError
 
 
 class RelayingAgent(AgentSide):
