@@ -64,6 +64,7 @@ if __name__ == "__main__":
 """
 ABSENT = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/absent-0123456789"
 HANG_S = "2"
+BUCKET = "records-of-the-faults"
 
 # Agents: what is wrong -> what the first line must say, for every command that runs rollouts.
 BROKEN_AGENTS = {
@@ -149,16 +150,16 @@ WRONG: list[tuple[str, str, int, str]] = [
     # the account
     ("doctor --aws", "moto, no credentials", 1, r"credentials +no credentials"),
     ("doctor --aws --bucket nobodys", "moto", 1, r"bucket put +.*nobodys"),
-    ("doctor --aws --bucket records --agent math", "moto", 1, r"agent +.*is not the ARN of an agent"),
-    (f"doctor --aws --bucket records --agent {ABSENT}", "moto", 1, r"agent +.*ResourceNotFoundException"),
+    ("doctor --aws --bucket {bucket} --agent math", "moto", 1, r"agent +.*is not the ARN of an agent"),
+    (f"doctor --aws --bucket {{bucket}} --agent {ABSENT}", "moto", 1, r"agent +.*ResourceNotFoundException"),
     (
-        "doctor --aws --bucket records --gateway-url {gateway} --gateway-admin-key wrong",
+        "doctor --aws --bucket {bucket} --gateway-url {gateway} --gateway-admin-key wrong",
         "moto",
         1,
         r"gateway +.*(40[13]|key)",
     ),
     (
-        "doctor --aws --bucket records --gateway-url {gateway} --gateway-admin-key {key} --model-id absent",
+        "doctor --aws --bucket {bucket} --gateway-url {gateway} --gateway-admin-key {key} --model-id absent",
         "moto",
         1,
         r"model +'absent' is not served",
@@ -285,6 +286,7 @@ def test_what_is_wrong_is_said_in_the_first_line(
 ) -> None:
     stack = dataclasses.replace(work.stack, agent=str((here / "agent.py").resolve()))
     places = {"policy": stack.policy_url, "gateway": stack.gateway_url, "runtime": stack.runtime_url, "here": str(here)}
+    places["bucket"] = BUCKET
     changes: dict[str, dict[str, Any]] = {
         "key": {"gateway_admin_key": "wrong"},
         "arn": {"agent_arn": ABSENT},
@@ -314,6 +316,7 @@ def _bucket(url: str) -> None:
     s3 = boto3.client(
         "s3", endpoint_url=url, aws_access_key_id="testing", aws_secret_access_key="testing", region_name="us-west-2"
     )
-    if not s3.list_buckets()["Buckets"]:
+    # What moto holds is the process's, shared by the servers of all files: other buckets may be there.
+    if BUCKET not in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]:
         location: Any = {"LocationConstraint": "us-west-2"}
-        s3.create_bucket(Bucket="records", CreateBucketConfiguration=location)
+        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
