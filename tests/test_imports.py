@@ -138,7 +138,19 @@ def test_module_imports_only_what_the_table_allows(path: Path) -> None:
 ROOMS = {
     "gateway": [
         *("service", "server", "dispatch", "testing", "client", "export", "export_dataset", "export_rows", "admin"),
-        *("tinker", "calls", "sessions", "engines", "render", "store", "upstreams", "capture", "dialects", "http"),
+        *(
+            "tinker",
+            "token_calls",
+            "calls",
+            "sessions",
+            "engines",
+            "render",
+            "store",
+            "upstreams",
+            "capture",
+            "dialects",
+            "http",
+        ),
         *("config", "errors"),
     ],
     "runtime": [

@@ -32,8 +32,8 @@ from .upstreams.read_pacing import Pacer
 from .upstreams.router import Router
 
 if TYPE_CHECKING:
-    from .calls.token_mode import TokenMode
     from .tinker.service import TinkerServices
+    from .token_calls.mode import TokenMode
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +102,8 @@ class Gateway:
         config, calls = self.config, self.calls
         if config.model_dir is None:
             return None
-        from .calls.token_mode import load
-        from .calls.token_sampling import token_call
+        from .token_calls.mode import load
+        from .token_calls.sampling import token_call
 
         mode = self.token_mode = load(config.model_dir, config, self.sessions)
         if all(u.engine != "tinker" for u in config.upstreams):

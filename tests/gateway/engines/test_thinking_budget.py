@@ -131,7 +131,7 @@ async def test_a_server_that_refuses_budgets_is_asked_without_and_is_not_asked_a
 
     monkeypatch.setattr(thinking_budget, "ASK_AGAIN_S", 0.0)  # the server has been started anew, and long ago by now
     for worker in gateway.router.workers.values():
-        thinking_budget.leave_out(gateway.router, worker)
+        thinking_budget.leave_out(worker)
     _, not_held = await ask(await opened(gateway), stream)
     assert (told(engine.calls[-1].body), not_held) == ({"thinking_token_budget": 2048}, None)
 

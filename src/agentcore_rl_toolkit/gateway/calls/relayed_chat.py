@@ -18,7 +18,6 @@ from ..http.body import Bytes
 from ..sessions.registry import Session
 from ..upstreams.router import Worker
 from .agent import AgentSide, TranslatingAgent, gather
-from .budget import Budget
 from .context import Context
 from .engine import Owner
 from .exchange import pick
@@ -57,7 +56,7 @@ class RelayedChat:
         self._path = b""
         self._body: tuple[Bytes, ...] = ()
         self._textual: tuple[Bytes, ...] | None = None  # for a plain OpenAI endpoint, where there are others as well
-        self._budget: Budget | None = None
+        self._budget: thinking_budget.Budget | None = None
         self._carry: list[bytes] = []
         self._reader: StreamReader | None = None
         self._lifted: scan.Lifted | None = None  # what was read of a whole reply early
@@ -72,7 +71,7 @@ class RelayedChat:
         if isinstance(agent, TranslatingAgent):
             agent.understand(body, self._session.texts.heard, _as_sent)
             agent.reply_id = new_id("chatcmpl-")
-            self._budget = Budget(context.router, agent.asked)
+            self._budget = thinking_budget.Budget(agent.asked)
             return agent.as_chat(_as_sent)
         more = context.allow_fields if context.router.gives_tokens else None
         agent.n = passthrough.check(body, agent.fields, more=more)

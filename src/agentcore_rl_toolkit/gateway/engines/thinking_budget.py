@@ -14,19 +14,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import msgspec
 
 from ..dialects.canonical import Request
-
-if TYPE_CHECKING:
-    from ..upstreams.router import Router, Worker
+from ..upstreams.router import Worker
 
 log = logging.getLogger(__name__)
 
-NOT_HELD = [(b"agentcore-rl-not-held", b"thinking.budget_tokens")]
 ASK_AGAIN_S = 600.0  # a server may have been started anew, with a reasoning parser
 
 _SGLANG = ("sglang", "sglang-experts")
@@ -34,25 +30,40 @@ _FIELD = "thinking_token_budget"
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _params = msgspec.json.Decoder(dict[str, Any])
 _to_json = msgspec.json.Encoder().encode
-_refusals: WeakKeyDictionary[Router, dict[str, float]] = WeakKeyDictionary()
 
 
-def takes(router: Router, worker: Worker) -> bool:
-    """Whether a server is to be told budgets: its engine knows them, and it has not refused one lately."""
-    if worker.config.engine not in ("vllm", *_SGLANG):
-        return False
-    until = _refusals.get(router, {}).get(worker.config.url)
-    return until is None or until <= time.monotonic()
+class Budget:
+    """The budget of one call. ``worker`` is the server that was sent it: None while none is."""
+
+    __slots__ = ("_asked", "worker")
+
+    def __init__(self, asked: Request) -> None:
+        self._asked = asked
+        self.worker: Worker | None = None
+
+    def at(self, worker: Worker) -> int | None:
+        """The budget that this server is to be sent: if its engine knows budgets, and it has not refused one lately."""
+        budget = self._asked.thinking_budget
+        takes = worker.config.engine in ("vllm", *_SGLANG) and worker.no_budget_until <= time.monotonic()
+        self.worker = worker if takes and budget is not None else None
+        return None if self.worker is None else budget
+
+    def goes_without(self, status: int, body: bytes) -> bool:
+        """Whether the server's error is about the budget: it is sent none for a while."""
+        if self.worker is None or status not in (400, 422) or _FIELD.encode() not in body:
+            return False
+        leave_out(self.worker)
+        return True
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the reply says of a budget that nobody holds."""
+        unheld = self._asked.thinking_budget is not None and self.worker is None
+        return [(b"agentcore-rl-not-held", b"thinking.budget_tokens")] if unheld else []
 
 
-def refused(status: int, body: bytes) -> bool:
-    """Whether an engine's error is about the budget."""
-    return status in (400, 422) and _FIELD.encode() in body
-
-
-def leave_out(router: Router, worker: Worker) -> None:
-    """Tell this server no budgets for a while."""
-    _refusals.setdefault(router, {})[worker.config.url] = time.monotonic() + ASK_AGAIN_S
+def leave_out(worker: Worker) -> None:
+    """Send this server no budgets for a while."""
+    worker.no_budget_until = time.monotonic() + ASK_AGAIN_S
     log.warning(
         "%s does not hold budgets of thinking, so calls go to it without; start vLLM with --reasoning-parser (and "
         "--reasoning-config for parsers without start and end strings)",

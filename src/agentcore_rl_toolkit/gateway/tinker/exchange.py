@@ -26,14 +26,14 @@ from ..calls.context import Context
 from ..calls.engine import Owner
 from ..calls.exchange import MAX_TRIES, Route, try_again
 from ..calls.states import State
-from ..calls.token_mode import TokenMode
-from ..calls.token_sampling import TokenSampling
 from ..dialects import RequestError
 from ..engines import Piece
 from ..engines import tinker as wire
 from ..engines.errors import upstream_error
 from ..http.connection import AgentConnection
 from ..sessions.registry import Session
+from ..token_calls.mode import TokenMode
+from ..token_calls.sampling import TokenSampling
 from ..upstreams.pool import UpstreamConnection
 from ..upstreams.router import Worker
 from .reply import cut

@@ -38,6 +38,7 @@ class Worker:
         "host_header",
         "id",
         "inflight",
+        "no_budget_until",
         "pool",
         "rest_s",
         "resting_until",
@@ -56,6 +57,7 @@ class Worker:
         self.heads: dict[bytes, bytes] = {}  # of requests, by path: all but the length
         self.resting_until = 0.0
         self.rest_s = 0.0
+        self.no_budget_until = 0.0  # it refused a budget of thinking (`engines.thinking_budget`)
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.host_header = f"{host}:{config.port}".encode()
 

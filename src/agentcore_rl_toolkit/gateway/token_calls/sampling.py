@@ -14,6 +14,13 @@ from typing import Any
 
 import msgspec
 
+from ..calls.agent import TranslatingAgent
+from ..calls.call import Call
+from ..calls.context import Context
+from ..calls.engine import Owner
+from ..calls.exchange import pick
+from ..calls.incoming import Incoming
+from ..calls.states import State
 from ..capture.reply import Captured
 from ..dialects import Delta, RequestError, context_overflow
 from ..dialects.canonical import new_id
@@ -26,17 +33,9 @@ from ..http.structure import check_reply
 from ..render import call_format
 from ..sessions.registry import Session
 from ..upstreams.router import Worker
-from .agent import TranslatingAgent
-from .budget import Budget
-from .call import Call
-from .context import Context
-from .engine import Owner
-from .exchange import pick
-from .incoming import Incoming
-from .states import State
-from .token_mode import TokenMode, impose
-from .token_prompt import Prompt
-from .token_reply import TokenReply
+from .mode import TokenMode, impose
+from .prompt import Prompt
+from .reply import TokenReply
 
 _to_json = msgspec.json.Encoder().encode
 
@@ -80,7 +79,7 @@ class TokenSampling:
         self.incoming = Incoming(context.running)
         self.particular: tuple[str, ...] = ()
         self._engine: TokenEngine = TOKEN_ENGINES["vllm"]
-        self._budget = Budget(context.router, agent.asked)
+        self._budget = thinking_budget.Budget(agent.asked)
         self._prompt = Prompt(mode)
         self._rendering = False
         self._call_id = ""
@@ -101,7 +100,7 @@ class TokenSampling:
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n
         agent.reply_id = new_id("chatcmpl-")
-        self._budget = Budget(router, asked)
+        self._budget = thinking_budget.Budget(asked)
         self._live = agent.stream and not self._whole
         if router.several:
             self.particular = tuple(asked.features())

@@ -11,9 +11,9 @@ from ..dialects import Request, RequestError
 from ..dialects.canonical import Choice, Usage
 from ..render import Conversation, RenderedPrompt
 from ..sessions.registry import Session
-from .history_cache import History
-from .token_mode import TokenMode
-from .token_reply import TokenReply
+from .histories import History
+from .mode import TokenMode
+from .reply import TokenReply
 
 _to_json = msgspec.json.Encoder().encode
 

@@ -19,7 +19,7 @@ from ..sessions.registry import Sessions
 from ..store.writer import Store
 from ..upstreams.requests import post
 from ..upstreams.router import Worker
-from .history_cache import Histories
+from .histories import Histories
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Calls in which the gateway does the tokenising."""
