@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -19,30 +19,35 @@ from .schema import COLUMNS, open_to_read
 LISTED = ("id", *(name for name in COLUMNS if name != "bytes"))
 SORTED_BY = frozenset(LISTED) - {"dropped", "error"}
 _LISTS_KEPT = 8
-_OF_A_STEP = {
+# Of each phase, step, outcome and cause: sums, so that means of larger parts follow from them. One pass over the table.
+_PARTS_OF_STEPS = {
     "rollouts": "COUNT(*)",
-    "reward": "AVG(score)",
-    "square": "AVG(score * score)",
-    "reward_ok": "AVG(CASE WHEN outcome = 'ok' THEN reward END)",
+    "first_id": "MIN(id)",
+    "scored": "COUNT(score)",
+    "score_sum": "SUM(score)",
+    "score_squares": "SUM(score * score)",
     "reward_min": "MIN(reward)",
     "reward_max": "MAX(reward)",
-    "scored": "COUNT(score)",
+    "ok_rewards": "COUNT(CASE WHEN outcome = 'ok' THEN reward END)",
+    "ok_reward_sum": "SUM(CASE WHEN outcome = 'ok' THEN reward END)",
     "usable": "SUM(mask_reason IS NULL)",
     "sampled_tokens": "SUM(sampled_tokens)",
-    "tokens_mean": "AVG(sampled_tokens)",
     "tokens_max": "MAX(sampled_tokens)",
     "trained_tokens": "SUM(trained_tokens)",
-    "turns": "AVG(turns)",
-    "tool_calls": "AVG(tool_calls)",
-    "staleness": "AVG(staleness)",
     "staleness_max": "MAX(staleness)",
     "gap_max": "MAX(gap_max)",
-    "gap_mean": "AVG(gap_mean)",
-    "entropy": "AVG(entropy_mean)",
-    "elapsed_s": "AVG(elapsed_s)",
     "elapsed_max_s": "MAX(elapsed_s)",
     "first_s": "MIN(ended_s)",
     "last_s": "MAX(ended_s)",
+}
+_MEANS = {
+    "tokens_mean": "sampled_tokens",
+    "turns": "turns",
+    "tool_calls": "tool_calls",
+    "staleness": "staleness",
+    "gap_mean": "gap_mean",
+    "entropy": "entropy_mean",
+    "elapsed_s": "elapsed_s",
 }
 
 
@@ -112,6 +117,8 @@ class Query:
 
     def order(self) -> str:
         direction = "DESC" if self.descending else "ASC"
+        if self.sort == "id":
+            return f"ORDER BY id {direction}"
         return f"ORDER BY {self.sort} IS NULL, {self.sort} {direction}, id {direction}"
 
 
@@ -123,6 +130,7 @@ class RunReader:
         self._database = open_to_read(folder / ROLLOUTS)
         self._lock = threading.Lock()
         self._lists: OrderedDict[tuple[Any, ...], list[int]] = OrderedDict()
+        self._parts: tuple[int, list[sqlite3.Row]] | None = None
 
     @property
     def name(self) -> str:
@@ -237,36 +245,43 @@ class RunReader:
 
     # -- the whole run
 
+    def _parts_of_steps(self) -> list[sqlite3.Row]:
+        """Counts and sums by phase, step, outcome and cause; kept until the run changes."""
+        version = self.version()[0]
+        with self._lock:
+            if self._parts is not None and self._parts[0] == version:
+                return self._parts[1]
+        columns = [f"{sql} AS {name}" for name, sql in _PARTS_OF_STEPS.items()]
+        for name, column in _MEANS.items():
+            columns += [f"SUM({column}) AS sum_{name}", f"COUNT({column}) AS count_{name}"]
+        sql = f"SELECT phase, step, outcome, cause, {', '.join(columns)} FROM rollouts GROUP BY 1, 2, 3, 4"
+        rows = self._all(sql)
+        with self._lock:
+            self._parts = version, rows
+        return rows
+
     def facets(self) -> dict[str, Any]:
         """What there is to filter by, with counts."""
+        parts = self._parts_of_steps()
         found: dict[str, Any] = {}
         for name in ("phase", "outcome", "cause"):
-            rows = self._all(
-                f"SELECT {name}, COUNT(*) FROM rollouts WHERE {name} IS NOT NULL GROUP BY 1 ORDER BY 2 DESC"
-            )
-            found[name] = dict(map(tuple, rows))
+            counts: Counter[str] = Counter()
+            for row in parts:
+                if row[name] is not None:
+                    counts[row[name]] += row["rollouts"]
+            found[name] = dict(counts.most_common())
         rows = self._all("SELECT name, COUNT(*) FROM tools GROUP BY 1 ORDER BY 2 DESC LIMIT 200")
         found["tool"] = dict(map(tuple, rows))
-        rows = self._all("SELECT phase, step, COUNT(*) AS n FROM rollouts GROUP BY 1, 2 ORDER BY MIN(id)")
-        found["steps"] = [dict(row) for row in rows]
+        found["steps"] = [{"phase": s["phase"], "step": s["step"], "n": s["rollouts"]} for s in self.steps()]
         return found
 
     def steps(self) -> list[dict[str, Any]]:
         """One entry per phase and step, in the order of the run: counts, means and spreads. A mean of nothing is None."""
-        numbers = ", ".join(f"{sql} AS {name}" for name, sql in _OF_A_STEP.items())
-        rows = self._all(f"SELECT phase, step, {numbers} FROM rollouts GROUP BY phase, step ORDER BY MIN(id)")
-        steps = [dict(row) for row in rows]
-        for name in ("outcome", "cause"):
-            counts: dict[tuple[Any, Any], dict[str, int]] = {}
-            sql = f"SELECT phase, step, {name}, COUNT(*) FROM rollouts WHERE {name} IS NOT NULL GROUP BY 1, 2, 3"
-            for phase, step, value, count in self._all(sql):
-                counts.setdefault((phase, step), {})[value] = count
-            for entry in steps:
-                entry[f"{name}s"] = counts.get((entry["phase"], entry["step"]), {})
-        for entry in steps:
-            square, mean = entry.pop("square"), entry["reward"]
-            entry["reward_spread"] = None if mean is None else max(0.0, square - mean * mean) ** 0.5
-        return steps
+        parts: dict[tuple[Any, Any], list[sqlite3.Row]] = {}
+        for row in self._parts_of_steps():
+            parts.setdefault((row["phase"], row["step"]), []).append(row)
+        ordered = sorted(parts.values(), key=lambda rows: min(row["first_id"] for row in rows))
+        return [_step(rows) for rows in ordered]
 
     def group(self, rollout: int) -> list[int]:
         """The ids of all rollouts that are compared with this one, itself among them."""
@@ -303,3 +318,37 @@ class RunReader:
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
+
+
+def _step(parts: Sequence[sqlite3.Row]) -> dict[str, Any]:
+    """A step out of its outcomes and causes."""
+
+    def known(name: str) -> list[Any]:
+        return [row[name] for row in parts if row[name] is not None]
+
+    def total(name: str) -> Any:
+        return sum(known(name)) if known(name) else None
+
+    def mean(summed: str, counted: str) -> float | None:
+        count = total(counted)
+        return total(summed) / count if count else None
+
+    step: dict[str, Any] = {"phase": parts[0]["phase"], "step": parts[0]["step"]}
+    step |= {name: total(name) for name in ("rollouts", "scored", "usable", "sampled_tokens", "trained_tokens")}
+    for name in ("reward_min", "first_s"):
+        step[name] = min(known(name), default=None)
+    for name in ("reward_max", "tokens_max", "staleness_max", "gap_max", "elapsed_max_s", "last_s"):
+        step[name] = max(known(name), default=None)
+    step |= {name: mean(f"sum_{name}", f"count_{name}") for name in _MEANS}
+    step["reward"] = mean("score_sum", "scored")
+    step["reward_ok"] = mean("ok_reward_sum", "ok_rewards")
+    square = mean("score_squares", "scored")
+    spread = None if square is None else max(0.0, square - (step["reward"] or 0.0) ** 2) ** 0.5
+    step["reward_spread"] = spread
+    for name in ("outcome", "cause"):
+        counts: Counter[str] = Counter()
+        for row in parts:
+            if row[name] is not None:
+                counts[row[name]] += row["rollouts"]
+        step[f"{name}s"] = dict(counts)
+    return step

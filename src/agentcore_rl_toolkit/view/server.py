@@ -117,6 +117,7 @@ def app(runs: Runs, stopping: asyncio.Event) -> Starlette:
             Route("/static/{name}", file),
             Route("/api/runs", answer(lambda r: data.list_of_runs(runs))),
             Route("/api/runs/{run}", answer(lambda r: data.overview(reader(r)))),
+            Route("/api/runs/{run}/facets", answer(lambda r: reader(r).facets())),
             Route("/api/runs/{run}/rollouts", answer(lambda r: data.rows(reader(r), dict(r.query_params)))),
             Route("/api/runs/{run}/rollouts/{number:int}", answer(lambda r: data.rollout(reader(r), number(r)))),
             Route("/api/runs/{run}/groups/{number:int}", answer(lambda r: data.group(reader(r), number(r)))),

@@ -1,13 +1,14 @@
 import { el, link, number, outcomeClass, outcomeText, placeOf, small } from "./dom.js";
-import { overview, rowsOf } from "./source.js";
+import { facetsOf, rowsOf } from "./source.js";
 
-const HIGH = 30, CHUNK = 200, AROUND = 12;
+const HIGH = 30, CHUNK = 100, AROUND = 12, AT_ONCE = 2;
 const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "group"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logp"], ["gap_max", "gap"], ["tool_calls", "tools"]];
 const WORDY = new Set(["id", "step", "grp", "outcome", "tool_calls"]);
 const FILTERS = ["phase", "step", "outcome", "tool", "reward_from", "reward_to", "tokens_from", "text"];
 
 export async function rolloutsPage(name, query, go) {
-  const { facets } = await overview(name);
+  const list = new VirtualRows(name, query);
+  const [facets] = await Promise.all([facetsOf(name), list.load(0)]);
   const options = (values, empty) => [el("option", { value: "" }, empty), ...values.map(([value, text]) => el("option", { value }, text))];
   const choice = (key, label, values) => { const made = el("select", { name: key }, options(values, "any")); made.value = query[key] ?? ""; return el("label", {}, label, made); };
   const input = (key, label, type = "number") => el("label", {}, label, el("input", { name: key, type, step: "any", value: query[key] ?? "" }));
@@ -23,16 +24,19 @@ export async function rolloutsPage(name, query, go) {
     onclick: () => go(link(name, "rollouts", { ...current(), sort: key, descending: key === sorted && !query.descending ? "1" : "" })) }, text + (key === sorted ? (query.descending ? " ↓" : " ↑") : ""))));
   const space = el("div", { class: "space", role: "rowgroup" });
   const box = el("div", { class: "rows", tabindex: 0, role: "table", "aria-label": "rollouts" }, head, space);
-  const list = new VirtualRows(name, query, box, space);
-  await list.load(0);
+  list.put(box, space);
   form.querySelector("#count").textContent = `${list.total} rollouts`;
   return { nodes: [el("h1", {}, `${name}: rollouts`), form, box, el("p", { class: "soft" }, el("kbd", {}, "j"), " ", el("kbd", {}, "k"), " next, previous   ", el("kbd", {}, "Enter"), " open   ", el("kbd", {}, "/"), " search")],
     shown: () => list.draw(), keys: (key) => list.key(key, form), changed: () => list.renew().then(() => { const count = form.querySelector("#count"); if (count) count.textContent = `${list.total} rollouts`; }) };
 }
 
 class VirtualRows {
-  constructor(name, query, box, space) {
-    Object.assign(this, { name, query, box, space, total: 0, at: -1, chunks: new Map(), made: new Map(), asked: 0 });
+  constructor(name, query) {
+    Object.assign(this, { name, query, box: null, space: null, total: 0, at: -1, chunks: new Map(), made: new Map(), asked: 0, loading: 0 });
+  }
+  put(box, space) {
+    Object.assign(this, { box, space });
+    space.style.height = `${this.total * HIGH}px`;
     box.addEventListener("scroll", () => { if (!this.asked) this.asked = requestAnimationFrame(() => { this.asked = 0; this.draw(); }); }, { passive: true });
     box.addEventListener("keydown", (event) => { if (["ArrowDown", "ArrowUp"].includes(event.key)) { event.preventDefault(); this.key(event.key === "ArrowDown" ? "j" : "k"); } });
   }
@@ -43,8 +47,15 @@ class VirtualRows {
       const page = await rowsOf(this.name, this.query, chunk * CHUNK, CHUNK);
       this.total = page.total;
       this.chunks.set(chunk, page.rows);
-      this.space.style.height = `${this.total * HIGH}px`;
+      if (this.space) this.space.style.height = `${this.total * HIGH}px`;
     } catch (error) { this.chunks.delete(chunk); throw error; }
+  }
+  // Whoever drags the bar passes more than can be shown: while pages are on their way no more are asked for, and then those in sight.
+  want(chunk) {
+    if (this.loading >= AT_ONCE) return;
+    this.loading++;
+    const ended = () => { this.loading--; this.draw(); };
+    this.load(chunk).then(ended, () => { this.loading--; });
   }
   async renew() {
     this.chunks.clear();
@@ -59,7 +70,7 @@ class VirtualRows {
     const fresh = document.createDocumentFragment();
     for (let place = first; place < end; place++) {
       const rows = this.chunks.get(Math.floor(place / CHUNK));
-      if (rows === undefined) { const chunk = Math.floor(place / CHUNK); this.load(chunk).then(() => this.draw(), () => {}); continue; }
+      if (rows === undefined) { this.want(Math.floor(place / CHUNK)); continue; }
       const row = rows?.[place % CHUNK];
       if (!row || this.made.has(place)) continue;
       const made = this.row(row, place);

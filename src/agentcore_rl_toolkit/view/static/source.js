@@ -18,6 +18,10 @@ export async function overview(run) {
   return file ? file.overview : get(`api/runs/${encodeURIComponent(run)}`);
 }
 
+export async function facetsOf(run) {
+  return file ? file.overview.facets : get(`api/runs/${encodeURIComponent(run)}/facets`);
+}
+
 export async function rowsOf(run, query, offset, limit) {
   if (!file) return get(`api/runs/${encodeURIComponent(run)}/rollouts?${new URLSearchParams({ ...query, offset, limit })}`);
   const rows = file.rows.filter((row) => fits(row, query));
