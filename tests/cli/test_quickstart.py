@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -93,15 +93,28 @@ def events(run_dir: Path) -> list[dict]:  # type: ignore[type-arg]
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_run_leaves_all_that_it_promises_and_no_process(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a whole run, and what it printed."""
+    run_dir = tmp_path_factory.mktemp("quickstart") / "run"
     process = start(run_dir, "--steps", "3", "--groups", "2", "--rollouts", "4", "--held-out", "8")
     output = finish(process)
     assert process.returncode == 0, output
+    return run_dir, output
+
+
+def test_a_run_leaves_all_that_it_promises_and_no_process(small_run: tuple[Path, str]) -> None:
+    run_dir, output = small_run
     assert [e["step"] for e in events(run_dir) if e["event"] == "step"] == [0, 1, 2]
     assert_nothing_left(run_dir)
     assert_all_is_there(run_dir)
     assert "Held-out inputs" in output
+
+
+def test_a_person_finds_the_least_likely_token_of_its_worst_rollout_in_the_browser(
+    small_run: tuple[Path, str], browser_finds_what_the_file_has: Callable[[Path, str], None]
+) -> None:
+    browser_finds_what_the_file_has(small_run[0], "train 2")
 
 
 @pytest.mark.nightly

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import boto3
@@ -127,6 +127,16 @@ def test_eval_finds_it_with_its_model_and_needs_no_credentials(folder: Path, up:
         stats = gateway.stats()
         assert stats["sessions"] == 0
         assert [each["turns"] > 0 for each in stats["gateways"].values()] == [True, True]
+
+
+def test_a_person_finds_the_least_likely_token_of_the_worst_rollout_of_an_evaluation_in_the_browser(
+    folder: Path, up: tuple[object, Stack], browser_finds_what_the_file_has: Callable[[Path, str], None]
+) -> None:
+    row = (folder / "shop" / "eval.jsonl").read_text().splitlines()[0]
+    (folder / "one.jsonl").write_text(row + "\n")
+    done = run(folder, "eval", "--data", "one.jsonl", "--out", "seen")
+    assert done.returncode == 0, done.stdout + done.stderr
+    browser_finds_what_the_file_has(folder / "seen", "eval")
 
 
 def test_a_second_one_in_the_folder_is_refused(folder: Path, up: tuple[object, Stack]) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,16 +15,7 @@ import pytest
 
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium (make packages)"),
-    pytest.mark.timeout(180),
-]
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
+pytestmark = pytest.mark.timeout(180)
 WEIGHTS = Path(__file__).parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 DEADLINE_MS = 60_000
@@ -115,30 +102,12 @@ class Shown:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+def served(tmp_path_factory: pytest.TempPathFactory, serve_view: Any) -> Iterator[tuple[str, Path]]:
     work = tmp_path_factory.mktemp("view")
     for kind in ("loop", "trl", "eval"):
         write(work / "runs" / kind, kind)
-    ready = work / "ready.json"
-    command = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "view", "--no-open"]
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    with subprocess.Popen(command, cwd=work, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not ready.exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield json.loads(ready.read_text())["url"], work
-        process.terminate()
-        process.wait(30)
+    with serve_view(work) as url:
+        yield url, work
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,12 @@ def test_the_run_leaves_what_the_loop_leaves(trained: Trained) -> None:
     rates = [e["learning_rate"] for e in trained.events if e["event"] == "step"]
     assert rates[-1] < rates[-2]  # the schedule went on as well
     assert load_file(trained.run / "policy" / "model.safetensors")
+
+
+def test_a_person_finds_the_least_likely_token_of_its_worst_rollout_in_the_browser(
+    trained: Trained, browser_finds_what_the_file_has: Callable[[Path, str], None]
+) -> None:
+    browser_finds_what_the_file_has(trained.run, f"train {STEPS - 1}")
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])
