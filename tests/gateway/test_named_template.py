@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.cli.gateway import group
+from agentcore_rl_toolkit.cli.servers.gateway import group
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agentcore_rl_toolkit.cli.runtime import group
+from agentcore_rl_toolkit.cli.servers.runtime import group
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.runtime.agents import environments

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit._serving import write_private
+from agentcore_rl_toolkit._servers.process import write_private
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.private_files import CREDENTIALS, credentials_from
 

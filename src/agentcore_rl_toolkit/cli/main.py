@@ -22,9 +22,14 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "init": (".init", "command", "Make a new agent that runs and trains as it is.", ""),
     "up": (".training.up", "command", "Run an agent, a gateway and the policy here until Ctrl-C.", "local"),
     "invoke": (".invoke", "command", "Run one rollout and print everything about it.", "local"),
-    "runtime": (".runtime", "group", "Local AgentCore Runtime: serve agents to unmodified AWS clients.", "runtime"),
-    "gateway": (".gateway", "group", "Model gateway: record the exact tokens of every session.", "gateway"),
-    "policy": (".policy", "group", "The small built-in policy behind an OpenAI-compatible server.", "policy"),
+    "runtime": (
+        ".servers.runtime",
+        "group",
+        "Local AgentCore Runtime: serve agents to unmodified AWS clients.",
+        "runtime",
+    ),
+    "gateway": (".servers.gateway", "group", "Model gateway: record the exact tokens of every session.", "gateway"),
+    "policy": (".servers.policy", "group", "The small built-in policy behind an OpenAI-compatible server.", "policy"),
     "eval": (".eval", "command", "Run an agent over a data set and summarise its rewards.", "local"),
     "train": (".train", "command", "Train an agent: here, or with another trainer.", "local"),
     "deploy": (".deploy", "command", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
@@ -32,7 +37,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "view": (".view", "command", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
     "runs": (".runs", "group", "Look at runs in the terminal: list, show, compare.", ""),
     "doctor": (".doctor", "command", "Check this machine, or the account: what is missing, what to do.", ""),
-    "s3": (".s3", "group", "Local S3 endpoint over a directory.", "runtime"),
+    "s3": (".servers.s3", "group", "Local S3 endpoint over a directory.", "runtime"),
 }
 
 

@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._host_check import HostCheck
-from .._serving import listen
+from .._servers.host_check import HostCheck
+from .._servers.process import listen
 from ..errors import ConfigError, GatewayError
 from .admin.health import Lag, StoredState
 from .admin.parts import Parts

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import _server_keys, _serving
-from .._open_files import raise_file_limit
+from .._servers import keys, process
+from .._servers.open_files import raise_file_limit
 from ..errors import ConfigError
 from .config import GatewayConfig, is_loopback
 from .server import Gateway
@@ -47,13 +47,13 @@ async def serve(
 ) -> None:
     """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone).
 
-    ``make_key``: without an admin key in its settings it makes one and leaves it to its user's clients (`_server_keys`).
+    ``make_key``: without an admin key in its settings it makes one and leaves it to its user's clients (`_servers.keys`).
     Raises: ConfigError.
     """
     raise_file_limit()
     made: str | None = None
     if make_key and config.admin_key is None and is_loopback(config.host):
-        made = _server_keys.make()
+        made = keys.make()
         config = dataclasses.replace(config, admin_key=made)
     if ready_file is not None:
         check_ready(Path(ready_file))
@@ -64,12 +64,12 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    key_file = _server_keys.leave("gateway", gateway.url, made) if made is not None else None
+    key_file = keys.leave("gateway", gateway.url, made) if made is not None else None
     if ready_file is not None:
         ready = {"url": gateway.url, "pid": os.getpid(), **(extra or {})}
         if key_file is not None:
             ready["admin_key_file"] = str(key_file)
-        _serving.write_ready(Path(ready_file), ready)
+        process.write_ready(Path(ready_file), ready)
     print(f"gateway listening on {gateway.url} ({gateway.recovered} calls stored)", file=sys.stderr, flush=True)
     if key_file is not None:
         print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
@@ -77,12 +77,12 @@ async def serve(
     await stop.wait()
     if watch is not None:
         watch.cancel()
-    _server_keys.forget(key_file)
+    keys.forget(key_file)
     await gateway.stop()
 
 
 async def _stop_after(parent_pid: int, stop: asyncio.Event) -> None:
-    await _serving.parent_gone(parent_pid)
+    await process.parent_gone(parent_pid)
     stop.set()
 
 

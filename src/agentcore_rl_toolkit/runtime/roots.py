@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .._serving import write_private
+from .._servers.process import write_private
 from ..errors import ConfigError
 from .launcher import trees
 

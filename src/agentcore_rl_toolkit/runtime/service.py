@@ -16,10 +16,10 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from .._bounded_http import Bounds
-from .._host_check import HostCheck
-from .._open_files import raise_file_limit
-from .._serving import bind, parent_gone, url_of, write_ready
+from .._servers.bounded_http import Bounds
+from .._servers.host_check import HostCheck
+from .._servers.open_files import raise_file_limit
+from .._servers.process import bind, parent_gone, url_of, write_ready
 from ..errors import ConfigError
 from . import roots
 from .cluster.machines import SessionCluster

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from .._bounded_http import BoundedProtocol, Bounds
-from .._host_check import HostCheck
+from .._servers.bounded_http import BoundedProtocol, Bounds
+from .._servers.host_check import HostCheck
 from ..errors import ConfigError
 from . import data
 from .data import Runs

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentcore_rl_toolkit._serving import listen
+from agentcore_rl_toolkit._servers.process import listen
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.http.accept import PER_TURN, Acceptor
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from agentcore_rl_toolkit.cli.gateway import group
+from agentcore_rl_toolkit.cli.servers.gateway import group
 from agentcore_rl_toolkit.gateway.render import examine
 
 

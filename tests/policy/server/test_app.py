@@ -20,7 +20,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save, save_file
 
-from agentcore_rl_toolkit.cli.policy import group as policy_commands
+from agentcore_rl_toolkit.cli.servers.policy import group as policy_commands
 from agentcore_rl_toolkit.policy import admin_key
 from agentcore_rl_toolkit.policy.tokens import ChatTokenizer
 from agentcore_rl_toolkit.policy.word_problems.demonstrations import EXAMPLE_AGENT, SYSTEM_PROMPT

@@ -24,7 +24,7 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner
 from websockets.asyncio.client import connect
 
-from agentcore_rl_toolkit.cli.runtime import group
+from agentcore_rl_toolkit.cli.servers.runtime import group
 from agentcore_rl_toolkit.errors import LocalRuntimeError
 from agentcore_rl_toolkit.runtime import LocalRuntime
 from agentcore_rl_toolkit.runtime.api.sigv4 import verify

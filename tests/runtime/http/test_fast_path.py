@@ -22,7 +22,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from websockets.asyncio.client import connect as connect_websocket
 
-from agentcore_rl_toolkit._bounded_http import Bounds
+from agentcore_rl_toolkit._servers.bounded_http import Bounds
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.api.faults import FaultPlan
 from agentcore_rl_toolkit.runtime.api.quotas import profile

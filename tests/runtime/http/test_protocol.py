@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from agentcore_rl_toolkit._bounded_http import Bounds
+from agentcore_rl_toolkit._servers.bounded_http import Bounds
 from agentcore_rl_toolkit.runtime.http.protocol import RuntimeProtocol, send_whole
 
 

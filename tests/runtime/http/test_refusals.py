@@ -16,7 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from agentcore_rl_toolkit.cli.runtime import group
+from agentcore_rl_toolkit.cli.servers.runtime import group
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.agents.registry import Registry
 

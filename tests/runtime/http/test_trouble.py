@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from botocore.exceptions import ClientError
 
-from agentcore_rl_toolkit._bounded_http import Bounds
+from agentcore_rl_toolkit._servers.bounded_http import Bounds
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig
 from agentcore_rl_toolkit.runtime.http.app import RuntimeApp

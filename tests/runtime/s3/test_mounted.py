@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from agentcore_rl_toolkit._serving import listen, url_of
+from agentcore_rl_toolkit._servers.process import listen, url_of
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.s3 import S3App, S3Config
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from agentcore_rl_toolkit._server_keys import key_for
+from agentcore_rl_toolkit._servers.keys import key_for
 
 from .models import ADMIN_KEY_ENV, TraceGraph, TraceRecord, WorkerInfo
 

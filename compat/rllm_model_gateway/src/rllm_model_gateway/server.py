@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from agentcore_rl_toolkit._host_check import HostCheck
+from agentcore_rl_toolkit._servers.host_check import HostCheck
 from agentcore_rl_toolkit.gateway import Gateway, UpstreamConfig
 from agentcore_rl_toolkit.gateway import GatewayConfig as OurConfig
 

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from ..._server_keys import key_for
+from ..._servers.keys import key_for
 from ...errors import PolicyError
 
 

@@ -17,8 +17,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..._host_check import HostCheck
 from ..._installation import missing_extra
+from ..._servers.host_check import HostCheck
 from .._portal import start
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Bridge:
         try:
             import uvicorn
 
-            from ..._bounded_http import BoundedProtocol, Bounds
+            from ..._servers.bounded_http import BoundedProtocol, Bounds
         except ModuleNotFoundError as e:
             raise missing_extra("the verl backend needs uvicorn", "verl") from e
         protocol: Any = functools.partial(BoundedProtocol, bounds=Bounds(hosts=HostCheck()))

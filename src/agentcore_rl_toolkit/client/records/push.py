@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Callable
 from urllib.parse import quote, unquote, urlsplit
 
-from ..._connection_room import default_limit
-from ..._host_check import HostCheck
+from ..._servers.connection_room import default_limit
+from ..._servers.host_check import HostCheck
 
 MAX_REQUEST_BYTES = 64 * 1024  # a notification is a few hundred bytes
 IDLE_S = 10.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..._server_keys import key_for
+from ..._servers.keys import key_for
 from ...errors import GatewayError
 from ..errors import NOT_JSON
 from ..http.client import request, stream

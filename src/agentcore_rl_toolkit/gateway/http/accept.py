@@ -11,8 +11,8 @@ import logging
 import socket
 from collections.abc import Callable
 
-from ..._open_files import EXHAUSTED
-from ..._serving import url_of
+from ..._servers.open_files import EXHAUSTED
+from ..._servers.process import url_of
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from ..._connection_room import ConnectionRoom, default_limit
-from ..._host_check import HostCheck
+from ..._servers.connection_room import ConnectionRoom, default_limit
+from ..._servers.host_check import HostCheck
 from ..config import Limits
 from .connection import AgentConnection
 from .reading import SCRATCH

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import httptools
 
-from ..._host_check import HostCheck
+from ..._servers.host_check import HostCheck
 from ..config import Limits
 from ..errors import RequestError
 from .body import LongBody

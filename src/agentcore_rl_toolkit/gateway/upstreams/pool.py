@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import httptools
 
-from ..._open_files import EXHAUSTED
+from ..._servers.open_files import EXHAUSTED
 from ..config import UpstreamConfig
 from ..http.body import Bytes, LongBody
 from ..http.messages import JOINED_BYTES

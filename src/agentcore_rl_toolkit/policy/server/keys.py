@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..._server_keys import key_for
+from ..._servers.keys import key_for
 
 ADMIN_KEY_ENV = "AGENTCORE_RL_POLICY_ADMIN_KEY"
 

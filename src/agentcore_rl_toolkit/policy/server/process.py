@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import uvicorn
 
-from ... import _server_keys
-from ..._bounded_http import BoundedProtocol, Bounds
-from ..._host_check import HostCheck
-from ..._open_files import raise_file_limit
-from ..._serving import listen, parent_gone, url_of, write_ready
+from ..._servers import keys
+from ..._servers.bounded_http import BoundedProtocol, Bounds
+from ..._servers.host_check import HostCheck
+from ..._servers.open_files import raise_file_limit
+from ..._servers.process import listen, parent_gone, url_of, write_ready
 from ...errors import ConfigError
 from ..engine import Engine
 from .app import create_app
@@ -32,7 +32,7 @@ from .keys import ADMIN_KEY_ENV
 class ServeConfig:
     """Settings of a policy server process. Units: durations in seconds. ``port`` 0 takes a free one.
 
-    ``make_key``: without an ``admin_key`` one is made and left to this user's clients (`_server_keys`).
+    ``make_key``: without an ``admin_key`` one is made and left to this user's clients (`_servers.keys`).
     """
 
     weights: Path | None = None
@@ -63,7 +63,7 @@ class _Server(uvicorn.Server):
 
 def serve(config: ServeConfig) -> None:
     """Serve until SIGTERM, SIGINT or the parent's end. Raises: ConfigError (port in use, no policy there), PolicyError."""
-    if config.admin_key is None and config.make_key and not _server_keys.is_here(config.host):
+    if config.admin_key is None and config.make_key and not keys.is_here(config.host):
         raise ConfigError(
             f"listening on {config.host} needs an admin key that its clients know: set {ADMIN_KEY_ENV}, or give --no-admin-key"
         )
@@ -88,7 +88,7 @@ def serve(config: ServeConfig) -> None:
 
 
 async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -> None:
-    made = _server_keys.make() if config.admin_key is None and config.make_key else None
+    made = keys.make() if config.admin_key is None and config.make_key else None
     app = create_app(
         engine,
         admin_key=config.admin_key or made,
@@ -124,7 +124,7 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
     url = url_of(listener)
     key_file: Path | None = None
     if server.started:
-        key_file = _server_keys.leave("policy", url, made) if made is not None else None
+        key_file = keys.leave("policy", url, made) if made is not None else None
         if config.ready_file is not None:
             ready = {
                 "url": url,
@@ -139,7 +139,7 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
         if key_file is not None:
             print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
     await serving
-    _server_keys.forget(key_file)
+    keys.forget(key_file)
     if watching is not None:
         watching.cancel()
 

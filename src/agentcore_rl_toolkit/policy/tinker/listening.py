@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from ..._connection_room import ConnectionRoom, default_limit
-from ..._host_check import HostCheck, Refusal
+from ..._servers.connection_room import ConnectionRoom, default_limit
+from ..._servers.host_check import HostCheck, Refusal
 
 HEADER_BYTES = 64 * 2**10
 BODY_BYTES = 2**30  # a batch of long sequences with logprobs

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..._serving import parent_gone, write_ready
+from ..._servers.process import parent_gone, write_ready
 from .service import TinkerServer
 
 

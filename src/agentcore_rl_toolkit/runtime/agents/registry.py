@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..._serving import write_private
+from ..._servers.process import write_private
 from ...errors import ConfigError
 from ..private_files import make_private
 from ..wire import Named, WireError, not_found

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ..._open_files import raise_file_limit
+from ..._servers.open_files import raise_file_limit
 from ...errors import AgentCoreRLError, AgentLoadError, LocalRuntimeError
 from .. import roots
 from ..agents import environments

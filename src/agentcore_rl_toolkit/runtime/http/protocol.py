@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with the bounds of all our servers (`_bounded_http`) and three additions.
+"""uvicorn's HTTP protocol, with the bounds of all our servers (`_servers.bounded_http`) and three additions.
 
 A reply can be one write; the application can break a connection off; and a warm invocation goes past ASGI (`fast_path`):
 a scope, a cycle, a task, its events and timers are most of what such a call costs.
@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ..._bounded_http import BoundedProtocol
-from ..._host_check import Refusal
+from ..._servers.bounded_http import BoundedProtocol
+from ..._servers.host_check import Refusal
 from ..wire import Headers, WireError, invalid
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from ..._host_check import HostCheck
 from ..._installation import missing_extra
-from ..._open_files import raise_file_limit
-from ..._serving import listen, parent_gone, url_of, write_ready
+from ..._servers.host_check import HostCheck
+from ..._servers.open_files import raise_file_limit
+from ..._servers.process import listen, parent_gone, url_of, write_ready
 from .app import S3App, S3Config
 from .xml import refusal_document
 
@@ -42,7 +42,7 @@ def serve(
     try:
         import uvicorn
 
-        from ..._bounded_http import Bounds
+        from ..._servers.bounded_http import Bounds
         from ..http.protocol import RuntimeProtocol
         from ..sessions.callers import Callers
         from .users import UsersOnly

@@ -1,6 +1,6 @@
 import pytest
 
-from agentcore_rl_toolkit._host_check import HostCheck
+from agentcore_rl_toolkit._servers.host_check import HostCheck
 
 OWN = [
     "127.0.0.1:8000",

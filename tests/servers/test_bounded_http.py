@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from agentcore_rl_toolkit._bounded_http import HEADER_BYTES, BoundedProtocol, Bounds
-from agentcore_rl_toolkit._host_check import HostCheck
+from agentcore_rl_toolkit._servers.bounded_http import HEADER_BYTES, BoundedProtocol, Bounds
+from agentcore_rl_toolkit._servers.host_check import HostCheck
 
 WITHIN_S = 30.0
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]

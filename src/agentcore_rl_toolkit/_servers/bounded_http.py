@@ -16,8 +16,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from ._connection_room import ConnectionRoom, default_limit
-from ._host_check import HostCheck, Refusal
+from .connection_room import ConnectionRoom, default_limit
+from .host_check import HostCheck, Refusal
 
 HEADER_BYTES = 64 * 2**10
 LINGER_S = 2.0  # a client that is still sending when it is refused would lose the response to a reset connection

@@ -1,6 +1,6 @@
 from dataclasses import dataclass
 
-from agentcore_rl_toolkit._connection_room import ConnectionRoom
+from agentcore_rl_toolkit._servers.connection_room import ConnectionRoom
 
 HERE = "127.0.0.1"
 

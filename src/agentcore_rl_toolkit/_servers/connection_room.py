@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Protocol, TypeVar
 
-from ._open_files import MAX_OPEN_FILES
+from .open_files import MAX_OPEN_FILES
 
 AT_ONCE = 16  # a sixteenth of the room is made free
 GRACE_S = 1.0

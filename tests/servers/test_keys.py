@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentcore_rl_toolkit import _server_keys
+from agentcore_rl_toolkit._servers import keys
 from agentcore_rl_toolkit.errors import ConfigError
 
 URL = "http://127.0.0.1:8090"
@@ -24,11 +24,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_key_is_found_under_every_loopback_address_of_its_port() -> None:
-    key = _server_keys.make()
+    key = keys.make()
     assert len(key) >= 32
-    _server_keys.leave("gateway", URL, key)
+    keys.leave("gateway", URL, key)
     for url in (URL, URL + "/", "http://localhost:8090", "http://[::1]:8090/v1", "http://0.0.0.0:8090"):
-        assert _server_keys.find("gateway", url) == key
+        assert keys.find("gateway", url) == key
     for kind, url in (
         ("policy", URL),
         ("gateway", "http://127.0.0.1:8091"),
@@ -36,7 +36,7 @@ def test_a_key_is_found_under_every_loopback_address_of_its_port() -> None:
         ("gateway", "http://gateway.example:8090"),
         ("gateway", "http://[half"),
     ):
-        assert _server_keys.find(kind, url) is None
+        assert keys.find(kind, url) is None
 
 
 @pytest.mark.threat(
@@ -48,60 +48,60 @@ def test_a_key_is_found_under_every_loopback_address_of_its_port() -> None:
 def test_nobody_else_can_read_it_and_what_others_can_write_is_not_believed(folder: Path) -> None:
     old = os.umask(0)
     try:
-        path = _server_keys.leave("gateway", URL, "k")
+        path = keys.leave("gateway", URL, "k")
     finally:
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     path.chmod(0o644)
-    assert _server_keys.find("gateway", URL) is None
+    assert keys.find("gateway", URL) is None
     path.unlink()
     elsewhere = folder / "elsewhere"
     elsewhere.write_text(json.dumps({"key": "k", "pid": os.getpid()}))
     elsewhere.chmod(0o600)
     path.symlink_to(elsewhere)
-    assert _server_keys.find("gateway", URL) is None
+    assert keys.find("gateway", URL) is None
     path.unlink()
     folder.chmod(0o777)
-    assert _server_keys.find("gateway", URL) is None
+    assert keys.find("gateway", URL) is None
     with pytest.raises(ConfigError, match="TMPDIR"):
-        _server_keys.leave("gateway", URL, "k")
+        keys.leave("gateway", URL, "k")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"k"', '{"key": "k"}', '{"key": "k", "pid": "x"}', "[" * 10_000])
 def test_a_damaged_file_is_no_key(text: str) -> None:
-    path = _server_keys.leave("gateway", URL, "k")
+    path = keys.leave("gateway", URL, "k")
     path.write_text(text)
-    assert _server_keys.find("gateway", URL) is None
-    _server_keys.forget(path)
+    assert keys.find("gateway", URL) is None
+    keys.forget(path)
     assert path.exists()
 
 
 def test_the_key_of_a_server_that_was_killed_is_not_sent() -> None:
-    path = _server_keys.leave("gateway", URL, "k")
+    path = keys.leave("gateway", URL, "k")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     path.write_text(json.dumps({"key": "k", "pid": gone.pid}))
-    assert _server_keys.find("gateway", URL) is None
-    _server_keys.forget(path)
+    assert keys.find("gateway", URL) is None
+    keys.forget(path)
     assert path.exists()  # another server's
-    path = _server_keys.leave("gateway", URL, "new")
-    assert _server_keys.find("gateway", URL) == "new"
-    _server_keys.forget(path)
+    path = keys.leave("gateway", URL, "new")
+    assert keys.find("gateway", URL) == "new"
+    keys.forget(path)
     assert not path.exists()
 
 
 def test_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    _server_keys.leave("gateway", URL, "left")
-    assert _server_keys.key_for("gateway", URL, "SOME_KEY") == "left"
+    keys.leave("gateway", URL, "left")
+    assert keys.key_for("gateway", URL, "SOME_KEY") == "left"
     monkeypatch.setenv("SOME_KEY", "given")
-    assert _server_keys.key_for("gateway", URL, "SOME_KEY") == "given"
+    assert keys.key_for("gateway", URL, "SOME_KEY") == "given"
 
 
 def test_a_server_that_is_not_on_loopback_leaves_none() -> None:
-    assert _server_keys.is_here("127.0.0.1")
-    assert _server_keys.is_here("0.0.0.0")
-    assert not _server_keys.is_here("10.0.0.1")
-    assert not _server_keys.is_here("gateway.example")
+    assert keys.is_here("127.0.0.1")
+    assert keys.is_here("0.0.0.0")
+    assert not keys.is_here("10.0.0.1")
+    assert not keys.is_here("gateway.example")
     with pytest.raises(ConfigError, match="given"):
-        _server_keys.leave("gateway", "http://10.0.0.1:1", "k")
+        keys.leave("gateway", "http://10.0.0.1:1", "k")

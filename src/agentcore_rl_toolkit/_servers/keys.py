@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 _ANY = ("0.0.0.0", "::", "localhost")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from .options import allowed_hosts as _allowed_hosts
-from .options import as_json as _as_json
-from .output.screen import Command
-from .output.terminal import visible
+from ..options import allowed_hosts as _allowed_hosts
+from ..options import as_json as _as_json
+from ..output.screen import Command
+from ..output.terminal import visible
 
 
 class Amount(click.FloatRange):
@@ -188,19 +188,12 @@ def serve(
     """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them."""
     import asyncio
 
-    from ..gateway.config import (
-        ADMIN_KEY_ENV,
-        UPSTREAM_KEY_ENV,
-        GatewayConfig,
-        Limits,
-        UpstreamConfig,
-        key_from_env,
-    )
-    from ..gateway.service import serve as run
+    from ...gateway.config import ADMIN_KEY_ENV, UPSTREAM_KEY_ENV, GatewayConfig, Limits, UpstreamConfig, key_from_env
+    from ...gateway.service import serve as run
 
     key = upstream_key or key_from_env(UPSTREAM_KEY_ENV)
     if engine == "tinker":
-        from ..gateway.engines.tinker import KEY_ENV, service_url
+        from ...gateway.engines.tinker import KEY_ENV, service_url
 
         key = key or key_from_env(KEY_ENV)
         paths = [u for u in upstreams if u.startswith("tinker://")]
@@ -267,7 +260,7 @@ def export(store: str, target: str, kind: str | None, sessions: tuple[str, ...],
 
     A gateway may be using the store.
     """
-    from ..gateway.export import export as run
+    from ...gateway.export import export as run
 
     turns, count = run(store, target, sessions=sessions or None, format=kind)
     if as_json:
@@ -294,7 +287,7 @@ def doctor(models: tuple[str, ...], template: str | None, parser: str | None, as
 
     Ends with code 1 when a check fails.
     """
-    from ..gateway.render import Renderer, examine
+    from ...gateway.render import Renderer, examine
 
     reports = []
     for model in models:

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from .options import allowed_hosts, as_json
-from .output.screen import Command
-from .output.terminal import visible
-from .output.waiting import Waiting
+from ..options import allowed_hosts, as_json
+from ..output.screen import Command
+from ..output.terminal import visible
+from ..output.waiting import Waiting
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -146,14 +146,14 @@ def serve(**options: Any) -> None:
     Example:
         agentcore-rl runtime serve --agent math=examples/strands_math_agent/rl_app.py
     """
-    from ..errors import ConfigError
-    from ..runtime.agents.agent import parse_agent_option
-    from ..runtime.api.faults import FaultPlan
-    from ..runtime.api.quotas import profile
-    from ..runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
-    from ..runtime.private_files import ON_A_COMMAND_LINE, credentials_from
-    from ..runtime.service import run
-    from ..runtime.wire import parse_environment
+    from ...errors import ConfigError
+    from ...runtime.agents.agent import parse_agent_option
+    from ...runtime.api.faults import FaultPlan
+    from ...runtime.api.quotas import profile
+    from ...runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
+    from ...runtime.private_files import ON_A_COMMAND_LINE, credentials_from
+    from ...runtime.service import run
+    from ...runtime.wire import parse_environment
 
     if options["on_command_line"]:
         raise ConfigError(f"--credential is not taken: {ON_A_COMMAND_LINE}")
@@ -229,7 +229,7 @@ _CLUSTER_OPTIONS = {
 
 
 def _cluster(config: Any, options: dict[str, Any]) -> Any:
-    from ..errors import ConfigError
+    from ...errors import ConfigError
 
     for cluster, names in _CLUSTER_OPTIONS.items():
         for name in names:
@@ -240,18 +240,18 @@ def _cluster(config: Any, options: dict[str, Any]) -> Any:
         return None
     if options["cluster"] == "kubernetes":
         return _pods(config, options)
-    from ..runtime.cluster.machines import ClusterConfig
-    from ..runtime.cluster.nodes import Cluster
-    from ..runtime.cluster.ray_nodes import RayMachines
+    from ...runtime.cluster.machines import ClusterConfig
+    from ...runtime.cluster.nodes import Cluster
+    from ...runtime.cluster.ray_nodes import RayMachines
 
     settings = ClusterConfig(sessions_per_node=options["sessions_per_node"])
     return Cluster(config, RayMachines(options["ray_address"]), settings)
 
 
 def _pods(config: Any, options: dict[str, Any]) -> Any:
-    from ..errors import ConfigError
-    from ..runtime.cluster.kubernetes import ApiServer, SandboxClient
-    from ..runtime.cluster.pods import KubernetesPods, PodSettings
+    from ...errors import ConfigError
+    from ...runtime.cluster.kubernetes import ApiServer, SandboxClient
+    from ...runtime.cluster.pods import KubernetesPods, PodSettings
 
     if options["agents"]:
         raise ConfigError(
@@ -273,8 +273,8 @@ def _pods(config: Any, options: dict[str, Any]) -> Any:
 
 
 def _pools(options: dict[str, Any]) -> dict[str, str]:
-    from ..errors import ConfigError
-    from ..runtime.agents.agent import NAME
+    from ...errors import ConfigError
+    from ...runtime.agents.agent import NAME
 
     pools = {}
     for text in options["warm_pools"]:
@@ -321,10 +321,10 @@ def deploy(
     The environment of a file is built with uv from the pyproject.toml (and uv.lock) or requirements.txt beside it.
     Deploying a name again makes a new version.
     """
-    from ..errors import ConfigError
-    from ..runtime.containers import images
-    from ..runtime.remote import RuntimeView
-    from ..runtime.wire import parse_environment
+    from ...errors import ConfigError
+    from ...runtime.containers import images
+    from ...runtime.remote import RuntimeView
+    from ...runtime.wire import parse_environment
 
     if sum(given is not None for given in (file, image, build_dir)) != 1:
         raise ConfigError("give one of: an agent's FILE, --image NAME, --build DIR")
@@ -343,7 +343,7 @@ def deploy(
 @as_json
 def ps(everything: bool, url: str | None, as_json: bool) -> None:
     """List sessions."""
-    from ..runtime.remote import RuntimeView, table
+    from ...runtime.remote import RuntimeView, table
 
     sessions = RuntimeView.find(url).sessions(ended=everything)
     click.echo(json.dumps(sessions, indent=2) if as_json else visible(table(sessions)))
@@ -356,7 +356,7 @@ def ps(everything: bool, url: str | None, as_json: bool) -> None:
 @_url_option
 def logs(session: str, follow: bool, raw: bool, url: str | None) -> None:
     """Print a session's output. SESSION: its id, or how it begins."""
-    from ..runtime.remote import RuntimeView
+    from ...runtime.remote import RuntimeView
 
     for text in RuntimeView.find(url).log(session, follow=follow):
         click.echo(text if raw else visible(text), nl=False)
@@ -369,7 +369,7 @@ def logs(session: str, follow: bool, raw: bool, url: str | None) -> None:
 @as_json
 def stop(sessions: tuple[str, ...], grace: float | None, url: str | None, as_json: bool) -> None:
     """Stop sessions. SESSIONS: ids, or how they begin."""
-    from ..runtime.remote import RuntimeView
+    from ...runtime.remote import RuntimeView
 
     view = RuntimeView.find(url)
     stopped = []
@@ -390,7 +390,7 @@ def top(interval: float, once: bool, url: str | None, as_json: bool) -> None:
     """Watch a runtime: sessions by state, starts per second, memory and CPU of each."""
     import time
 
-    from ..runtime.remote import RuntimeView, figures, picture
+    from ...runtime.remote import RuntimeView, figures, picture
 
     view = RuntimeView.find(url)
     while as_json:  # one object a line

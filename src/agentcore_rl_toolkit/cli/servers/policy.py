@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-from .._installation import missing_extra
-from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
-from .options import allowed_hosts as _allowed_hosts
-from .options import as_json as _as_json
-from .output.screen import Command
-from .output.terminal import visible
+from ..._installation import missing_extra
+from ...errors import AgentCoreRLError, ConfigError, MissingExtraError
+from ..options import allowed_hosts as _allowed_hosts
+from ..options import as_json as _as_json
+from ..output.screen import Command
+from ..output.terminal import visible
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "starlette", "uvicorn", "httptools")
 
@@ -96,8 +96,8 @@ def serve(
     """
     try:
         _need_policy_extra()
-        from ..policy.server.process import ServeConfig
-        from ..policy.server.process import serve as run
+        from ...policy.server.process import ServeConfig
+        from ...policy.server.process import serve as run
 
         run(
             ServeConfig(
@@ -150,10 +150,10 @@ def tinker(
 
     import torch
 
-    from .._open_files import raise_file_limit
-    from ..policy.finetuning import PolicyModel
-    from ..policy.tinker.service import TinkerServer
-    from ..policy.tinker.serving import serve as run
+    from ..._servers.open_files import raise_file_limit
+    from ...policy.finetuning import PolicyModel
+    from ...policy.tinker.service import TinkerServer
+    from ...policy.tinker.serving import serve as run
 
     raise_file_limit()
     torch.set_num_threads(threads)
@@ -183,11 +183,11 @@ def measure(weights: Path | None, count: int, temperature: float, seed: int, thr
 
     import torch
 
-    from ..policy.batch import Batch
-    from ..policy.decoder import Decoder
-    from ..policy.model import check_directory
-    from ..policy.tokens import ChatTokenizer
-    from ..policy.word_problems.rollouts import measure_batch
+    from ...policy.batch import Batch
+    from ...policy.decoder import Decoder
+    from ...policy.model import check_directory
+    from ...policy.tokens import ChatTokenizer
+    from ...policy.word_problems.rollouts import measure_batch
 
     torch.set_num_threads(threads)
     folder = check_directory(weights)
