@@ -1,0 +1,113 @@
+"""The guides of gateway and runtime as a reader follows them: the pages' own blocks, with free ports in place of the pages'."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCK = re.compile(
+    r"<!-- run by: tests/test_guides\.py::\w+ -->\n```\w+\n(?P<text>.*?)```\n(?:\n```text\n(?P<shown>.*?)```)?", re.S
+)
+pytestmark = pytest.mark.timeout(300)
+
+
+class Reader:
+    """Somebody with a page, an empty folder and a shell for each server."""
+
+    def __init__(self, page: str, folder: Path, servers: ExitStack) -> None:
+        self.blocks = [(found["text"], found["shown"] or "") for found in BLOCK.finditer((DOCS / page).read_text())]
+        self.folder = folder
+        self.servers = servers
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "AGENTCORE_"))}
+        self.environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.as_printed: dict[str, str] = {}  # what the page has -> what is so here
+
+    def own(self, text: str) -> str:
+        for of_the_page, own in self.as_printed.items():
+            text = text.replace(of_the_page, own)
+        return text
+
+    def serve(self, block: str, *, lines: int = 1) -> list[str]:
+        """Starts it on a free port; returns the first lines that it prints."""
+        port = re.search(r"--port (\d+)", block)
+        assert port is not None, block
+        words = self.own(block).replace(port[0], "--port 0").split()
+        server = self.servers.enter_context(
+            subprocess.Popen(
+                [*words, "--parent-pid", str(os.getpid())],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        self.servers.callback(server.terminate)
+        assert server.stdout is not None
+        printed = [server.stdout.readline() for _ in range(lines)]
+        found = re.search(r"http://127\.0\.0\.1:\d+", printed[0])
+        assert found, printed
+        self.as_printed[f"http://127.0.0.1:{port[1]}"] = found[0]
+        return printed
+
+    def run(self, block: str, *, program: str = "bash") -> str:
+        command = [sys.executable, "-c"] if program == "python" else ["bash", "-euc"]
+        ran = subprocess.run(
+            [*command, self.own(block)],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+
+@pytest.fixture
+def servers() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_the_gateway_guide_works_as_it_stands(tmp_path: Path, servers: ExitStack) -> None:
+    reader = Reader("gateway.md", tmp_path, servers)
+    (policy, _), (gateway, first_lines), (connect, shown), (export, _) = reader.blocks
+    reader.serve(policy)
+    [first] = reader.serve(gateway)
+    assert reader.own(first_lines).startswith(first)
+    printed = reader.run(connect, program="python")
+    shape = re.compile(r"2 turns, \d+ sampled tokens\n(\d+ tokens, \d+ of them to train on\n)+")
+    assert shape.fullmatch(printed)
+    assert shape.fullmatch(shown)
+    servers.close()  # the store is read when nobody serves it
+    reader.run(export)
+    rows = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
+    assert [row["index"] for row in rows] == [0, 1]
+    assert all(len(row["completion_ids"]) == len(row["logprobs"]) for row in rows)
+
+
+def test_the_runtime_guide_works_as_it_stands(tmp_path: Path, servers: ExitStack) -> None:
+    reader = Reader("runtime.md", tmp_path, servers)
+    (agent, _), (serve, first_lines), (exports, _), (call, answer), (ps, table) = reader.blocks
+    (tmp_path / "hello.py").write_text(agent)
+    printed = reader.serve(serve, lines=4)
+    [arn], [of_the_page] = (re.findall(r"arn:\S+", text) for text in (printed[-1], first_lines))
+    reader.as_printed[of_the_page] = arn
+    without_tier = re.compile(r"isolation: \w+")
+    assert without_tier.sub("", reader.own(first_lines)) == without_tier.sub("", "".join(printed))
+    reader.environment |= dict(re.findall(r"(AWS_\w+)=(\S+)", reader.own(exports)))
+    assert reader.run(call, program="python") == answer
+    url = reader.environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"]
+    [head, row] = reader.run(f"{ps.strip()} --url {url}").splitlines()  # other runtimes may run on this machine
+    assert head.split() == table.splitlines()[0].split()
+    assert row.split()[1:3] == table.splitlines()[1].split()[1:3] == ["hello:1", "idle"]
