@@ -1,4 +1,4 @@
-"""Trainers on one shared core: `collect` runs groups of rollouts, `to_samples` turns them into training data.
+"""Trainers on one shared core: `collect_stream` and `collect` run groups of rollouts, `to_samples` turns them into training data.
 
 Each trainer has a folder of its own (`trl`, `slime`, `verl`, `rllm`, `tinker`), imported only when asked for.
 Names load on first use.
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .collection.recording import open_recording as open_recording
     from .collection.samples import Sample as Sample
     from .collection.samples import to_samples as to_samples
+    from .collection.stream import GroupStream as GroupStream
+    from .collection.stream import StreamAccounts as StreamAccounts
+    from .collection.stream import collect_stream as collect_stream
     from .service import RolloutService as RolloutService
 
 _HOME = {
@@ -43,6 +46,7 @@ _HOME = {
         ".collection.groups",
     ),
     **dict.fromkeys(("Sample", "to_samples"), ".collection.samples"),
+    **dict.fromkeys(("GroupStream", "StreamAccounts", "collect_stream"), ".collection.stream"),
     "RolloutService": ".service",
 }
 __all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)

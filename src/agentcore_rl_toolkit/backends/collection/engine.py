@@ -292,9 +292,8 @@ class Engine:
                 if task.done():
                     return task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def _left_in_stage(self, future: Future) -> tuple[Stage, float | None]:
         stage, spent_s = future.stage, future.stages
@@ -437,6 +436,8 @@ class Engine:
             rollout.cancelled = False
         for task in live:
             task.cancel()
+        for ended in self.ended.values():
+            ended.put_nowait(None)  # Python 3.11's wait_for swallows a cancellation that comes together with its result
         await asyncio.gather(*live, return_exceptions=True)
         unfinished = [r for r in self.rollouts if r.future is not None and r.end is None]
         await asyncio.gather(*(self._stop(r) for r in unfinished))

@@ -1,0 +1,375 @@
+"""A stream of finished groups: rollouts run while the trainer trains, and none is older than it may be.
+
+How a stream runs. Each group is a collection of its own (`collect_async`), all share the same places. A further group is started
+when a place is free and the trainer will be able to train it in time; a group is handed out when all its rollouts have ended.
+
+How old a rollout may be. Batch t is trained from weight version t. With `max_staleness` S a group whose first rollout started at
+version v has to be in batch v + S or an earlier one. Two rules keep that without throwing anything away:
+
+- *Starts are held back.* At most (S + 1) batches of groups are started and not yet trained, so there is a place in a batch for
+  each of them. With S = 0 nothing starts before the last batch is trained: the synchronous loop.
+- *The oldest go first.* A batch takes the finished groups that have to go soonest. It is handed out only if the batches that come
+  afterwards have room for all that then are due; else the trainer waits for the slow ones, which is the price of the limit.
+
+Every group is one position in the data. `state` holds the positions that are started and not trained: a stream that is made
+from it starts these first, so neither a kill nor a slow input costs a prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from ...errors import ConfigError
+from .._portal import run_sync
+from .collect import collect_async
+from .engine import Client, CollectProgress
+from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
+from .places import Places
+from .recording import Recording
+from .sessions import Gateway
+
+Requests = Callable[[int], GroupRequest | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamAccounts:
+    """What became of the rollouts of a stream: ``started`` is the sum of ``trained``, ``masked`` and ``in_flight``.
+
+    ``in_flight`` are those that run, wait, or are in a batch that is not yet reported as trained. ``restarted`` counts rollouts
+    that a resumed stream had to start again; their first attempts count nowhere else.
+    """
+
+    trained: int
+    masked: Mapping[str, int]
+    in_flight: int
+    restarted: int
+
+    @property
+    def started(self) -> int:
+        return self.trained + sum(self.masked.values()) + self.in_flight
+
+
+@dataclass(eq=False)
+class _Open:
+    """A group that is started and not yet handed out. ``since`` is the weight version at its first rollout's start."""
+
+    position: int
+    request: GroupRequest
+    size: int
+    queued: int
+    since: int | None = None
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+    group: Group | None = field(default=None, repr=False)
+
+
+class GroupStream:
+    """Finished groups without end; made by `collect_stream`.
+
+    Use `take_async` for whole batches or ``async for`` for one group after the other, and call `published` when new weights are
+    in place. `take`, iteration and ``with`` are the same for synchronous trainers. Leaving the block stops what runs.
+
+    ``waited_s`` are the seconds spent waiting in `take`.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        *,
+        client: Client,
+        gateway: Gateway | None,
+        config: CollectConfig,
+        batch_groups: int,
+        max_staleness: int,
+        weight_version: int,
+        state: Mapping[str, Any] | None,
+        on_rollout: Callable[[CollectedRollout], None] | None,
+        places: Places | None,
+        recording: Recording | None,
+    ) -> None:
+        self.batch_groups, self.max_staleness, self.weight_version = batch_groups, max_staleness, weight_version
+        self.waited_s = 0.0
+        self._requests, self._on_rollout, self._recording = requests, on_rollout, recording
+        self._config = replace(config, max_staleness=None)  # age is looked at when a group is handed out
+        places = places or Places(config.max_concurrent)
+        self._collect = partial(collect_async, client=client, gateway=gateway, config=self._config, places=places)
+        state = state or {}
+        self._next: int = state.get("next", 0)
+        self._again: list[int] = list(state.get("in_flight", ()))
+        self._trained: int = state.get("trained", 0)
+        self._masked: Counter[str] = Counter(state.get("masked", {}))
+        self._restarted: int = state.get("restarted", 0) + state.get("in_flight_rollouts", 0)
+        self._left = 0  # rollouts that a resumed stream has still to start again
+        self._ended = False  # there is no further request
+        self._closed = False
+        self._open: dict[int, _Open] = {}
+        self._handed: list[tuple[_Open, Group]] = []  # not yet reported as trained
+        self._ready: list[Group] = []  # of a batch, for those who take one group after the other
+        self._failure: BaseException | None = None
+        self._moved = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()  # synchronous trainers report from another thread than the stream runs on
+
+    # -- taking -------------------------------------------------------------------------------------------------------
+
+    async def take_async(self) -> list[Group]:
+        """The next batch, in the order of the data: `batch_groups` groups, fewer at the end of the data, then none.
+
+        Raises: GatewayError and the like when a group's collection cannot go on; what `requests` raises.
+        """
+        self._loop = asyncio.get_running_loop()
+        began_s = time.monotonic()
+        try:
+            while True:
+                self._moved.clear()
+                self._fill()
+                if self._failure is not None:
+                    raise self._failure
+                batch = self._choose()
+                if batch is not None:
+                    return self._hand(batch)
+                await self._moved.wait()
+        finally:
+            self.waited_s += time.monotonic() - began_s
+
+    def take(self) -> list[Group]:
+        """`take_async` for synchronous callers."""
+        return run_sync(self.take_async())
+
+    async def __aiter__(self) -> AsyncIterator[Group]:
+        while self._ready or (batch := await self.take_async()):
+            if not self._ready:
+                self._ready = batch
+            yield self._ready.pop(0)
+
+    def __iter__(self) -> Iterator[Group]:
+        while self._ready or (batch := self.take()):
+            if not self._ready:
+                self._ready = batch
+            yield self._ready.pop(0)
+
+    def published(self, weight_version: int) -> None:
+        """What was handed out is trained, and sampling goes on with this version of the weights."""
+        with self._lock:
+            self.weight_version = weight_version
+            for _, group in self._handed:
+                for rollout in group.rollouts:
+                    if rollout.mask_reason is None:
+                        self._trained += 1
+                    else:
+                        self._masked[rollout.mask_reason] += 1
+            self._handed.clear()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._move)
+
+    # -- what is where ------------------------------------------------------------------------------------------------
+
+    @property
+    def accounts(self) -> StreamAccounts:
+        with self._lock:
+            return self._accounts()
+
+    def state(self) -> dict[str, Any]:
+        """What a later stream needs to go on after the last batch that was reported as trained. JSON as it is."""
+        with self._lock:
+            accounts = self._accounts()
+            return {
+                "next": self._next,
+                "in_flight": sorted([*self._open, *(opened.position for opened, _ in self._handed), *self._again]),
+                "in_flight_rollouts": accounts.in_flight + self._left,
+                "trained": accounts.trained,
+                "masked": dict(accounts.masked),
+                "restarted": accounts.restarted,
+            }
+
+    def _accounts(self) -> StreamAccounts:
+        sizes = [opened.size for opened in self._open.values()] + [opened.size for opened, _ in self._handed]
+        return StreamAccounts(
+            trained=self._trained, masked=dict(self._masked), in_flight=sum(sizes), restarted=self._restarted
+        )
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        self._fill()
+        self._moved.set()
+
+    def _fill(self) -> None:
+        """Start groups as long as there is a place and a batch for them."""
+        while not (self._closed or self._failure is not None or (self._ended and not self._again)):
+            if len(self._open) + len(self._handed) >= self.batch_groups * (self.max_staleness + 1):
+                return
+            if any(opened.queued for opened in self._open.values()):
+                return  # all places are taken: who waits already comes first
+            try:
+                self._start()
+            except Exception as e:  # the data's or the caller's; whoever takes the next batch gets it
+                self._failure = e
+
+    def _start(self) -> None:
+        position = self._again[0] if self._again else self._next
+        request = self._requests(position)
+        if request is None:
+            if self._again:
+                raise ConfigError(
+                    f"the data ends before position {position}, which was in flight: is it the same data?"
+                )
+            self._ended = True
+            return
+        size = request.n + self._config.extra_rollouts
+        opened = _Open(position=position, request=request, size=size, queued=size)
+        with self._lock:
+            if self._again:
+                self._again.pop(0)
+            else:
+                self._next += 1
+            self._open[position] = opened
+        opened.task = asyncio.create_task(self._run(opened), name=f"group-{position}")
+
+    async def _run(self, opened: _Open) -> None:
+        try:
+            (group,) = await self._collect(
+                [opened.request], on_rollout=self._on_rollout, on_progress=partial(self._progress, opened)
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception as e:  # a gateway that makes no sessions; whoever takes the next batch gets it
+            self._failure = self._failure or e
+        else:
+            opened.queued = 0
+            if opened.since is None:
+                opened.since = self.weight_version
+            opened.group = group
+        self._move()
+
+    def _progress(self, opened: _Open, progress: CollectProgress) -> None:
+        queued, opened.queued = opened.queued, progress.queued
+        if opened.since is None and progress.queued < progress.total:
+            opened.since = self.weight_version
+        if queued and not opened.queued:
+            self._move()
+
+    # -- handing out --------------------------------------------------------------------------------------------------
+
+    def _choose(self) -> list[_Open] | None:
+        """The groups of the next batch; None while it has to wait."""
+        if self._ended and not self._again and len(self._open) <= self.batch_groups:
+            every = list(self._open.values())
+            return every if all(opened.group is not None for opened in every) else None
+        done = [opened for opened in self._open.values() if opened.group is not None]
+        if len(done) < self.batch_groups:
+            return None
+        chosen = sorted(done, key=lambda opened: (self._due(opened), opened.position))[: self.batch_groups]
+        left = [self._due(opened) for opened in self._open.values() if opened not in chosen]
+        for later in range(self.max_staleness + 1):
+            if sum(due <= self.weight_version + later for due in left) > later * self.batch_groups:
+                return None
+        return chosen
+
+    def _due(self, opened: _Open) -> float:
+        """The last version from which a group may be trained."""
+        return math.inf if opened.since is None else opened.since + self.max_staleness
+
+    def _hand(self, chosen: Sequence[_Open]) -> list[Group]:
+        version = self.weight_version
+        batch = []
+        for opened in sorted(chosen, key=lambda opened: opened.position):
+            assert opened.group is not None
+            group = replace(opened.group, rollouts=[self._aged(r, version) for r in opened.group.rollouts])
+            batch.append(group)
+            with self._lock:
+                del self._open[opened.position]
+                self._handed.append((opened, group))
+            if self._recording is not None:
+                where = self._recording.at(self._recording.phase, version)
+                for rollout in group.rollouts:
+                    where.add(rollout, group.request, version)
+        self._fill()
+        return batch
+
+    def _aged(self, rollout: CollectedRollout, version: int) -> CollectedRollout:
+        """Masked where the engine says that it sampled from older weights than were thought to be in place."""
+        oldest = rollout.weight_version_min
+        if rollout.usable and oldest is not None and oldest < version - self.max_staleness:
+            return replace(rollout, mask_reason="stale")
+        return rollout
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    async def close_async(self) -> None:
+        """Stop what runs and delete its sessions. `state` still tells what was in flight."""
+        self._closed = True
+        tasks = [opened.task for opened in self._open.values() if opened.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """`close_async` for synchronous callers."""
+        run_sync(self.close_async())
+
+    async def __aenter__(self) -> GroupStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close_async()
+
+    def __enter__(self) -> GroupStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def collect_stream(
+    requests: Requests,
+    *,
+    client: Client,
+    gateway: Gateway | None,
+    batch_groups: int,
+    max_staleness: int,
+    config: CollectConfig | None = None,
+    weight_version: int = 0,
+    state: Mapping[str, Any] | None = None,
+    on_rollout: Callable[[CollectedRollout], None] | None = None,
+    places: Places | None = None,
+    recording: Recording | None = None,
+) -> GroupStream:
+    """A stream of the groups of ``requests(0)``, ``requests(1)`` and so on, until one is None.
+
+    The same position must always give the same request, also after a restart. ``batch_groups`` groups are trained at once and
+    make one weight version, ``max_staleness`` versions may lie between a rollout's start and its training. ``weight_version`` is
+    the one in place now; ``state`` what an earlier stream's `state()` gave. Rollouts are recorded when they are handed out, as of
+    the step that trains them. Nothing starts before the first batch is asked for.
+    Raises: ConfigError on bad arguments.
+    """
+    config = config or CollectConfig()
+    if batch_groups < 1:
+        raise ConfigError(f"batch_groups must be at least 1, got {batch_groups}")
+    if max_staleness < 0:
+        raise ConfigError(f"max_staleness cannot be negative, got {max_staleness}")
+    if config.enough_groups is not None or config.batch_timeout_s is not None:
+        raise ConfigError("enough_groups and batch_timeout_s are limits of one batch; a stream has none")
+    return GroupStream(
+        requests,
+        client=client,
+        gateway=gateway,
+        config=config,
+        batch_groups=batch_groups,
+        max_staleness=max_staleness,
+        weight_version=weight_version,
+        state=state,
+        on_rollout=on_rollout,
+        places=places,
+        recording=recording,
+    )

@@ -1,0 +1,280 @@
+"""The stream of groups over replayed episodes: order, age, accounts, resumption."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter, deque
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, GroupStream, collect_stream
+from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayCapture, ReplayGateway
+from agentcore_rl_toolkit.errors import ConfigError, GatewayError, RolloutLostError
+from agentcore_rl_toolkit.trajectory import Turn
+
+N = 2  # rollouts of a group
+
+
+def request(position: int) -> GroupRequest:
+    return GroupRequest(input_id=f"i{position}", payload={"position": position}, n=N)
+
+
+class Live(ReplayGateway):
+    """A gateway whose turns say the weight version that was in place when the rollout started and when it ended."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__(replay)
+        self.began: dict[str, int] = {}
+
+    def turn(self, session_id: str) -> Turn:
+        version = self.replay.weight_version
+        assert version is not None
+        return Turn(
+            turn_id=f"{session_id}-0",
+            index=0,
+            prompt_ids=[1],
+            completion_ids=[2, 3],
+            logprobs=[-0.5, -0.5],
+            finish_reason="stop",
+            weight_version_first=self.began[session_id],
+            weight_version_last=version,
+        )
+
+    async def fetch_async(self, session_ids: Any, *, close: bool = True) -> dict[str, ReplayCapture]:
+        await super().fetch_async(session_ids, close=close)
+        return {s: ReplayCapture(session_id=s, turns=[self.turn(s)]) for s in session_ids}
+
+
+class World:
+    """Rollouts whose length and end are decided by their input; the world of one process."""
+
+    def __init__(self, *, length_s: Any = lambda position: 0.0, fails: Any = lambda position, k: False) -> None:
+        self.length_s, self.fails = length_s, fails
+        self.replay = Replay([], by_input=False)
+        self.gateway = Live(self.replay)
+        self.started: Counter[int] = Counter()
+        self.replay.weight_version = 0
+
+    def submit(self, payload: Any, session_id: Any = None, input_id: Any = None, **more: Any) -> Any:
+        position = payload["position"]
+        fails = self.fails(position, self.started[position])
+        self.started[position] += 1
+        assert self.replay.weight_version is not None
+        self.gateway.began[session_id] = self.replay.weight_version
+        self.replay.waiting[""] = deque(
+            [
+                Episode(
+                    input_id=input_id,
+                    record={"rewards": 1.0, "status_code": 200},
+                    failure=RolloutLostError("gone") if fails else None,
+                    delay_s=self.length_s(position),
+                )
+            ]
+        )
+        return self.replay.client.submit(payload, session_id, input_id, **more)
+
+    def stream(
+        self, requests: Any = request, *, batch: int = 2, staleness: int = 1, places: int = 64, **more: Any
+    ) -> GroupStream:
+        return collect_stream(
+            requests,
+            client=self,
+            gateway=self.gateway,
+            batch_groups=batch,
+            max_staleness=staleness,
+            config=CollectConfig(max_concurrent=places),
+            **more,
+        )
+
+    def publish(self, stream: GroupStream) -> None:
+        version = stream.weight_version + 1
+        self.replay.weight_version = version
+        stream.published(version)
+
+
+def positions(groups: list[Group]) -> list[int]:
+    return [int(group.input_id[1:]) for group in groups]
+
+
+async def test_without_staleness_every_batch_is_the_next_part_of_the_data_and_nothing_runs_beside_training() -> None:
+    world = World(length_s=lambda position: 0.01 * (position % 3))
+    async with world.stream(staleness=0) as stream:
+        for step in range(4):
+            assert positions(await stream.take_async()) == [2 * step, 2 * step + 1]
+            await asyncio.sleep(0.02)  # the training
+            assert set(world.started) == set(range(2 * step + 2))
+            world.publish(stream)
+    assert not world.replay.open_sessions
+
+
+async def test_rollouts_run_while_the_trainer_trains_and_a_slow_one_is_passed_by_until_it_is_due() -> None:
+    world = World(length_s=lambda position: 0.2 if position == 0 else 0.0)
+    taken = []
+    async with world.stream(batch=2, staleness=2) as stream:
+        for _ in range(5):
+            batch = await stream.take_async()
+            taken.append(positions(batch))
+            assert all(r.usable for group in batch for r in group.rollouts)
+            world.publish(stream)
+    assert 0 not in taken[0]
+    assert 0 in taken[2]  # it started at version 0, and 2 is the last that may train it
+    assert len({position for batch in taken for position in batch}) == 10
+
+
+async def test_starts_are_held_back_so_that_every_rollout_can_be_trained_in_time() -> None:
+    world = World()
+    async with world.stream(batch=3, staleness=2) as stream:
+        for step in range(4):
+            await stream.take_async()
+            await asyncio.sleep(0.02)
+            assert len(world.started) <= 3 * (step + 2 + 1)
+            world.publish(stream)
+
+
+async def test_a_further_group_starts_when_a_place_comes_free_and_not_before() -> None:
+    world = World(length_s=lambda position: 30.0 if position in (0, 1) else 0.0)
+    async with world.stream(batch=8, staleness=4, places=4) as stream:
+        taking = asyncio.create_task(stream.take_async())
+        while len(world.replay.open_sessions) < 3 * N:  # noqa: ASYNC110  (the replayed gateway has no event for it)
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
+        # Both places' worth of slow groups run, one group waits with its sessions made, and no more are begun.
+        assert (len(world.started), world.replay.peak_running) == (2, 4)
+        assert stream.state()["in_flight"] == [0, 1, 2]
+        taking.cancel()
+
+
+async def test_a_lost_rollout_is_masked_with_its_reason_and_its_group_is_handed_out() -> None:
+    world = World(fails=lambda position, k: position == 1 and k == 0)
+    async with world.stream() as stream:
+        first, second = await stream.take_async()
+        world.publish(stream)
+        assert [r.mask_reason for g in (first, second) for r in g.rollouts] == [None, None, "outcome", None]
+        accounts = stream.accounts
+    assert (accounts.trained, dict(accounts.masked)) == (3, {"outcome": 1})
+
+
+async def test_what_the_engine_sampled_from_older_weights_than_allowed_is_masked() -> None:
+    world = World()
+    async with world.stream(staleness=0, weight_version=5) as stream:  # the engine still says 0
+        groups = await stream.take_async()
+    assert {r.mask_reason for g in groups for r in g.rollouts} == {"stale"}
+
+
+async def test_data_that_ends_ends_the_stream_with_what_is_left() -> None:
+    world = World()
+    async with world.stream(lambda position: request(position) if position < 5 else None) as stream:
+        sizes = []
+        while batch := await stream.take_async():
+            sizes.append(len(batch))
+            world.publish(stream)
+    assert sizes == [2, 2, 1]
+
+
+async def test_groups_come_one_by_one_too() -> None:
+    world = World()
+    seen = []
+    async with world.stream(lambda position: request(position) if position < 4 else None) as stream:
+        async for group in stream:
+            seen.append(group.input_id)
+            if len(seen) % 2 == 0:
+                world.publish(stream)
+    assert sorted(seen) == ["i0", "i1", "i2", "i3"]
+
+
+def test_a_synchronous_trainer_has_the_same_stream() -> None:
+    world = World()
+    with world.stream(batch=2) as stream:
+        first = stream.take()
+        world.publish(stream)
+        assert len(first) == 2
+        assert stream.accounts.trained == 4
+        second = next(iter(stream))
+        assert positions(first) != positions([second])
+    assert not world.replay.open_sessions
+
+
+async def test_what_was_handed_out_and_not_trained_comes_again() -> None:
+    world = World()
+    async with world.stream(staleness=0) as stream:
+        taken = positions(await stream.take_async())
+        state = json.loads(json.dumps(stream.state()))
+    assert state["in_flight"] == taken == [0, 1]
+    async with World().stream(staleness=0, state=state) as again:
+        assert positions(await again.take_async()) == [0, 1]
+        assert again.accounts.restarted == 4
+
+
+async def test_a_gateway_that_makes_no_sessions_ends_the_stream_with_its_error() -> None:
+    world = World()
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise GatewayError("no", status=403)
+
+    world.gateway.create_sessions_async = refuse  # type: ignore[method-assign]
+    async with world.stream() as stream:
+        with pytest.raises(GatewayError):
+            await stream.take_async()
+
+
+def test_limits_of_one_batch_are_refused() -> None:
+    world = World()
+    for config in (CollectConfig(enough_groups=1), CollectConfig(batch_timeout_s=5)):
+        with pytest.raises(ConfigError, match="a stream has none"):
+            collect_stream(request, client=world, gateway=None, batch_groups=1, max_staleness=0, config=config)
+    with pytest.raises(ConfigError, match="max_staleness"):
+        world.stream(staleness=-1)
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    batch=st.integers(1, 3),
+    staleness=st.integers(0, 3),
+    places=st.integers(1, 12),
+    kills=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=3),
+)
+async def test_every_started_rollout_is_trained_once_or_masked_or_in_flight_at_the_checkpoint(
+    seed: int, batch: int, staleness: int, places: int, kills: list[tuple[int, bool]]
+) -> None:
+    rng = random.Random(seed)
+    lengths = [rng.choice((0.0, 0.0, 0.001, 0.004)) for _ in range(200)]
+    failing = {(position, k) for position in range(200) for k in range(N) if rng.random() < 0.15}
+    trained: Counter[int] = Counter()
+    state: dict[str, Any] | None = None
+    version = 0
+    for steps, trained_but_not_saved in [*kills, (6, False)]:
+        world = World(length_s=lengths.__getitem__, fails=lambda position, k: (position, k) in failing)
+        world.replay.weight_version = version
+        async with world.stream(
+            batch=batch, staleness=staleness, places=places, weight_version=version, state=state
+        ) as stream:
+            for _ in range(steps):
+                groups = await stream.take_async()
+                assert len(groups) == batch
+                for group in groups:
+                    for rollout in group.rollouts:
+                        assert (rollout.mask_reason is None) == (rollout.outcome == "ok")
+                        began = world.gateway.began[rollout.session_id]
+                        assert began >= stream.weight_version - staleness
+                if rng.random() < 0.5:
+                    await asyncio.sleep(0.001)
+                world.publish(stream)
+                trained.update(positions(groups))
+                version = stream.weight_version
+                state = json.loads(json.dumps(stream.state()))  # the checkpoint
+                accounts = stream.accounts
+                assert accounts.trained + sum(accounts.masked.values()) == N * batch * version
+                assert accounts.started == accounts.trained + sum(accounts.masked.values()) + accounts.in_flight
+                # Every position is trained, in flight or still to come; none is skipped, none is there twice.
+                assert sorted([*trained, *state["in_flight"]]) == list(range(state["next"]))
+                assert max(trained.values()) == 1
+            if trained_but_not_saved:
+                await stream.take_async()  # and the process is gone before it is trained
+        assert not world.replay.open_sessions
+        assert world.replay.running == 0
