@@ -139,6 +139,16 @@ def test_what_the_trainer_finds_out_is_added(tmp_path: Path) -> None:
     assert found["sequences"][0]["updates"] == 0
 
 
+def test_a_rollout_that_is_written_again_keeps_its_number(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as writer:
+        for n in range(3):
+            writer.rollout(rollout(n))
+        writer.rollout(rollout(1, reward=0.25))
+    with RunReader(tmp_path) as reader:
+        assert [(r["id"], r["reward"]) for r in reader.rollouts()] == [(1, 0.0), (2, 0.25), (3, 0.0)]
+        assert reader.total(Query(text="question 1")) == 1
+
+
 def test_a_resumed_run_appends_and_forgets_what_it_repeats(tmp_path: Path) -> None:
     for start in (0, 8):
         with RunWriter(tmp_path) as writer:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
+import tempfile
 import webbrowser
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
 from ..errors import ConfigError
 from .options import allowed_hosts as allowed_hosts_option
+
+if TYPE_CHECKING:
+    from .training.stack import Stack
 
 
 @click.command()
@@ -27,6 +35,12 @@ from .options import allowed_hosts as allowed_hosts_option
     "--limit", default=500, show_default=True, type=click.IntRange(min=1), help="--export: rollouts in the file."
 )
 @click.option("--step", type=int, help="--export: rollouts of this step only.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="DIR",
+    help="Folder with tokenizer.json, for the texts of a gateway's tokens.",
+)
 @click.option("--ready-file", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
 @click.option("--parent-pid", type=int, hidden=True)
 def command(
@@ -38,10 +52,15 @@ def command(
     export: Path | None,
     limit: int,
     step: int | None,
+    tokenizer: Path | None,
     ready_file: Path | None,
     parent_pid: int | None,
 ) -> None:
     """Look at RUNS, folders or names under runs/, in the browser [default: all runs of this folder, also ones to come].
+
+    An address (http://...) is a running gateway: its sessions are shown as they grow. The gateway that `agentcore-rl up` runs in
+    this folder is found by itself. The key is that of AGENTCORE_RL_GATEWAY_ADMIN_KEY, else the one that a gateway of this machine
+    made for itself.
 
     A run that goes on is shown as it grows. What models wrote is shown as text and never obeyed. Whoever can reach the
     address can read the runs: it is this machine only unless --host says otherwise.
@@ -49,12 +68,16 @@ def command(
     \b
     Example:
         agentcore-rl view
+        agentcore-rl view http://127.0.0.1:9000
         agentcore-rl view runs/quickstart-20260101-120000 --export run.html
     """
     from ..runs import Query, RunReader, find_run
     from ..view.data import Runs
 
-    given = [find_run(name) for name in runs]
+    given = [find_run(name) for name in runs if not _is_address(name)]
+    addresses = [name for name in runs if _is_address(name)]
+    if addresses and export is not None:
+        raise ConfigError("--export writes a run; `agentcore-rl gateway export` writes the turns of a gateway")
     if export is not None:
         from ..view.export import export as write
 
@@ -77,8 +100,62 @@ def command(
         if opened if opened is not None else sys.stdout.isatty():
             webbrowser.open(url)
 
-    shown = Runs(given, Path.cwd())
-    try:
-        asyncio.run(serve(shown, host=host, port=port, allowed_hosts=allowed_hosts, ready=ready, parent_pid=parent_pid))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    with _gateways(addresses, tokenizer, found=not runs) as gateways:
+        shown = Runs(given, Path.cwd(), gateways, only_gateways=bool(addresses) and not given)
+        serving = serve(shown, host=host, port=port, allowed_hosts=allowed_hosts, ready=ready, parent_pid=parent_pid)
+        try:
+            asyncio.run(serving)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+def _is_address(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+@contextlib.contextmanager
+def _gateways(addresses: Sequence[str], tokenizer: Path | None, *, found: bool) -> Iterator[dict[str, Path]]:
+    """Folders that follow these gateways, and (``found``) the one that runs in this folder. Raises: GatewayError."""
+    from ..errors import GatewayError
+    from ..runs import TokenTexts
+    from .training.stack import Stack
+
+    if not addresses and Stack.running() is None:
+        yield {}
+        return
+    from ..view.live import GatewayMirror
+
+    stack = Stack.running()
+    wanted: dict[str, tuple[str, str | None, Path | None]] = {}
+    for number, address in enumerate(addresses):
+        name = f"gateway {urlsplit(address).netloc}"
+        name = name if name not in wanted else f"{name}~{number}"
+        ours = stack is not None and address.rstrip("/") in stack.gateway_url.split(",")
+        key = stack.gateway_admin_key if stack is not None and ours else None
+        wanted[name] = (address, key, _tokenizer_of(stack) if ours else None)
+    if found and stack is not None:
+        wanted["gateway of up"] = (stack.gateway_url, stack.gateway_admin_key, _tokenizer_of(stack))
+    with contextlib.ExitStack() as exits:
+        folders: dict[str, Path] = {}
+        for name, (address, key, folder) in wanted.items():
+            scratch = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="agentcore-rl-view-")))
+            place = tokenizer or folder
+            texts = TokenTexts(place) if place is not None else None
+            mirror = GatewayMirror(address, scratch / name.replace(" ", "-"), admin_key=key, texts=texts)
+            try:
+                mirror.start()
+            except GatewayError as e:
+                if not found:
+                    raise
+                click.echo(f"the gateway of `agentcore-rl up` is not shown: {e}", err=True)
+                continue
+            exits.callback(mirror.stop)
+            folders[name] = mirror.folder
+        yield folders
+
+
+def _tokenizer_of(stack: Stack | None) -> Path:
+    """The policy's, whose tokens a gateway of ours records."""
+    if stack is not None and stack.model:
+        return Path(stack.model)
+    return Path(__file__).resolve().parents[1] / "policy" / "weights"

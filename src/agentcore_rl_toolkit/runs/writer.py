@@ -243,14 +243,16 @@ class RunWriter:
             self.written += 1
 
     def _insert(self, database: sqlite3.Connection, rollout: Rollout) -> None:
-        self._forget(database, "SELECT id FROM rollouts WHERE session_id = ?", (rollout.session_id,))
+        before = database.execute("SELECT id FROM rollouts WHERE session_id = ?", (rollout.session_id,)).fetchone()
+        if before is not None:  # it keeps its number, which addresses name
+            self._forget(database, "SELECT id FROM rollouts WHERE id = ?", before)
         parts = {DETAIL: pack(rollout.detail())}
         if self.keep.dialogue and rollout.dialogue is not None:
             parts[DIALOGUE] = pack(list(rollout.dialogue))
         if self.keep.tokens and rollout.sequences is not None:
             parts[TOKENS] = pack([sequence.encoded() for sequence in rollout.sequences])
         tools = tools_of(rollout.dialogue)
-        columns = rollout.columns()
+        columns = ({} if before is None else {"id": before[0]}) | rollout.columns()
         columns["tool_calls"] = sum(tools.values()) if rollout.dialogue is not None else None
         columns["bytes"] = sum(map(len, parts.values()))
         names = ", ".join(columns)

@@ -14,16 +14,27 @@ _NUMBERS = {"step": int, "tokens_from": int, "tokens_to": int, "reward_from": fl
 
 
 class Runs:
-    """The runs that are shown: those given, else those of a folder, which may come while the server runs."""
+    """The runs that are shown: those given, else those of a folder, which may come while the server runs.
 
-    def __init__(self, given: list[Path], folder: Path) -> None:
-        self._given, self._folder = given, folder
+    ``gateways`` are runs as well: the folders that their sessions are copied into.
+    """
+
+    def __init__(
+        self,
+        given: list[Path],
+        folder: Path,
+        gateways: Mapping[str, Path] | None = None,
+        *,
+        only_gateways: bool = False,
+    ) -> None:
+        self._given, self._folder, self._gateways = given, folder, dict(gateways or {})
         self._open: dict[Path, RunReader] = {}
+        self._only_gateways = only_gateways
 
     def folders(self) -> dict[str, Path]:
         """Name -> folder; a number tells runs of the same name apart."""
-        found: dict[str, Path] = {}
-        for path in self._given or find_runs(self._folder):
+        found: dict[str, Path] = dict(self._gateways)
+        for path in self._given or ([] if self._only_gateways else find_runs(self._folder)):
             name, number = path.resolve().name, 2
             while name in found:
                 name, number = f"{path.resolve().name}~{number}", number + 1

@@ -51,6 +51,7 @@ class Admin:
         self._rllm = RLLMRoutes(parts, self.sessions)
         self._routes: dict[tuple[bytes, bytes], Handler] = {
             (b"POST", b"/admin/sessions"): self.sessions.create,
+            (b"GET", b"/admin/sessions"): self.sessions.list_all,
             (b"POST", b"/admin/fetch"): self.sessions.fetch,
             (b"POST", b"/admin/close"): self.sessions.close,
             (b"POST", b"/admin/delete"): self.sessions.delete,

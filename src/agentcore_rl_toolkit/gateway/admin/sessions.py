@@ -80,6 +80,17 @@ class SessionRoutes:
                 f"the gateway cannot store a session ({e.strerror or e}); try again", kind="overloaded"
             ) from e
 
+    async def list_all(self, conn: AgentConnection, request: Request) -> None:
+        """All sessions in the order they were opened, with their calls under way; ``?running=1``: those with calls only."""
+        running = b"running=1" in request.query.split(b"&")
+        now_s, out = time.monotonic(), []
+        for number, session in enumerate(list(self._sessions.by_id.values())):
+            if session.inflight or not running:
+                out.append(described(session, now_s))
+            if number % 2000 == 1999:
+                await asyncio.sleep(0)  # agents' calls go first
+        self._answers.answer(conn, request, 200, {"sessions": out})
+
     async def close(self, conn: AgentConnection, request: Request) -> None:
         asked = decode_body(request.body, Names)
         closed = 0
@@ -170,6 +181,29 @@ class SessionRoutes:
         await sessions.store.kept()  # who is told that a session is closed must not see it open after a kill
         names, place = sessions.finished.since(asked.after, asked.limit)
         self._answers.answer(conn, request, 200, {"session_ids": names, "next": place})
+
+
+def described(session: Session, now_s: float) -> dict[str, Any]:
+    """A session as a person asks for it. Units: unix seconds; of calls: seconds since their start, and until their deadline."""
+    return {
+        "session_id": session.id,
+        "created_s": session.created_s,
+        "closed_s": session.closed_s,
+        "turns": session.turns,
+        "errors": session.errors,
+        "records": session.records,
+        "last_call_s": session.last_call_s,
+        "metadata": session.settings.metadata,
+        "calls": [
+            {
+                "state": str(call.state),
+                "seconds": time.time() - call.started_s,
+                "left_s": None if call.deadline is None else call.deadline - now_s,
+            }
+            for call in session.inflight
+        ],
+        "server": session.worker.config.url if session.worker is not None and session.inflight else None,
+    }
 
 
 def _framed(data: bytes) -> bytes:

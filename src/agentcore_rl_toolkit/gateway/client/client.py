@@ -100,6 +100,16 @@ class GatewayClient:
         async for capture in self._fleet.stream(after):
             yield capture
 
+    async def sessions_async(self, *, running: bool = False) -> list[dict[str, Any]]:
+        """What sessions there are: turns, errors, when their last call was recorded, and ``calls`` under way with their state,
+        seconds since their start and left until their deadline, and the server. ``running``: only those with such calls.
+
+        Of several gateways those of all that answer, each with its URL under ``gateway``.
+        """
+        path = "/admin/sessions?running=1" if running else "/admin/sessions"
+        answers = await self._fleet.everywhere("list its sessions", lambda g: g.call("GET", path))
+        return [{**session, "gateway": url} for url, answer in answers.items() for session in answer["sessions"]]
+
     async def close_sessions_async(self, session_ids: Iterable[str]) -> int:
         """End sessions without fetching them. Returns how many were open."""
         return await self._fleet.close(_listed(session_ids))
@@ -206,6 +216,9 @@ class GatewayClient:
 
     def fetch(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
         return _portal.call(self.fetch_async(session_ids, close=close))
+
+    def sessions(self, *, running: bool = False) -> list[dict[str, Any]]:
+        return _portal.call(self.sessions_async(running=running))
 
     def close_sessions(self, session_ids: Iterable[str]) -> int:
         return _portal.call(self.close_sessions_async(session_ids))

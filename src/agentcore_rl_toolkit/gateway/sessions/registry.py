@@ -48,6 +48,12 @@ class RunningCall(Protocol):
     def agent(self) -> Any: ...
     def abort(self, error: RequestError) -> None: ...
     def take_over(self, conn: Any, keep_alive: bool) -> None: ...
+    @property
+    def state(self) -> Any: ...
+    @property
+    def started_s(self) -> float: ...
+    @property
+    def deadline(self) -> float | None: ...
 
 
 class Stored:
@@ -80,6 +86,7 @@ class Session:
         "id_bytes",
         "inflight",
         "key",
+        "last_call_s",
         "next_index",
         "overrides",
         "recent",
@@ -103,6 +110,7 @@ class Session:
         self.created_s = created_s
         self.closed = False
         self.closed_s: float | None = None
+        self.last_call_s: float | None = None  # when its last call was recorded (unix), as far as this process knows
         self.next_index = 0
         self.started_turns = 0  # calls that count against max_turns: running ones and turns
         self.turns = 0
@@ -131,6 +139,7 @@ class Session:
         """A call of the session is to be stored under this number."""
         self.stored.records += 1
         self.stored.last_call = call
+        self.last_call_s = time.time()
 
     def forget_texts(self) -> None:
         """Let nothing later refer to what was recorded so far."""
