@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import importlib
 import json
 import os
 import shlex
@@ -17,6 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from .errors import ConfigError, MissingExtraError
@@ -31,6 +33,16 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same files give the same wheel
 def missing_extra(what: str, extra: str) -> MissingExtraError:
     """The error for a part that is not installed: ``what`` needs what, and the command that installs it."""
     return MissingExtraError(f"{what}. Install it with:\n    {install_command(extra)}")
+
+
+def require(module: str, *, extra: str) -> Any:
+    """A module of an extra. Raises: MissingExtraError."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.partition(".")[0] != module.partition(".")[0]:
+            raise  # it is there, and lacks something itself
+        raise missing_extra(f"this needs {module.partition('.')[0]}, which is not installed", extra) from e
 
 
 @functools.cache

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .training.stack import Stack
 
 
+TRACES = 5  # dialogues of each step in Trackio: those with the lowest reward
+
+
 @click.command()
 @click.argument("runs", nargs=-1)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -32,9 +35,18 @@ if TYPE_CHECKING:
     "--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as a file that opens from disk."
 )
 @click.option(
-    "--limit", default=500, show_default=True, type=click.IntRange(min=1), help="--export: rollouts in the file."
+    "--to",
+    type=click.Choice(["inspect", "trackio"]),
+    help="Write one RUN as a log that `inspect view` opens, or into Trackio's project agentcore-rl.",
 )
-@click.option("--step", type=int, help="--export: rollouts of this step only.")
+@click.option(
+    "--limit",
+    default=500,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="--export, --to inspect: rollouts in the file.",
+)
+@click.option("--step", type=int, help="--export, --to inspect: rollouts of this step only.")
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path, exists=True),
@@ -50,6 +62,7 @@ def command(
     allowed_hosts: tuple[str, ...],
     opened: bool | None,
     export: Path | None,
+    to: str | None,
     limit: int,
     step: int | None,
     tokenizer: Path | None,
@@ -76,18 +89,22 @@ def command(
 
     given = [find_run(name) for name in runs if not _is_address(name)]
     addresses = [name for name in runs if _is_address(name)]
-    if addresses and export is not None:
-        raise ConfigError("--export writes a run; `agentcore-rl gateway export` writes the turns of a gateway")
+    if export is not None or to is not None:
+        if addresses:
+            raise ConfigError("this writes a run; `agentcore-rl gateway export` writes the turns of a gateway")
+        if len(given) > 1 or (export is not None and to is not None):
+            raise ConfigError("--export and --to write one run, and one of the two: name one")
     if export is not None:
         from ..view.export import export as write
 
-        if len(given) > 1:
-            raise ConfigError("--export writes one run: name one")
         with RunReader(given[0] if given else find_run(None)) as run:
             query = Query(step=step) if step is not None else Query(sort="id", descending=True)
             held, total = write(run, export, query, limit=limit)
         left = f"; {total - held} are left out (--limit, --step)" if held < total else ""
         click.echo(f"{export}: {held} of {total} rollouts{left}")
+        return
+    if to is not None:
+        _send(given[0] if given else find_run(None), to, step, limit)
         return
     from ..view.server import serve
 
@@ -107,6 +124,30 @@ def command(
             asyncio.run(serving)
         except KeyboardInterrupt:
             sys.exit(130)
+
+
+def _send(folder: Path, to: str, step: int | None, limit: int) -> None:
+    """Raises: MissingExtraError."""
+    from ..runs import Query, RunReader
+
+    with RunReader(folder) as run:
+        if to == "trackio":
+            from ..view.trackio_run import PROJECT, send_to_trackio
+
+            steps, traces = send_to_trackio(run, traces=TRACES)
+            click.echo(
+                f"{steps} steps and evaluations, {traces} dialogues. Look at them with:\n    trackio show --project {PROJECT}"
+            )
+            return
+        from ..view.inspect_log import write_inspect_log
+
+        query = Query(step=step) if step is not None else Query(sort="id", descending=True)
+        target = folder / "inspect" / (f"{run.name}.eval" if step is None else f"{run.name}-step-{step}.eval")
+        held, total = write_inspect_log(run, target, query, limit=limit)
+        left = f"; {total - held} are left out (--limit, --step)" if held < total else ""
+        click.echo(
+            f"{target}: {held} of {total} rollouts{left}. Look at them with:\n    inspect view --log-dir {target.parent}"
+        )
 
 
 def _is_address(name: str) -> bool:
