@@ -128,7 +128,7 @@ async def test_readers_see_whole_sessions_beside_a_gateway_that_writes(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
 ) -> None:
     gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    gateway.store.wal_bytes = 100_000  # so that the write-ahead log is moved while they read
+    gateway.store.wal.longest_bytes = 100_000  # so that the write-ahead log is moved while they read
     client = GatewayClient(gateway.url)
     sessions = await client.create_sessions_async([new_session_id() for _ in range(8)])
     answered = [0] * len(sessions)
@@ -154,7 +154,7 @@ async def test_readers_see_whole_sessions_beside_a_gateway_that_writes(
     await asyncio.gather(*map(agent, range(len(sessions))))
     ended = True
     assert all(rounds > 0 for rounds in await asyncio.gather(*reading))
-    assert gateway.store.checkpoints > 0
+    assert gateway.store.wal.checkpoints > 0
     assert {len(s.turns) for s in stored_sessions(tmp_path)} == {25}
 
 

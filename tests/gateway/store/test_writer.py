@@ -175,7 +175,7 @@ async def test_space_of_deleted_sessions_is_given_back_also_after_a_kill(tmp_pat
         for k in range(20):
             store.append(session, record(f"{session.number}-{k}", tokens=2000, choices=1 + k % 2))
     await store.kept()
-    whole = store.used_bytes
+    whole = store.space.used_bytes
     for session in sessions[1:]:
         store.delete_session(session.number)
     await store.kept()
@@ -183,11 +183,11 @@ async def test_space_of_deleted_sessions_is_given_back_also_after_a_kill(tmp_pat
     if directory:  # as a kill leaves it: gone, but not removed
         await store.stop()
         store = Store(tmp_path)
-        assert store.removing
+        assert store.space.removing
         store.start(asyncio.get_running_loop())
     async with asyncio.timeout(30):
-        while store.removing or store.total_bytes > whole / 4:
-            store.wal_bytes = 0  # so that what it holds goes into the file
+        while store.space.removing or store.total_bytes > whole / 4:
+            store.wal.longest_bytes = 0  # so that what it holds goes into the file
             store.tend()
             await asyncio.sleep(0.02)
     assert len(store.reader.calls(sessions[0].number)) == 20
@@ -203,7 +203,7 @@ from test_writer import Store, put, record
 
 async def main():
     store = Store(Path(sys.argv[1]))
-    store.wal_bytes = 200_000  # checkpoints, too, are killed
+    store.wal.longest_bytes = 200_000  # checkpoints, too, are killed
     store.start(asyncio.get_running_loop())
     sessions = [put(store, f"{sys.argv[2]}-{k}") for k in range(8)]
     k = 0

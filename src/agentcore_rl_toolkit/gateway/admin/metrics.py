@@ -51,7 +51,7 @@ def snapshot(parts: Parts) -> dict[str, Any]:
         "store_queue": store.queue_depth,
         "store_bytes": store.total_bytes,
         "store_slow_commits": store.slow_commits,
-        "store_checkpoints": store.checkpoints,
+        "store_checkpoints": store.wal.checkpoints,
         "store_damaged_calls": store.reader.damaged_calls,
         "uptime_s": time.time() - parts.started_s,
         "pid": os.getpid(),

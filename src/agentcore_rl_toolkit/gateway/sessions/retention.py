@@ -37,7 +37,7 @@ class Retention:
         self._size = size
         if size is not None:
             store = sessions.store
-            store.wal_bytes = min(store.wal_bytes, max(_LEAST_BYTES, size // _PARTS))
+            store.wal.longest_bytes = min(store.wal.longest_bytes, max(_LEAST_BYTES, size // _PARTS))
 
     def tend(self) -> None:
         if self._sessions.store.failed is not None:
@@ -46,7 +46,7 @@ class Retention:
             self._by_age(self._age_s)
         if self._size is not None:
             # The rest is for the write-ahead log, and for free pages that are not given back yet.
-            self._by_size(self._size * (_PARTS - 1) // _PARTS - self._sessions.store.wal_bytes)
+            self._by_size(self._size * (_PARTS - 1) // _PARTS - self._sessions.store.wal.longest_bytes)
 
     def _by_age(self, bound_s: float) -> None:
         sessions, since_s = self._sessions, time.monotonic() - bound_s
@@ -65,16 +65,16 @@ class Retention:
 
     def _by_size(self, bound: int) -> None:
         store = self._sessions.store
-        if (before := store.used_bytes) <= bound:
+        if (before := store.space.used_bytes) <= bound:
             return
         gone = were_open = 0
         until = time.monotonic() + _SLICE_S
         store.commit()
         try:
             victims = self._longest_quiet()
-            while not store.deleting and store.used_bytes > bound and time.monotonic() < until:
-                if store.removing:  # of those that are deleted already
-                    store.remove_some()
+            while not store.deleting and store.space.used_bytes > bound and time.monotonic() < until:
+                if store.space.removing:  # of those that are deleted already
+                    store.space.remove_some()
                     continue
                 session = next(victims, None)
                 if session is None:

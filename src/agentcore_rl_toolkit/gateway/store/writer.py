@@ -5,8 +5,7 @@ transaction outlives the process, however that ends. It outlives a loss of power
 ``fsync`` the callbacks wait for that. The file is whole after either.
 
 Commits run on the event loop: they write to the system's page cache and cost tens of microseconds. What can take long runs
-in a thread: syncing, and moving the write-ahead log into the file (a checkpoint). For the last part of a checkpoint commits
-wait, the loop does not.
+in a thread (`store.wal`).
 
 What the disk refuses is dropped if it is a call, whose callback learns that, and kept in memory for another try if it is
 anything else: sessions that were opened, closed or deleted, and the gateway's own settings. So calls and new sessions are
@@ -22,108 +21,62 @@ import logging
 import os
 import sqlite3
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from ...errors import ConfigError
 from ..capture.record import CallRecord
-from .reader import Reader, failure
-from .schema import FILE, INSERT_CALL, INSERT_CHOICE, PUT_SESSION, call_row, connect, create, os_error, trouble
+from .queue import Done, Numbered, Queue, QueuedCall
+from .reader import Reader
+from .schema import FILE, call_row, connect, create, os_error, trouble
+from .space import Space
+from .wal import WriteAheadLog
 
 log = logging.getLogger(__name__)
 
-Done = Callable[[OSError | None], None]
-
-WAL_BYTES = 32 * 2**20  # a write-ahead log longer than this is moved into the file
 _RETRY_S = 0.1  # how soon a disk that refused is tried again
 _LOCKED_S = 5.0  # how long another program may hold the file before calls are refused
-_PROBE_BYTES = 64 * 2**10  # what a disk that refused must take before it counts as one with room
 _SLOW_S = 0.02
-_TIDY_S = 0.005  # deleted calls are removed for so long at a time,
-_REST_S = 0.02  # with such pauses
-_REMOVED_AT_ONCE = 64
-_SPARE = 0.1  # share of the file that may be free before its end is given back
-_SPARE_PAGES = 64
-_GIVEN_BACK_AT_ONCE = 64  # pages
-
-
-class Numbered(Protocol):
-    """What the store knows of a session: its number."""
-
-    @property
-    def number(self) -> int: ...
-
-
-class _Call(NamedTuple):
-    """A call that is to be stored."""
-
-    row: tuple[Any, ...]
-    more: list[tuple[Any, ...]]
-    session: Numbered
-    record: CallRecord
-    done: Done | None
+_REST_S = 0.02  # between two tries of a locked file, and of tidying it
 
 
 class Store:
     """The store of one gateway. ``directory`` None: a private file that ends with the process.
 
+    ``failed`` is why the disk refuses calls at the moment. ``on_refused`` runs for every call that was refused: its
+    session, and whether the last one stored of that session was refused too.
     Belongs to one event loop. Raises: ConfigError when another gateway has the directory, or it holds no usable store.
     """
 
     def __init__(self, directory: Path | None, *, fsync: bool = False) -> None:
-        self.directory = directory
         self.path = None if directory is None else directory / FILE
-        self.fsync = fsync and directory is not None
-        self.wal_bytes = WAL_BYTES
         self.failed: OSError | None = None
-        # Runs for every call that was refused: its session, and whether the last one stored of that session was refused too.
         self.on_refused: Callable[[Any, bool], None] | None = None
-        self.appended = 0
         self.slow_commits = 0
-        self.checkpoints = 0
+        self._fsync = fsync and directory is not None
         self._lock = None if directory is None else _hold(directory)
-        self._wal: int | None = None
         try:
             if directory is not None:
                 create(directory)
             self._database = connect(self.path)
             self._database.execute("PRAGMA busy_timeout=0")  # the loop does not wait for other programs
-            if self.path is None:
-                self.reader = Reader(self._database, None)
-            else:
-                self.reader = Reader(connect(self.path, read_only=True), self.path)
-                self._wal = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            reading = self._database if self.path is None else connect(self.path, read_only=True)
+            self.reader = Reader(reading, self.path)
+            self.wal = WriteAheadLog(self.path)
+            self.space = Space(self._database)
             self.first_call = self.next_call = 1 + self._greatest("SELECT max(number) FROM calls")
             self.next_session = 1 + max(
                 self._greatest("SELECT max(number) FROM sessions"),
                 self._greatest("SELECT max(session) FROM calls"),
                 self._greatest("SELECT max(session) FROM deleted"),
             )
-            self._removing = deque(number for (number,) in self._database.execute("SELECT session FROM deleted"))
         except sqlite3.Error as e:
             raise ConfigError(trouble(e, self.path)) from e
-        self._page_bytes: int = self._database.execute("PRAGMA page_size").fetchone()[0]
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = ThreadPoolExecutor(1, "gateway-store")
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._calls: list[_Call] = []
-        self._sessions: dict[int, tuple[Any, ...]] = {}
-        self._deleted: dict[int, None] = {}
-        self._delivered: dict[int, bool] = {}
-        self._settings: dict[str, Any] = {}
-        self._versions: list[tuple[int | None, str | None, float]] = []
-        self._refused: dict[int, tuple[int, CallRecord]] = {}  # by session: how many calls, the first
-        self._after: list[Done] = []  # run when all of the above is committed, or was refused
-        self._unsynced: list[list[_Call]] = []
-        self._syncing = False
-        self._scheduled = False
-        self._checkpointing = False
-        self._held = False  # commits wait for the end of a checkpoint
-        self._tidying = False
+        self._queue = Queue()
+        self._scheduled = self._tidying = False
         self._retry_at = self._locked_since = 0.0
 
     def _greatest(self, sql: str) -> int:
@@ -142,8 +95,7 @@ class Store:
         """
         number = self.next_call
         self.next_call += 1
-        self._calls.append(_Call(*call_row(number, session.number, record), session, record, done))
-        self.appended += 1
+        self._queue.calls.append(QueuedCall(*call_row(number, session.number, record), session, record, done))
         if alone:
             self.commit()
         else:
@@ -152,37 +104,37 @@ class Store:
 
     def put_session(self, *row: Any) -> None:
         """Store a session as it is now: the columns of `sessions`."""
-        self._sessions[row[0]] = row
+        self._queue.sessions[row[0]] = row
         self._schedule()
 
     def delete_session(self, number: int) -> None:
         """Forget a session. It is gone with the next commit, its calls are removed by and by."""
-        self._sessions.pop(number, None)
-        self._refused.pop(number, None)
-        self._deleted[number] = None
+        self._queue.sessions.pop(number, None)
+        self._queue.refused.pop(number, None)
+        self._queue.deleted[number] = None
         self._schedule()
 
     def withdraw(self, number: int) -> None:
         """A session that the disk refused is not to be stored any more."""
-        self._sessions.pop(number, None)
+        self._queue.sessions.pop(number, None)
 
     def owes(self, number: int) -> bool:
         """Whether the session is not stored as it is now."""
-        return number in self._sessions
+        return number in self._queue.sessions
 
     def deliver(self, call: int, *, whole: bool) -> None:
         """Store whether an agent has the whole reply of a call."""
-        self._delivered[call] = whole
+        self._queue.delivered[call] = whole
         self._schedule()
 
     def set(self, name: str, value: Any) -> None:
         """Store a setting of the gateway."""
-        self._settings[name] = value
+        self._queue.settings[name] = value
         self._schedule()
 
     def publish(self, weight_version: int | None, sampler: str | None) -> None:
         """Store that other weights answer from now on."""
-        self._versions.append((weight_version, sampler, time.time()))
+        self._queue.versions.append((weight_version, sampler, time.time()))
         self._schedule()
 
     def _schedule(self) -> None:
@@ -195,9 +147,9 @@ class Store:
     def commit(self) -> None:
         """Store what is queued."""
         self._scheduled = False
-        if self._held or not self._queued:
+        if self.wal.held or not self._queue:
             return
-        calls, self._calls = self._calls, []
+        calls, self._queue.calls = self._queue.calls, []
         if self.failed is not None and time.monotonic() < self._retry_at:
             self._refuse(calls, self.failed)
             return
@@ -213,101 +165,37 @@ class Store:
         if time.monotonic() - started > _SLOW_S:
             self.slow_commits += 1
 
-    @property
-    def _queued(self) -> bool:
-        return bool(
-            self._calls
-            or self._sessions
-            or self._deleted
-            or self._delivered
-            or self._settings
-            or self._versions
-            or self._refused
-            or self._after
-        )
+    def _write(self, calls: list[QueuedCall], *, probe: bool = False) -> None:
+        self._queue.write(self._database, calls, self.next_call, probe=probe)
+        self.next_call += len(self._queue.refused)
 
-    def _write(self, calls: list[_Call], *, probe: bool = False) -> None:
-        """One transaction. Raises: sqlite3.Error, ValueError, OverflowError, which leave everything as it was."""
-        database = self._database
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            if self._sessions:
-                database.executemany(PUT_SESSION, self._sessions.values())
-            if self._deleted:
-                numbers = [(number,) for number in self._deleted]
-                database.executemany("DELETE FROM sessions WHERE number = ?", numbers)
-                database.executemany("INSERT OR IGNORE INTO deleted VALUES(?)", numbers)
-            refused = self._refused_rows()
-            rows = [call.row for call in calls] + refused
-            if rows:
-                database.executemany(INSERT_CALL, rows)
-            for call in calls:
-                if call.more:
-                    database.executemany(INSERT_CHOICE, call.more)
-            if self._delivered:
-                database.executemany(
-                    "UPDATE calls SET delivered = ? WHERE number = ?",
-                    [(whole, number) for number, whole in self._delivered.items()],
-                )
-            if self._settings:
-                database.executemany("INSERT OR REPLACE INTO settings VALUES(?,?)", self._settings.items())
-            if self._versions:
-                database.executemany("INSERT INTO versions VALUES(NULL,?,?,?)", self._versions)
-            if probe:
-                database.execute("INSERT OR REPLACE INTO settings VALUES('probe', zeroblob(?))", (_PROBE_BYTES,))
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                with suppress(sqlite3.Error):
-                    database.execute("ROLLBACK")
-            raise
-
-    def _refused_rows(self) -> list[tuple[Any, ...]]:
-        """Of each session that lacks calls a failure that says so."""
-        rows = []
-        for session, (count, first) in self._refused.items():
-            some = "this call; its agent was told so" if count == 1 else f"{count} calls; their agents were told so"
-            told = failure(
-                first.call_id, first.index, f"the gateway's disk failed to take {some}", at_s=first.started_s
-            )
-            rows.append(call_row(self.next_call, session, told)[0])
-            self.next_call += 1
-        return rows
-
-    def _stored(self, calls: list[_Call]) -> None:
+    def _stored(self, calls: list[QueuedCall]) -> None:
         self._locked_since = 0.0
-        self._sessions.clear()
-        if self._deleted:
-            self._removing.extend(self._deleted)
-            self._deleted.clear()
+        if self._queue.deleted:
+            self.space.removing.extend(self._queue.deleted)
             self._tidy_soon()
-        self._delivered.clear()
-        self._settings.clear()
-        self._versions.clear()
-        self._refused.clear()
+        after = self._queue.written()
         if self.failed is not None:
             log.warning("the gateway's store takes calls again")
             self.failed = None
-        after, self._after = self._after, []
-        if self.fsync and self._loop is not None:
-            self._unsynced.append(calls)
-            self._sync_soon()
+        if self._fsync and self._loop is not None:
+            self.wal.sync_soon(calls, self._take_back)
         else:
             for call in calls:
                 if call.done is not None:
                     call.done(None)
         for done in after:
             done(None)
-        self._checkpoint_soon()
+        self._move_log()
 
-    def _failed(self, calls: list[_Call], error: sqlite3.Error) -> None:
+    def _failed(self, calls: list[QueuedCall], error: sqlite3.Error) -> None:
         """A transaction was refused."""
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
         now = time.monotonic()
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and self._loop is not None:
             self._locked_since = self._locked_since or now
             if now - self._locked_since < _LOCKED_S:
-                self._calls[:0] = calls
+                self._queue.calls[:0] = calls
                 self._loop.call_later(_REST_S, self.commit)
                 return
         elif isinstance(error, sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError):
@@ -319,57 +207,71 @@ class Store:
         self._retry_at = now + _RETRY_S
         self._refuse(calls, self.failed)
 
-    def _one_by_one(self, calls: list[_Call], error: Exception) -> None:
+    def _one_by_one(self, calls: list[QueuedCall], error: Exception) -> None:
         """A call holds what no column can: it must not cost the others of its transaction."""
         if len(calls) <= 1:
             log.error("a call cannot be stored: %s", error)
             self._refuse(calls, OSError(errno.EINVAL, f"this call cannot be stored: {error}"))
             return
         for call in calls:
-            self._calls.append(call)
+            self._queue.calls.append(call)
             self.commit()
 
-    def _refuse(self, calls: list[_Call], error: OSError) -> None:
+    def _refuse(self, calls: list[QueuedCall], error: OSError) -> None:
+        queue = self._queue
         for call in calls:
             number = call.session.number
-            count, first = self._refused.get(number, (0, call.record))
-            if number not in self._deleted:
-                self._refused[number] = (count + 1, first)
+            count, first = queue.refused.get(number, (0, call.record))
+            if number not in queue.deleted:
+                queue.refused[number] = (count + 1, first)
             if self.on_refused is not None:
                 self.on_refused(call.session, count > 0)
             if call.done is not None:
                 call.done(error)
-        after, self._after = self._after, []
+        after, queue.after = queue.after, []
         for done in after:
             done(error)
 
+    def _take_back(self, calls: list[QueuedCall], error: OSError) -> None:
+        """These calls are committed, but their agents are told that they are not stored."""
+        log.error("writing the gateway's store to its disk failed: %s", error)
+        self.failed = error
+        self._retry_at = time.monotonic() + _RETRY_S
+        try:
+            self._database.executemany("DELETE FROM calls WHERE number = ?", [(call.row[0],) for call in calls])
+        except sqlite3.Error as e:
+            log.error("taking back %d calls failed as well: %s", len(calls), trouble(e, self.path))
+        self._refuse(calls, error)
+
     async def kept(self) -> OSError | None:
         """Return when everything appended so far is committed (with ``fsync``: on the disk), or why it is not."""
-        if self.fsync:
+        if self._fsync:
             return await self.synced()
         return await self._committed()
 
     async def synced(self) -> OSError | None:
         """Return when everything appended so far is on the disk, or why it is not."""
         error = await self._committed()
-        if error is None and self._wal is not None:
+        if error is None:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, os.fsync, self._wal)
+                await self.wal.sync()
             except OSError as e:
                 return e
         return error
 
     async def _committed(self) -> OSError | None:
-        if not self._queued:
+        if not self._queue:
             return None
         committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
-        self._after.append(lambda error: None if committed.done() else committed.set_result(error))
+        self._queue.after.append(lambda error: None if committed.done() else committed.set_result(error))
         self._schedule()
         return await committed
 
+    # -- now and then
+
     def tend(self) -> None:
         """Try a disk that refused again, though nobody appends; and give space back."""
-        if self.failed is not None and time.monotonic() >= self._retry_at and not self._held:
+        if self.failed is not None and time.monotonic() >= self._retry_at and not self.wal.held:
             self._retry_at = time.monotonic() + _RETRY_S
             try:
                 self._write([], probe=True)
@@ -381,178 +283,57 @@ class Store:
         if self.failed is None:
             self._tidy_soon()
 
-    # -- syncing and checkpoints, in the thread
-
-    def _run(self, work: Any) -> None:
-        assert self._loop is not None
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _sync_soon(self) -> None:
-        if not self._syncing:
-            self._syncing = True
-            self._run(self._sync())
-
-    async def _sync(self) -> None:
-        assert self._loop is not None
-        assert self._wal is not None
-        try:
-            while self._unsynced:
-                batches, self._unsynced = self._unsynced, []
-                try:
-                    await self._loop.run_in_executor(self._thread, os.fsync, self._wal)
-                except OSError as e:
-                    batches += self._unsynced  # they may go on from those
-                    self._unsynced = []
-                    self._take_back([call for batch in batches for call in batch], e)
-                    continue
-                for call in (call for batch in batches for call in batch):
-                    if call.done is not None:
-                        call.done(None)
-        finally:
-            self._syncing = False
-
-    def _take_back(self, calls: list[_Call], error: OSError) -> None:
-        """These calls are committed, but their agents are told that they are not stored."""
-        log.error("writing the gateway's store to its disk failed: %s", error)
-        self.failed = error
-        self._retry_at = time.monotonic() + _RETRY_S
-        try:
-            self._database.executemany("DELETE FROM calls WHERE number = ?", [(call.row[0],) for call in calls])
-        except sqlite3.Error as e:
-            log.error("taking back %d calls failed as well: %s", len(calls), trouble(e, self.path))
-        self._refuse(calls, error)
-
-    def _checkpoint_soon(self) -> None:
-        """Move the write-ahead log into the file, if it is long."""
-        if self._loop is not None and not self._checkpointing and self._wal_size() > self.wal_bytes:
-            self._checkpointing = True
-            self._run(self._checkpoint())
-
-    async def _checkpoint(self) -> None:
-        assert self._loop is not None
-        try:
-            await self._loop.run_in_executor(self._thread, self._move, "PASSIVE")
-            self._held = True  # what was committed meanwhile is little: now it can be caught up with
-            await self._loop.run_in_executor(self._thread, self._move, "TRUNCATE")
-            self.checkpoints += 1
-        except sqlite3.Error as e:
-            log.error("moving the write-ahead log into the store failed: %s", trouble(e, self.path))
-            await asyncio.sleep(_RETRY_S)
-        finally:
-            self._held = self._checkpointing = False
-            self.commit()
-
-    def _move(self, how: str) -> None:
-        database = connect(self.path)
-        try:
-            database.execute("PRAGMA busy_timeout=0")
-            database.execute(f"PRAGMA wal_checkpoint({how})").fetchall()
-        finally:
-            database.close()
-
-    # -- space
+    def _move_log(self) -> None:
+        if self._loop is not None:
+            self.wal.move_soon(self.commit)
 
     def _tidy_soon(self) -> None:
-        if not self._tidying and self._loop is not None and (self._removing or self._spare_pages):
+        if not self._tidying and self._loop is not None and self.space.untidy:
             self._tidying = True
             self._loop.call_later(_REST_S, self._tidy)
 
-    @property
-    def _spare_pages(self) -> int:
-        """Free pages that are too many to keep."""
-        pages, free = self._pages()
-        return free if free > max(_SPARE_PAGES, pages * _SPARE) else 0
-
-    def _pages(self) -> tuple[int, int]:
-        [pages] = self._database.execute("PRAGMA page_count").fetchone()
-        [free] = self._database.execute("PRAGMA freelist_count").fetchone()
-        return pages, free
-
     def _tidy(self) -> None:
-        """Remove calls of deleted sessions, and give free space back, for a moment."""
         self._tidying = False
         if self._loop is None:
             return
-        until = time.monotonic() + _TIDY_S
         try:
-            if not self._held and self.failed is None:
-                while self._removing and time.monotonic() < until:
-                    self.remove_some()
-                if not self._removing and time.monotonic() < until and self._spare_pages:
-                    # Not `execute`, which ends after the first page.
-                    self._database.executescript(f"PRAGMA incremental_vacuum({_GIVEN_BACK_AT_ONCE})")
+            if not self.wal.held and self.failed is None:
+                self.space.tidy()
         except sqlite3.Error as e:
             log.error("removing deleted calls failed, and is tried again: %s", trouble(e, self.path))
             return
-        self._checkpoint_soon()
+        self._move_log()
         self._tidy_soon()
-
-    @property
-    def removing(self) -> bool:
-        """Whether there are calls of deleted sessions."""
-        return bool(self._removing)
 
     @property
     def deleting(self) -> bool:
         """Whether sessions were deleted that are not gone from the file yet."""
-        return bool(self._deleted)
-
-    def remove_some(self) -> None:
-        """Remove some calls of deleted sessions. Raises: sqlite3.Error."""
-        session, database = self._removing[0], self._database
-        some = f"(SELECT number FROM calls WHERE session = ? LIMIT {_REMOVED_AT_ONCE})"
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            database.execute(f"DELETE FROM choices WHERE call IN {some}", (session,))
-            count = database.execute(f"DELETE FROM calls WHERE number IN {some}", (session,)).rowcount
-            if count < _REMOVED_AT_ONCE:
-                database.execute("DELETE FROM deleted WHERE session = ?", (session,))
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                with suppress(sqlite3.Error):
-                    database.execute("ROLLBACK")
-            raise
-        if count < _REMOVED_AT_ONCE:
-            self._removing.popleft()
-
-    @property
-    def used_bytes(self) -> int:
-        """What sessions take: the file without its free pages."""
-        pages, free = self._pages()
-        return (pages - free) * self._page_bytes
+        return bool(self._queue.deleted)
 
     @property
     def total_bytes(self) -> int:
         """What the store takes."""
-        return self._pages()[0] * self._page_bytes + self._wal_size()
-
-    def _wal_size(self) -> int:
-        return 0 if self._wal is None else os.fstat(self._wal).st_size
+        return self.space.file_bytes + self.wal.size
 
     @property
     def queue_depth(self) -> int:
-        return len(self._calls) + sum(map(len, self._unsynced))
+        return len(self._queue.calls) + self.wal.unsynced
 
     async def stop(self) -> None:
         """Store everything, then `close`."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.wal.finish()
         self.close()
 
     def close(self) -> None:
-        self._loop, self._held = None, False
-        if self._queued:
+        self._loop, self.wal.held = None, False
+        if self._queue:
             self.commit()
-        self._thread.shutdown()
+        self.wal.close()
         if self.path is not None:
             self.reader.close()
         self._database.close()  # which moves the write-ahead log into the file
-        for fd in (self._wal, self._lock):
-            if fd is not None:
-                os.close(fd)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def _hold(directory: Path) -> int:

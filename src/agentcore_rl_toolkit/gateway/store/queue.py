@@ -1,0 +1,124 @@
+"""What is to be stored with the next commit."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
+
+from ..capture.record import CallRecord
+from .reader import failure
+from .schema import INSERT_CALL, INSERT_CHOICE, PUT_SESSION, call_row
+
+Done = Callable[[OSError | None], None]
+
+_PROBE_BYTES = 64 * 2**10  # what a disk that refused must take before it counts as one with room
+
+
+class Numbered(Protocol):
+    """What the store knows of a session: its number."""
+
+    @property
+    def number(self) -> int: ...
+
+
+class QueuedCall(NamedTuple):
+    """A call that is to be stored."""
+
+    row: tuple[Any, ...]
+    more: list[tuple[Any, ...]]
+    session: Numbered
+    record: CallRecord
+    done: Done | None
+
+
+class Queue:
+    """See the module. ``refused`` has, by session, how many calls the disk refused, and the first; ``after`` runs when all
+    of it is committed, or was refused.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[QueuedCall] = []
+        self.sessions: dict[int, tuple[Any, ...]] = {}
+        self.deleted: dict[int, None] = {}
+        self.delivered: dict[int, bool] = {}
+        self.settings: dict[str, Any] = {}
+        self.versions: list[tuple[int | None, str | None, float]] = []
+        self.refused: dict[int, tuple[int, CallRecord]] = {}
+        self.after: list[Done] = []
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.calls
+            or self.sessions
+            or self.deleted
+            or self.delivered
+            or self.settings
+            or self.versions
+            or self.refused
+            or self.after
+        )
+
+    def write(self, database: sqlite3.Connection, calls: list[QueuedCall], next_call: int, *, probe: bool) -> None:
+        """One transaction with these calls; failures for refused ones are numbered from ``next_call``.
+
+        Raises: sqlite3.Error, ValueError, OverflowError, which leave everything as it was.
+        """
+        with transaction(database):
+            if self.sessions:
+                database.executemany(PUT_SESSION, self.sessions.values())
+            if self.deleted:
+                numbers = [(number,) for number in self.deleted]
+                database.executemany("DELETE FROM sessions WHERE number = ?", numbers)
+                database.executemany("INSERT OR IGNORE INTO deleted VALUES(?)", numbers)
+            rows = [call.row for call in calls]
+            if self.refused:
+                rows += self._refused_rows(next_call)
+            if rows:
+                database.executemany(INSERT_CALL, rows)
+            for call in calls:
+                if call.more:
+                    database.executemany(INSERT_CHOICE, call.more)
+            if self.delivered:
+                database.executemany(
+                    "UPDATE calls SET delivered = ? WHERE number = ?",
+                    [(whole, number) for number, whole in self.delivered.items()],
+                )
+            if self.settings:
+                database.executemany("INSERT OR REPLACE INTO settings VALUES(?,?)", self.settings.items())
+            if self.versions:
+                database.executemany("INSERT INTO versions VALUES(NULL,?,?,?)", self.versions)
+            if probe:
+                database.execute("INSERT OR REPLACE INTO settings VALUES('probe', zeroblob(?))", (_PROBE_BYTES,))
+
+    def _refused_rows(self, next_call: int) -> list[tuple[Any, ...]]:
+        """Of each session that lacks calls a failure that says so."""
+        rows = []
+        for number, (session, (count, first)) in enumerate(self.refused.items(), next_call):
+            some = "this call; its agent was told so" if count == 1 else f"{count} calls; their agents were told so"
+            why = f"the gateway's disk failed to take {some}"
+            record = failure(first.call_id, first.index, why, at_s=first.started_s)
+            rows.append(call_row(number, session, record)[0])
+        return rows
+
+    def written(self) -> list[Done]:
+        """All but calls is stored. Returns what is to run now."""
+        for each in (self.sessions, self.deleted, self.delivered, self.settings, self.versions, self.refused):
+            each.clear()
+        after, self.after = self.after, []
+        return after
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """What is done inside is committed together, or nothing of it."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            with suppress(sqlite3.Error):
+                database.execute("ROLLBACK")
+        raise
