@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ..client.evaluation import EvalRow
     from ..client.settings import Prepare
     from ..runs import TokenTexts
+    from ..runs.in_flight import Sessions
     from .training.kept_evaluation import Fetch
     from .training.stack import Stack
 
@@ -215,7 +217,7 @@ def _evaluate(
 ) -> int:
     from ..client import BatchProgress, RolloutClient
     from ..client.evaluation import as_facts, score_of, summarise, write_results
-    from ..runs import RunWriter
+    from ..runs import RunWriter, in_flight
     from .training.kept_evaluation import keep
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
@@ -236,7 +238,8 @@ def _evaluate(
     _check_store(target.bucket, exp_id)
     began_s = time.monotonic()
     with (
-        _model_of(target, overrides) as (prepare, fetch),
+        contextlib.ExitStack() as exits,
+        _model_of(target, overrides) as (prepare, fetch, sessions),
         RunWriter(out, texts=_texts_of(target)) as kept,
         RolloutClient(
             target.arn,
@@ -248,6 +251,7 @@ def _evaluate(
             **overrides,
         ) as client,
     ):
+        exits.enter_context(in_flight(out, client.flights, sessions, runtime_url=client.endpoint_url))
         run = client.run_batch(
             [row.payload for row in rows for _ in range(options["repeat"])],
             options["concurrency"],
@@ -324,13 +328,13 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None]]:
+def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None, Sessions | None]]:
     """What gives each rollout of a running stack its session at the gateway, and what reads from there what it recorded.
 
     None where a model is named, and for an agent that has its own.
     """
     if target.stack is None or "base_url" in given:
-        yield None, None
+        yield None, None, None
         return
     from ..gateway import GatewayClient
     from .training.stack import MODEL_ID
@@ -346,7 +350,8 @@ def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare |
             return {"base_url": session.base_url, "api_key": session.api_key, "model_id": MODEL_ID}
 
         try:
-            yield prepare, lambda session_id: gateway.fetch([session_id]).get(session_id)
+            fetch = lambda session_id: gateway.fetch([session_id]).get(session_id)  # noqa: E731
+            yield prepare, fetch, functools.partial(gateway.sessions, running=True)
         finally:
             with contextlib.suppress(GatewayError):  # it may be gone, and its store with it
                 for at in range(0, len(made), SESSIONS_PER_CALL):

@@ -11,6 +11,7 @@ import click
 
 from ..errors import ConfigError
 from ..runs import Query, RunReader, TokenSequence, find_run, find_runs
+from . import stuck
 from .options import as_json
 from .output import dialogue
 from .output.terminal import visible
@@ -21,6 +22,9 @@ BARS = "▁▂▃▄▅▆▇█"
 @click.group()
 def group() -> None:
     """Look at what trainings and evaluations left: agentcore-rl view shows the same in a browser."""
+
+
+group.add_command(stuck.command)
 
 
 @group.command("ls")

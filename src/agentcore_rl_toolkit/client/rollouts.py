@@ -364,6 +364,12 @@ class RolloutClient(BatchMethods):
         """Rollouts without an outcome."""
         return self._engine.in_flight
 
+    def flights(self) -> list[dict[str, Any]]:
+        """Where each rollout without an outcome is: ``session_id``, ``input_id``, ``attempt``, ``stage``, seconds in it
+        (``stage_s``) and in all (``total_s``), until its deadline (``left_s``, None: no limit), ``trouble`` with the store.
+        """
+        return self._engine.flights()
+
     @property
     def stats(self) -> dict[str, int]:
         """Counts since the start: submitted, refused, server_errors, retried, each outcome, failures by cause (cause_agent,

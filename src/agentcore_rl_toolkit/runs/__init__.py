@@ -1,6 +1,7 @@
 """A run on disk: what a training or an evaluation leaves in its folder, written as it happens, read one rollout at a time."""
 
 from .folder import METRICS, ROLLOUTS, find_run, find_runs, is_run, read_config, read_metrics, write_config
+from .in_flight import in_flight, read_in_flight
 from .reader import Query, RunReader
 from .record import Rollout, TokenSequence
 from .texts import TokenTexts
@@ -18,8 +19,10 @@ __all__ = [
     "TokenTexts",
     "find_run",
     "find_runs",
+    "in_flight",
     "is_run",
     "read_config",
+    "read_in_flight",
     "read_metrics",
     "write_config",
 ]

@@ -36,11 +36,12 @@ def credential_from_env(environment: Mapping[str, str]) -> tuple[str, str] | Non
 class RuntimeView:
     """Talks to one runtime. Every method raises LocalRuntimeError when it cannot be reached or refuses.
 
-    ``credential``: access key and secret that requests are signed with.
+    ``credential``: access key and secret that requests are signed with. ``timeout_s`` bounds each read.
     """
 
-    def __init__(self, url: str, credential: tuple[str, str] | None = None) -> None:
+    def __init__(self, url: str, credential: tuple[str, str] | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
         self._credential = credential
 
     @classmethod
@@ -72,7 +73,7 @@ class RuntimeView:
             headers |= sigv4.sign(self._credential, method=method, url=url, body=data or b"", now=time.time())
         request = urllib.request.Request(url, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
                 return reply.read(), reply.headers
         except urllib.error.HTTPError as e:
             text = e.read().decode(errors="replace")

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -138,6 +139,12 @@ class Engine:
         self.standstill_s = config.submit_timeout_s + config.rollout_timeout_s + STANDSTILL_S
 
     async def run(self) -> list[Group]:
+        gateway = self.sessions.gateway if self.sessions is not None else None
+        recording, limit_s = self.recording, self.config.rollout_timeout_s
+        with recording.watched(self.client, gateway, limit_s) if recording is not None else nullcontext():
+            return await self._run()
+
+    async def _run(self) -> list[Group]:
         tasks: set[asyncio.Task[None]] = set()
         watch: set[asyncio.Task[None]] = set()
         try:

@@ -6,6 +6,8 @@ own logprobs) is added by the trainers that know it.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentCoreRLError
-from ...runs import Keep, Rollout, RunWriter, TokenSequence, TokenTexts, write_config
+from ...runs import Keep, Rollout, RunWriter, TokenSequence, TokenTexts, in_flight, write_config
 from ..data import encode_payload
 from .groups import CollectedRollout, Group, GroupRequest
 
@@ -37,6 +39,26 @@ class Recording:
 
     def __exit__(self, *exc: object) -> None:
         self.run.close()
+
+    def watched(self, client: Any, gateway: Any, timeout_s: float) -> contextlib.AbstractContextManager[None]:
+        """Keep `in_flight.json` of the run while the block runs, for `agentcore-rl runs stuck`.
+
+        ``timeout_s`` is the collection's own limit of a running rollout.
+        """
+        if not hasattr(client, "flights"):
+            return contextlib.nullcontext()  # a client of one's own
+        sessions = functools.partial(gateway.sessions, running=True) if hasattr(gateway, "sessions") else None
+        url = getattr(client, "endpoint_url", None)
+
+        def flights() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = client.flights()
+            for flight in found:
+                if flight["stage"] == "run":
+                    left_s = timeout_s - flight["stage_s"]
+                    flight["left_s"] = left_s if flight["left_s"] is None else min(flight["left_s"], left_s)
+            return found
+
+        return in_flight(self.run.folder, flights, sessions, runtime_url=url)
 
     def at(self, phase: str, step: int | None = None) -> Recording:
         """The same run, elsewhere in it."""

@@ -45,7 +45,8 @@ class Sessions:
     """The sessions that one batch has at `gateway`."""
 
     def __init__(self, gateway: Gateway, config: CollectConfig) -> None:
-        self._gateway, self._config = gateway, config
+        self.gateway = self._gateway = gateway
+        self._config = config
         found = tuple(getattr(gateway, "urls", ()))
         self.urls: tuple[str, ...] = found if len(found) > 1 else ()  # of the gateways, where there are several
         self._made: dict[str, None] = {}

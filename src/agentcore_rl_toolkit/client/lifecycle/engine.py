@@ -42,7 +42,7 @@ from ..records.push import PushListener
 from ..records.results import ResultReader
 from ..settings import RolloutRequest, WatchSettings
 from .events import Events
-from .flight import Adoption, AttemptEnded, Flight, NoSignError, attempt_limit, timed_out
+from .flight import Adoption, AttemptEnded, Flight, NoSignError, attempt_limit, described, timed_out
 from .following import Follower, place_of_record
 from .invoking import Invoker
 
@@ -152,6 +152,10 @@ class Engine:
     def in_flight(self) -> int:
         """Rollouts without a verdict."""
         return len(self._flights)
+
+    def flights(self) -> list[dict[str, Any]]:
+        """Where each of them is. From any thread."""
+        return [described(flight) for flight in list(self._flights.values())]
 
     @property
     def store_requests(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from ...contract import Outcome, Stage
 from ...errors import RolloutCancelledError, RolloutTimeoutError
@@ -97,3 +98,32 @@ def attempt_limit(flight: Flight) -> float | None:
     if request.deadlines.run_s is not None:
         limits.append(time.monotonic() + request.deadlines.run_s + request.deadlines.result_s)
     return min(limits) if limits else None
+
+
+def described(flight: Flight) -> dict[str, Any]:
+    """Where a rollout is, for whoever wonders why it does not end. Units: seconds; ``left_s`` until the stage's deadline."""
+    progress, deadlines = flight.progress, flight.request.deadlines
+    now = time.monotonic()
+    stage = progress.stage
+    began_s = progress.entered_s.get(stage, now)
+    limits = {
+        Stage.QUEUE: deadlines.queue_s,
+        Stage.START: deadlines.start_s,
+        Stage.RUN: deadlines.run_s,
+        Stage.RESULT: deadlines.result_s,
+        Stage.STOP: deadlines.stop_s,
+    }
+    ends = [] if (limit := limits[stage]) is None else [began_s + limit]
+    if flight.request.timeout_s is not None and stage in (Stage.START, Stage.RUN):
+        ends.append(progress.entered_s.get(Stage.START, began_s) + flight.request.timeout_s)
+    trouble = progress.trouble()
+    return {
+        "session_id": progress.session_id,
+        "input_id": progress.input_id,
+        "attempt": progress.attempt,
+        "stage": stage.value,
+        "stage_s": now - began_s,
+        "total_s": now - min(progress.entered_s.values(), default=now),
+        "left_s": min(ends) - now if ends else None,
+        "trouble": None if trouble is None else str(trouble),
+    }
