@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"store", "logs", "proof", "_portal", "_servers"},
     "trajectory": set(),
     "deploy": {"client", "_installation"},
-    "runs": set(),
+    "runs": {"_installation"},
     "gateway": {
         "trajectory",
         "store",

@@ -13,6 +13,7 @@ so that one LIST of the prefix tells both what is finished and, by the age of th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -96,6 +97,16 @@ class Stage(StrEnum):
     RUN = "run"
     RESULT = "result"
     STOP = "stop"
+
+
+def trace_id_of(session_id: str) -> str:
+    """The id of the OpenTelemetry trace that a session's spans belong to, on every side: 32 hexadecimal digits."""
+    return hashlib.sha256(f"trace/{session_id}".encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def span_id_of(name: str) -> str:
+    """The id of a span by what it is of; a session's own is the root of its trace: 16 hexadecimal digits."""
+    return hashlib.sha256(f"span/{name}".encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def new_session_id() -> str:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from agentcore_rl_toolkit.contract import span_id_of, trace_id_of
+
 SCRIPT = """
 import asyncio, json, types, uuid
 from opentelemetry import trace
@@ -44,8 +46,8 @@ async def main():
 
 asyncio.run(main())
 print(json.dumps([
-    {"name": s.name, "id": s.context.span_id, "parent": s.parent and s.parent.span_id, "attributes": dict(s.attributes),
-     "status": s.status.status_code.name}
+    {"name": s.name, "trace": s.context.trace_id, "id": s.context.span_id, "parent": s.parent and s.parent.span_id,
+     "attributes": dict(s.attributes), "status": s.status.status_code.name}
     for s in exporter.get_finished_spans()
 ]))
 """
@@ -61,6 +63,9 @@ def test_each_rollout_is_a_span_above_the_agents_own() -> None:
     assert [s["name"] for s in spans] == ["tool", "rollout"] * 4
     for tool, rollout in zip(spans[::2], spans[1::2], strict=True):
         assert tool["parent"] == rollout["id"]
+        # In the trace that the trainer's side finds by the session's id, below its root.
+        assert tool["trace"] == rollout["trace"] == int(trace_id_of("s" * 40), 16)
+        assert rollout["parent"] == int(span_id_of("s" * 40), 16)
         assert rollout["attributes"] | {"agentcore_rl.outcome": ""} == {
             "session.id": "s" * 40,
             "agentcore_rl.input_id": "i",

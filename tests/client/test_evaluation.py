@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, RolloutClient, metrics
 from agentcore_rl_toolkit.client.evaluation import interval, read_rows, summarise, write_results
-from agentcore_rl_toolkit.contract import Cause, Outcome, usual_cause
+from agentcore_rl_toolkit.contract import Cause, Outcome, trace_id_of, usual_cause
 from agentcore_rl_toolkit.errors import AgentError, ConfigError, MissingExtraError
 
 
@@ -205,7 +205,7 @@ def test_missing_library_is_named(
 
 
 def test_spans_carry_the_ids_and_the_outcome(client: RolloutClient) -> None:
-    pytest.importorskip("opentelemetry.trace")
+    trace = pytest.importorskip("opentelemetry.trace")
     spans: list[dict[str, Any]] = []
 
     class Span:
@@ -227,6 +227,8 @@ def test_spans_carry_the_ids_and_the_outcome(client: RolloutClient) -> None:
     assert [s["attributes"]["agentcore_rl.outcome"] for s in spans] == ["ok", "agent_error"]
     assert spans[1]["status"] == "ERROR"
     assert spans[0]["attributes"]["agentcore_rl.exp_id"] == "exp"
+    above = trace.get_current_span(spans[0]["context"]).get_span_context()
+    assert f"{above.trace_id:032x}" == trace_id_of(spans[0]["attributes"]["agentcore_rl.session_id"])
 
 
 def test_prometheus_counts_outcomes(client: RolloutClient) -> None:

@@ -217,7 +217,7 @@ def _evaluate(
 ) -> int:
     from ..client import BatchProgress, RolloutClient
     from ..client.evaluation import as_facts, score_of, summarise, write_results
-    from ..runs import RunWriter, in_flight
+    from ..runs import RunWriter, SpanSender, in_flight
     from .training.kept_evaluation import keep
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
@@ -240,7 +240,7 @@ def _evaluate(
     with (
         contextlib.ExitStack() as exits,
         _model_of(target, overrides) as (prepare, fetch, sessions),
-        RunWriter(out, texts=_texts_of(target)) as kept,
+        RunWriter(out, texts=_texts_of(target), spans=SpanSender.from_env()) as kept,
         RolloutClient(
             target.arn,
             target.bucket,

@@ -19,6 +19,7 @@ from ..errors import ConfigError
 from .options import allowed_hosts as allowed_hosts_option
 
 if TYPE_CHECKING:
+    from ..runs import Query, RunReader
     from .training.stack import Stack
 
 
@@ -36,8 +37,9 @@ TRACES = 5  # dialogues of each step in Trackio: those with the lowest reward
 )
 @click.option(
     "--to",
-    type=click.Choice(["inspect", "trackio"]),
-    help="Write one RUN as a log that `inspect view` opens, or into Trackio's project agentcore-rl.",
+    type=click.Choice(["inspect", "trackio", "otlp"]),
+    help="Write one RUN as a log that `inspect view` opens, into Trackio's project agentcore-rl, or as spans to the "
+    "OpenTelemetry collector at OTEL_EXPORTER_OTLP_ENDPOINT.",
 )
 @click.option(
     "--limit",
@@ -131,6 +133,10 @@ def _send(folder: Path, to: str, step: int | None, limit: int) -> None:
     from ..runs import Query, RunReader
 
     with RunReader(folder) as run:
+        query = Query(step=step) if step is not None else Query(sort="id", descending=True)
+        if to == "otlp":
+            _send_spans(run, query, limit)
+            return
         if to == "trackio":
             from ..view.trackio_run import PROJECT, send_to_trackio
 
@@ -141,13 +147,23 @@ def _send(folder: Path, to: str, step: int | None, limit: int) -> None:
             return
         from ..view.inspect_log import write_inspect_log
 
-        query = Query(step=step) if step is not None else Query(sort="id", descending=True)
         target = folder / "inspect" / (f"{run.name}.eval" if step is None else f"{run.name}-step-{step}.eval")
         held, total = write_inspect_log(run, target, query, limit=limit)
         left = f"; {total - held} are left out (--limit, --step)" if held < total else ""
         click.echo(
             f"{target}: {held} of {total} rollouts{left}. Look at them with:\n    inspect view --log-dir {target.parent}"
         )
+
+
+def _send_spans(run: RunReader, query: Query, limit: int) -> None:
+    from ..runs import SpanSender
+
+    sender, spans, rows = SpanSender(), 0, run.rollouts(query, limit=limit)
+    for row in rows:
+        spans += sender.send(run.rollout(row["id"]) or {})
+    if not sender.close():
+        raise ConfigError("the collector did not take all spans; is OTEL_EXPORTER_OTLP_ENDPOINT right?")
+    click.echo(f"{spans} spans of {len(rows)} rollouts")
 
 
 def _is_address(name: str) -> bool:

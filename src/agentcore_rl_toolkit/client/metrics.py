@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ..contract import span_id_of, trace_id_of
 from ..errors import MissingExtraError
 from .lifecycle.events import Subscriber
 
@@ -70,7 +71,8 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
 
 
 def trace(client: Observable, *, tracer: Any = None) -> None:
-    """One OpenTelemetry span per rollout, from its first invoke to its outcome, with the ids as attributes.
+    """One OpenTelemetry span per rollout, from its first invoke to its outcome, with the ids as attributes, in the trace of its
+    session (`contract.trace_id_of`).
 
     Raises: MissingExtraError without `opentelemetry-api`.
     """
@@ -88,7 +90,12 @@ def trace(client: Observable, *, tracer: Any = None) -> None:
                 return
             ids = ("session_id", "input_id", "exp_id", "attempt", "outcome", "cause", "failure")
             attributes = {f"agentcore_rl.{name}": fields[name] for name in ids if fields.get(name) is not None}
-            span = spans.start_span("rollout", start_time=began, attributes=attributes)
+            flags = api.TraceFlags(api.TraceFlags.SAMPLED)
+            named = int(trace_id_of(session_id), 16), int(span_id_of(session_id), 16)
+            above = api.set_span_in_context(
+                api.NonRecordingSpan(api.SpanContext(*named, is_remote=True, trace_flags=flags))
+            )
+            span = spans.start_span("rollout", context=above, start_time=began, attributes=attributes)
             if fields.get("outcome") != "ok":
                 span.set_status(api.Status(api.StatusCode.ERROR, str(fields.get("error"))))
             span.end()

@@ -26,53 +26,85 @@ Rollouts = Callable[[], Sequence[dict[str, Any]]]
 Sessions = Callable[[], Sequence[dict[str, Any]]]
 
 
+class _Keeper:
+    """Writes the file of one folder for all who wait for rollouts of it: a stream has many collections at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting: dict[object, tuple[Rollouts, Sessions | None, str | None]] = {}
+        self._ending, self._writing = threading.Event(), threading.Lock()
+        self._gateway: dict[str, Any] | None = None
+        threading.Thread(target=self._keep, name="agentcore-rl-in-flight", daemon=True).start()
+
+    def _keep(self) -> None:
+        while not self._ending.wait(EVERY_S):
+            waiting = list(self.waiting.values())
+            found = {flight["session_id"]: flight for rollouts, _, _ in waiting for flight in rollouts()}
+            longest = sorted(found.values(), key=lambda r: -r["stage_s"])[:MOST]
+            sessions = next((s for _, s, _ in waiting if s is not None), None)
+            facts = {
+                "count": len(found),
+                "rollouts": longest,
+                "runtime_url": next((u for _, _, u in waiting if u), None),
+            }
+            if sessions is None:
+                self._write(**facts, gateway=None)
+                continue
+            asked_s = time.time()
+            self._write(
+                **facts, gateway={**(self._gateway or {"sessions": []}), "asked_s": asked_s, "answered_s": None}
+            )
+            answer: dict[str, Any] = {"sessions": [], "asked_s": asked_s, "error": None}
+            try:
+                answer["sessions"] = list(sessions())
+            except Exception as e:  # whatever a client of the gateway raises is what a reader wants to see
+                answer["error"] = str(e)
+            self._gateway = {**answer, "answered_s": time.time()}
+            self._write(**facts, gateway=self._gateway)
+
+    def _write(self, **facts: Any) -> None:
+        partial = self.path.with_name(f".{IN_FLIGHT}.{os.getpid()}")
+        with self._writing:
+            if self._ending.is_set():
+                return
+            try:
+                partial.write_text(json.dumps({"at_s": time.time(), "pid": os.getpid(), **facts}, default=str))
+                partial.replace(self.path)
+            except (OSError, ValueError) as e:
+                log.debug("%s was not written: %s", self.path, e)
+
+    def end(self) -> None:
+        """The thread may wait for a gateway that never answers: it ends by itself, and writes nothing any more."""
+        with self._writing:
+            self._ending.set()
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+
+_keepers: dict[Path, _Keeper] = {}
+_lock = threading.Lock()
+
+
 @contextlib.contextmanager
 def in_flight(
     folder: Path, rollouts: Rollouts, sessions: Sessions | None = None, *, runtime_url: str | None = None
 ) -> Iterator[None]:
-    """Keep the file while the block runs. ``rollouts`` and ``sessions`` are called on a thread of its own.
+    """Keep the file while the block runs; blocks of the same folder may overlap.
 
-    ``rollouts`` is `RolloutClient.flights`, ``sessions`` the gateway's sessions with running calls.
+    ``rollouts`` (`RolloutClient.flights`) and ``sessions`` (the gateway's with running calls) are called on a thread of its own.
     """
-    ending, writing = threading.Event(), threading.Lock()
-    path = folder / IN_FLIGHT
-
-    def write(**facts: Any) -> None:
-        partial = path.with_name(f".{IN_FLIGHT}.{os.getpid()}.{threading.get_ident()}")
-        with writing:
-            if ending.is_set():
-                return
-            try:
-                partial.write_text(json.dumps({"at_s": time.time(), "pid": os.getpid(), **facts}, default=str))
-                partial.replace(path)
-            except (OSError, ValueError) as e:
-                log.debug("%s was not written: %s", path, e)
-
-    def keep() -> None:
-        gateway: dict[str, Any] | None = None
-        while not ending.wait(EVERY_S):
-            found = sorted(rollouts(), key=lambda r: -r["stage_s"])
-            facts = {"count": len(found), "rollouts": found[:MOST], "runtime_url": runtime_url}
-            if sessions is None:
-                write(**facts, gateway=None)
-                continue
-            asked_s = time.time()
-            write(**facts, gateway={**(gateway or {"sessions": []}), "asked_s": asked_s, "answered_s": None})
-            try:
-                gateway = {"sessions": list(sessions()), "asked_s": asked_s, "answered_s": time.time(), "error": None}
-            except Exception as e:  # whatever a client of the gateway raises is what a reader wants to see
-                gateway = {"sessions": [], "asked_s": asked_s, "answered_s": time.time(), "error": str(e)}
-            write(**facts, gateway=gateway)
-
-    threading.Thread(target=keep, name="agentcore-rl-in-flight", daemon=True).start()
+    path, me = folder.resolve() / IN_FLIGHT, object()
+    with _lock:
+        keeper = _keepers.get(path) or _keepers.setdefault(path, _Keeper(path))
+        keeper.waiting[me] = (rollouts, sessions, runtime_url)
     try:
         yield
     finally:
-        # The thread may wait for a gateway that never answers: it ends by itself, and writes nothing any more.
-        with writing:
-            ending.set()
-            with contextlib.suppress(OSError):
-                path.unlink()
+        with _lock:
+            del keeper.waiting[me]
+            if not keeper.waiting:
+                del _keepers[path]
+                keeper.end()
 
 
 def read_in_flight(folder: Path) -> dict[str, Any] | None:
