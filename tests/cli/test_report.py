@@ -46,7 +46,7 @@ def facts() -> dict[str, Any]:
     groups = [
         Group(input_id=r.input_id, rollouts=[r], request=GroupRequest(input_id="a", payload={})) for r in rollouts
     ]
-    return {"reward_spread": 0.1, "tool_use": None, **summarize(groups).evaluation()}
+    return {"reward_spread": 0.1, "tool_use": None, "groups_that_differ": 0, **summarize(groups).evaluation()}
 
 
 def test_a_screen_says_both_means_of_how_many_and_failures_by_cause(facts: dict[str, Any]) -> None:
@@ -59,7 +59,10 @@ def test_a_screen_says_both_means_of_how_many_and_failures_by_cause(facts: dict[
         display.evaluated({"when": "after", **facts})
         step = {"step": 0, "sampled_tokens": 9, "logprob_gap": None, "rollout_s": 1.0, "train_s": 2.0}
         display.step({**facts, **step})
-    held_out, step_line = out.getvalue().splitlines()
+        display.step({**facts, **step, "step": 1})
+    held_out, step_line, note, step_2 = out.getvalue().splitlines()
+    assert note.startswith("note: in step 1 the rewards were equal within every group")  # once
+    assert step_2.startswith("step 2")
     assert held_out.startswith("held out, after  reward 85 % of 20  of ok 94 % of 18  tool use -")
     assert "lost 1  agent errors 1  policy failed 1" in held_out
     assert step_line.startswith("step 1  reward 85 %  of ok 94 %")
@@ -76,6 +79,7 @@ def test_a_summary_has_both_means_and_the_curve_says_where_they_differ(tmp_path:
     assert summary["held_out_reward_ok_after"] == pytest.approx(17 / 18)
     assert (summary["held_out_scored_after"], summary["held_out_ok_after"]) == (20, 18)
     assert (summary["held_out_reward_before"], summary["held_out_reward_ok_before"]) == (None, None)
+    assert summary["steps_that_taught"] == 0
     assert summary["causes"] == {"policy": 2, "agent": 2, "infrastructure": 2}
     assert (summary["policy_failures"], summary["lost_rollouts"]) == ({"tokens": 2}, 2)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary

@@ -50,6 +50,8 @@ COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli", "ev
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     given = ["--data", "data.jsonl"] if "--data" not in arguments else []
+    if "agent.py" in arguments:
+        given += ["--model", "none"]  # these agents call no model
     return subprocess.run([*COMMAND[:6], *given, *arguments], cwd=folder, capture_output=True, text=True, timeout=110)
 
 
@@ -100,6 +102,10 @@ def test_failed_rollouts_set_the_exit_code_and_count_as_zero(folder: Path) -> No
     [
         (("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x"), "--bucket is needed"),
         (("--agent", "nowhere.py"), "neither an ARN nor a file"),
+        (
+            ("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x", "--model", "m"),
+            "served elsewhere is --base-url",
+        ),
     ],
 )
 def test_wrong_options_end_with_code_two(folder: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -136,7 +142,8 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: s
     (folder / "agent.py").write_text(HELD_AGENT)
     rows = [{"id": f"p{n}", "held": str(held) if n >= 2 else ""} for n in range(4)]
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    options = ("--agent", "agent.py", "--concurrency", "4", "--out", "kept here", "--api-key", "s3cret-key")
+    options: tuple[str, ...] = ("--agent", "agent.py", "--model", "none", "--concurrency", "4", "--out", "kept here")
+    options += ("--api-key", "s3cret-key")
     with subprocess.Popen(
         [*COMMAND, *options],
         cwd=folder,

@@ -262,6 +262,8 @@ def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pyt
         for file in folder.iterdir():
             os.utime(file, (1000 + age, 1000 + age))
     monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "runs" / "new", tmp_path / "runs" / "old"):
+        RunReader(folder).close()  # to look at a run is not to write it
     assert [p.name for p in find_runs(tmp_path)] == ["new", "old"]
     assert find_run(None).name == "new"
     assert find_run("old") == Path("runs/old")

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 READY_WITHIN_S = 120.0  # an agent that loads a large framework takes its time
 SESSIONS_PER_CALL = 1000
 STORE_WITHIN_S = 15.0
+NO_MODEL = "none"
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
@@ -59,7 +60,7 @@ class Target:
 @click.command(
     cls=Command,
     sections={
-        "What": ("agent", "data", "out", "resume"),
+        "What": ("agent", "data", "model", "out", "resume"),
         "How": ("base_url", "model_id", "sampling_params", "concurrency", "repeat", "timeout"),
     },
 )
@@ -73,6 +74,11 @@ class Target:
     required=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="JSONL; each line is a payload.",
+)
+@click.option(
+    "--model",
+    metavar="DIR|none",
+    help="The model of a local agent; none: the agent has its own. [default: the built-in policy]",
 )
 @click.option("--bucket", help="Bucket or store URL for results [default for a local agent: a folder under --out].")
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
@@ -111,7 +117,8 @@ class Target:
 def command(context: click.Context, /, **options: Any) -> None:
     """Run an agent over a data set; print the mean reward with its confidence interval.
 
-    An agent that `agentcore-rl up` runs in this folder is used where it runs, with its model.
+    An agent that `agentcore-rl up` runs in this folder is used where it runs, with its model. For another file what it needs is
+    started: a runtime, and with it the model, unless --base-url names one that is served already.
 
     Failures of the agent and of the policy count as 0, those of the infrastructure do not count; the mean over the rollouts that
     ended ok is printed beside it. Results go to OUT/results.jsonl, results.csv and summary.json, and every rollout for
@@ -126,6 +133,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     """
     from ..client.evaluation import read_rows
     from ..runs import write_config
+    from .training.services import ServiceError
 
     _check(options)
     rows = read_rows(options["data"], limit=options["limit"])
@@ -135,7 +143,18 @@ def command(context: click.Context, /, **options: Any) -> None:
     if ledger.exists() and not options["resume"]:
         raise ConfigError(f"{out} holds a run; go on with --resume, or choose another --out or --exp-id")
     out.mkdir(parents=True, exist_ok=True)
-    shown = ("agent", "data", "repeat", "limit", "model_id", "base_url", "sampling_params", "timeout", "retries")
+    shown = (
+        "agent",
+        "data",
+        "model",
+        "repeat",
+        "limit",
+        "model_id",
+        "base_url",
+        "sampling_params",
+        "timeout",
+        "retries",
+    )
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
     try:
         with _target(options, out) as target:
@@ -143,7 +162,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is finished is in {out}. To go on:\n    {_goes_on(context)}", err=True)
         sys.exit(130)
-    except LocalRuntimeError as e:
+    except (LocalRuntimeError, ServiceError) as e:
         from .training.stack import explain
 
         click.echo(visible(f"error: {explain(e)}"), err=True)
@@ -163,6 +182,15 @@ def _check(options: dict[str, Any]) -> None:
 
         if options["session_env"] or Stack.running() is None:
             raise ConfigError("--agent ARN|FILE is missing, and no `agentcore-rl up` runs in this folder")
+    if options["model"]:
+        from .training.stack import model_folder
+
+        if _deployed(options) or options["base_url"]:
+            raise ConfigError(
+                "--model DIR is served here, for a local agent; a model served elsewhere is --base-url URL"
+            )
+        if options["model"] != NO_MODEL:
+            options["model"] = model_folder(Path(options["model"]))
     if _deployed(options):
         if options["session_env"]:
             raise ConfigError(
@@ -302,9 +330,10 @@ def _most_frequent(items: Sequence[BatchItem]) -> str:
 @contextlib.contextmanager
 def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     """The agent as ARN; a file is served by a local runtime for as long as the evaluation runs."""
-    from .training.stack import Stack, use_local_credentials
+    from .training.stack import Stack, own, use_local_credentials
 
     agent: str | None = options["agent"]
+    model: Path | str | None = options["model"]
     stack = Stack.running() if not options["session_env"] else None
     if agent is not None and agent.startswith("arn:") and (stack is None or agent != stack.agent_arn):
         if not options["bucket"]:
@@ -317,14 +346,20 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     bucket = options["bucket"] or f"file://{out / 'store'}"
     if bucket.startswith("file://"):
         Path(bucket.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
-    if stack is not None and (agent in (None, stack.agent_arn) or file == Path(stack.agent)):
-        use_local_credentials()
-        yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
-        return
-    assert file is not None  # without one the running stack's agent is it
     use_local_credentials()
-    with _serve(file, out, options["session_env"]) as ready:
-        yield Target(arn=ready["agents"]["agent"], bucket=bucket, endpoint_url=ready["url"])
+    if stack is not None and (agent in (None, stack.agent_arn) or file == Path(stack.agent)):
+        if model in (None, NO_MODEL) or str(model) == stack.model:
+            yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
+            return
+        file = file or Path(stack.agent)
+        click.echo("`agentcore-rl up` runs here with another model: this evaluation starts its own services", err=True)
+    assert file is not None  # without one the running stack's agent is it
+    if options["base_url"] or model == NO_MODEL:
+        with _serve(file, out, options["session_env"]) as ready:
+            yield Target(arn=ready["agents"]["agent"], bucket=bucket, endpoint_url=ready["url"])
+        return
+    with own(file, folder=out, model=Path(model) if model else None, session_env=options["session_env"]) as stack:
+        yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
 
 
 @contextlib.contextmanager

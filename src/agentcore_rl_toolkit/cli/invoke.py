@@ -8,7 +8,7 @@ import json
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 @click.option(
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )
+@click.option("--session-env", multiple=True, metavar="K=V", help="A variable that the agent reads; may be repeated.")
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds for the rollout.")
 @as_json
-def command(payload: str, agent: str | None, model: Path | None, timeout: float, as_json: bool) -> None:
+def command(
+    payload: str, agent: str | None, model: Path | None, session_env: tuple[str, ...], timeout: float, as_json: bool
+) -> None:
     """Run one rollout of PAYLOAD, a JSON object, and print what became of it.
 
     That is its outcome, reward, the dialogue as the agent saw it, tokens, and where it failed the traceback and the end of the
@@ -49,7 +52,7 @@ def command(payload: str, agent: str | None, model: Path | None, timeout: float,
     if not isinstance(value, dict):
         raise ConfigError('the payload must be a JSON object, such as \'{"prompt": "..."}\'')
     try:
-        with _stack(agent, model) as stack:
+        with _stack(agent, model, session_env) as stack:
             rollout = asyncio.run(_roll(stack, value, timeout))
             log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
     except ConfigError:
@@ -71,25 +74,25 @@ def command(payload: str, agent: str | None, model: Path | None, timeout: float,
 
 
 @contextlib.contextmanager
-def _stack(agent: str | None, model: Path | None) -> Iterator[Stack]:
+def _stack(agent: str | None, model: Path | None, session_env: Sequence[str]) -> Iterator[Stack]:
     """The running stack with this agent and model, else one for this call."""
-    from .training.services import Services
-    from .training.stack import QUIET, Stack, agent_file, model_folder, start
+    from .training.stack import Stack, agent_file, model_folder, own
 
-    file, folder, running = agent_file(agent) if agent is not None else None, model_folder(model), Stack.running()
+    running = Stack.running() if not session_env else None
+    file, folder = agent_file(agent) if agent is not None else None, model_folder(model)
     if file is None and running is not None:
         file = Path(running.agent)
         folder = folder or (Path(running.model) if running.model else None)
-    if file is not None and (found := Stack.serving(file, folder)) is not None:
-        yield found
-        return
     if file is None:
         raise ConfigError("--agent FILE is missing, and no `agentcore-rl up` runs in this folder")
-    key = secrets.token_urlsafe(24)
-    with tempfile.TemporaryDirectory(prefix="agentcore-rl-invoke-", ignore_cleanup_errors=True) as scratch:
-        environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}
-        with Services(Path(scratch) / "logs", env=environment) as services:
-            yield start(services, file, folder=Path(scratch), model=folder, admin_key=key)
+    if running is not None and (found := Stack.serving(file, folder)) is not None:
+        yield found
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="agentcore-rl-invoke-", ignore_cleanup_errors=True) as scratch,
+        own(file, folder=Path(scratch), model=folder, session_env=session_env) as stack,
+    ):
+        yield stack
 
 
 async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float) -> CollectedRollout:

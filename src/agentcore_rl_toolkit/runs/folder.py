@@ -39,8 +39,9 @@ def find_run(name: str | Path | None) -> Path:
 
 
 def _written_s(folder: Path) -> float:
+    """Of SQLite's log only where it holds something: whoever reads a run makes an empty one."""
     files = [folder / name for name in (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS)]
-    return max((f.stat().st_mtime for f in files if f.exists()), default=0.0)
+    return max((f.stat().st_mtime for f in files if f.exists() and f.stat().st_size), default=0.0)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

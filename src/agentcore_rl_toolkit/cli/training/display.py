@@ -15,6 +15,10 @@ from rich.text import Text
 from ...contract import Cause
 
 SHOWN_STEPS = 16
+NOTHING_TO_LEARN = (
+    "note: in step {step} the rewards were equal within every group, so nothing was learned from it. The rollouts of an input are "
+    "compared with each other: give part of the reward for part of the work, more --rollouts, or a model that succeeds sometimes."
+)
 COLUMNS = (
     "reward",
     "of ok",
@@ -58,6 +62,7 @@ class Display:
         self._rewards: list[float] = []
         self._phase = "starting"
         self._rows: list[tuple[str, ...]] = []
+        self._said_nothing_to_learn = False
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(), console=console
         )
@@ -102,6 +107,9 @@ class Display:
             "-" if gap is None else f"{gap:.0e}",
             f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
         )
+        if facts["groups_that_differ"] == 0 and not self._said_nothing_to_learn:
+            self._said_nothing_to_learn = True
+            self._console.print(NOTHING_TO_LEARN.format(step=facts["step"] + 1), highlight=False, soft_wrap=True)
 
     def evaluated(self, facts: dict[str, Any]) -> None:
         self._row(

@@ -52,6 +52,8 @@ class Report:
         before, after = evaluated.get("before", {}), evaluated.get("after", {})
         summary = {
             "exp_id": exp_id,
+            # Steps in which something could be learned: in some group the rewards differed.
+            "steps_that_taught": sum(e.get("groups_that_differ") != 0 for e in steps),
             # All inputs, failures of agent and policy as 0; then those that ended ok. Of each, how many there are.
             "held_out_reward_before": before.get("reward"),
             "held_out_reward_after": after.get("reward"),

@@ -295,6 +295,12 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         if summary["tool_use_before"] is not None:
             table.add_row("uses a tool", share(summary["tool_use_before"]), share(summary["tool_use_after"]))
         console.print(table)
+    if summary["steps_that_taught"] < summary["steps"]:
+        console.print(
+            f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything: in the others the rewards were equal "
+            "within every group",
+            highlight=False,
+        )
     gap = summary["logprob_gap_max"]
     console.print(
         f"{summary['rollouts']} rollouts, {summary['lost_rollouts']} lost, {summary['causes'].get('agent', 0)} failed by the "

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 import click
 
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
+from ...runs import is_run
 from ..output.waiting import Waiting
 from .services import Service, Services, cause_of
 
@@ -232,6 +234,23 @@ def start(
     )
 
 
+@contextlib.contextmanager
+def own(agent: Path, *, folder: Path, model: Path | None, session_env: Sequence[str] = ()) -> Iterator[Stack]:
+    """A stack for one command, gone when the block ends. What it leaves is below ``folder``. Raises: as `start`."""
+    key = secrets.token_urlsafe(24)
+    words = [word for pair in session_env for word in ("--session-env", pair)]
+    with Services(folder / "logs", env={**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}) as services:
+        yield start(
+            services,
+            agent,
+            folder=folder,
+            model=model,
+            admin_key=key,
+            report=say_what_is_slow,
+            runtime_options=words,
+        )
+
+
 def _slow_start(runtime: Any) -> str | None:
     """What to say where sessions cannot be forked, so that each loads the agent anew; None where they can."""
     for loaded in runtime.get("/_local/status")["templates"]:
@@ -292,9 +311,13 @@ def agent_file(path: str) -> Path:
 
 
 def model_folder(path: Path | None) -> Path | None:
-    """The model's folder as a whole path. Raises: ConfigError where there is none."""
+    """The model's folder as a whole path; of a run, the model that it trained. Raises: ConfigError where there is none."""
     if path is not None and not path.is_dir():
         raise ConfigError(f"there is no model folder {path}")
+    if path is not None and is_run(path):
+        path = path / "policy"
+        if not path.is_dir():
+            raise ConfigError(f"{path.parent} is a run without a model: it has not come to its end, or was an evaluation")
     if path is not None and not (path / "config.json").is_file():
         raise ConfigError(f"{path} holds no model: there is no config.json in it, as transformers writes one")
     return path.resolve() if path is not None else None
