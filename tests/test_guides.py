@@ -1,10 +1,12 @@
-"""The guides of gateway and runtime as a reader follows them: the pages' own blocks, with free ports in place of the pages'."""
+"""The README and the guides as a reader follows them: the pages' own blocks, with free ports in place of the pages'."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,3 +113,88 @@ def test_the_runtime_guide_works_as_it_stands(tmp_path: Path, servers: ExitStack
     [head, row] = reader.run(f"{ps.strip()} --url {url}").splitlines()  # other runtimes may run on this machine
     assert head.split() == table.splitlines()[0].split()
     assert row.split()[1:3] == table.splitlines()[1].split()[1:3] == ["hello:1", "idle"]
+
+
+# A training as the page has it, shortened by settings that its options would win over.
+SHORT = {"AGENTCORE_RL_TRAIN_STEPS": "1", "AGENTCORE_RL_TRAIN_GROUPS": "2", "AGENTCORE_RL_TRAIN_ROLLOUTS": "2"}
+
+
+def keep_rows(file: Path, count: int) -> None:
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:count]))
+
+
+EVALUATED = re.compile(r"reward [\d.]+  \(95 % interval")
+
+
+@pytest.mark.slow
+def test_an_agent_of_ones_own_is_made_and_measured_where_nothing_runs(tmp_path: Path, servers: ExitStack) -> None:
+    reader = Reader("your-agent.md", tmp_path, servers)
+    make, check, measure = (reader.blocks[at][0] for at in (0, 1, 6))
+    reader.run(make)
+    assert " passed" in reader.run(check)
+    keep_rows(tmp_path / "shop" / "eval.jsonl", 4)
+    assert EVALUATED.match(reader.run(measure))
+
+
+@pytest.mark.nightly
+def test_an_agent_of_ones_own_is_made_run_trained_and_measured_as_the_guide_says(
+    tmp_path: Path, servers: ExitStack
+) -> None:
+    reader = Reader("your-agent.md", tmp_path, servers)
+    reader.environment |= SHORT
+    (make, _), (check, _), (invoke, shown), (up, _), (train, _), (look, _), (measure, _), (trained, _) = reader.blocks
+    reader.run(make)
+    assert " passed" in reader.run(check)
+    keep_rows(tmp_path / "shop" / "eval.jsonl", 4)
+    stack = servers.enter_context(
+        subprocess.Popen(shlex.split(up), cwd=tmp_path, env=reader.environment, stdout=subprocess.PIPE, text=True)
+    )
+    servers.callback(stack.terminate)
+    assert stack.stdout is not None
+    assert any("Ctrl-C stops everything" in line for line in stack.stdout)
+    said = reader.run(invoke)
+    assert re.match(r"outcome ok   reward [01]   \d+ turns, \d+ tokens\n", said)
+    assert said.splitlines()[1:3] == shown.splitlines()[1:3]  # what it was told and asked
+    [of_the_page] = set(re.findall(r"runs/shop-\d+-\d+", (DOCS / "your-agent.md").read_text()))
+    out = reader.run(train)
+    assert out.startswith("Training shop  run directory")
+    assert "on the services of `agentcore-rl up`" in out
+    assert [line.split("  ")[0] for line in out.splitlines() if re.match(r"held out|step \d", line)] == [
+        "held out, before",
+        "step 1",
+        "held out, after",
+    ]
+    [run] = (tmp_path / "runs").iterdir()
+    reader.as_printed[of_the_page] = f"runs/{run.name}"
+    assert reader.run(look).count("#") == 3
+    assert (tmp_path / "run.html").read_text().startswith("<!")
+    assert EVALUATED.match(reader.run(measure))
+    assert EVALUATED.match(reader.run(trained))  # with services of its own
+    stack.send_signal(signal.SIGINT)
+    assert stack.wait(60) == 130
+
+
+@pytest.mark.nightly
+def test_the_readme_makes_and_trains_an_agent(tmp_path: Path, servers: ExitStack) -> None:
+    reader = Reader("../README.md", tmp_path, servers)
+    reader.environment |= SHORT
+    [block] = [text for text, _ in reader.blocks if text.startswith("agentcore-rl init")]
+    [make, train] = block.splitlines()
+    reader.run(make)
+    keep_rows(tmp_path / "shop" / "eval.jsonl", 4)
+    assert "Finished in" in reader.run(train)
+
+
+@pytest.mark.nightly
+def test_the_agent_of_the_readme_runs_a_rollout(tmp_path: Path, servers: ExitStack) -> None:
+    """The page shows what changes; the imports and names that an agent has anyway are put in front."""
+    reader = Reader("../README.md", tmp_path, servers)
+    [block] = [text for text, _ in reader.blocks if "rollout_entrypoint" in text]
+    has_anyway = (
+        "from math_tools import SYSTEM_PROMPT, AnswerReward, calculator\nfrom strands import Agent\n"
+        "from strands.models.openai import OpenAIModel\nreward = AnswerReward()\n"
+    )
+    (tmp_path / "math_tools.py").symlink_to(DOCS.parent / "examples" / "strands_math_agent" / "math_tools.py")
+    (tmp_path / "agent.py").write_text(f"{has_anyway}{block}\nif __name__ == '__main__':\n    app.run()\n")
+    payload = json.dumps({"prompt": "What is 2 + 3?", "answer": "5"})
+    assert reader.run(f"agentcore-rl invoke --agent agent.py {shlex.quote(payload)}").startswith("outcome ok")

@@ -280,16 +280,14 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     good = [rollout for group in groups for rollout in group.usable]
     means = [sum(g) / len(g) for group in groups if (g := [r.score for r in group.rollouts if r.score is not None])]
     spread = math.sqrt(sum((m - sum(means) / len(means)) ** 2 for m in means) / len(means)) if means else None
-    counted = [r.record["metrics"]["tool_calls"] for r in good if "tool_calls" in (r.record.get("metrics") or {})]
-    tools = [calls > 0 for calls in counted]
-    differ = sum(len({reward for reward in group.rewards if reward is not None}) > 1 for group in groups)
+    tools = [m["tool_calls"] > 0 for r in good if "tool_calls" in (m := r.record.get("metrics") or {})]
     return {
         **stats.evaluation(),
         "reward_spread": spread,  # standard deviation over the groups' mean rewards
         "tool_use": sum(tools) / len(tools) if tools else None,
         "rollouts": stats.rollouts,
         "usable": stats.usable,
-        "groups_that_differ": differ,  # in the others all rewards are equal: every advantage is 0
+        "groups_that_differ": sum(len(set(g.rewards) - {None}) > 1 for g in groups),  # elsewhere every advantage is 0
         "branches": sum(r.trajectory.report.branches for r in good),
     }
 

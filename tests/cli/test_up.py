@@ -39,16 +39,20 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where somebody works, with an agent of theirs."""
+    """Where somebody works, with an agent of theirs that reads a variable."""
     folder = tmp_path_factory.mktemp("work")
-    write(folder / "shop", "plain")
+    agent = write(folder / "shop", "plain") / "agent.py"
+    entrypoint = "async def invoke_agent(payload):\n"
+    assert entrypoint in agent.read_text()
+    needs = '    import os\n    assert os.environ["STOCK"] == "lamps"\n'
+    agent.write_text(agent.read_text().replace(entrypoint, entrypoint + needs))
     return folder
 
 
 @pytest.fixture(scope="module")
 def up(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Stack]]:
     process = subprocess.Popen(
-        command("up", "--agent", "shop/agent.py", "--gateways", "2"),
+        command("up", "--agent", "shop/agent.py", "--gateways", "2", "--session-env", "STOCK=lamps"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -93,7 +97,7 @@ def test_an_unmodified_aws_client_reaches_it(up: tuple[object, Stack]) -> None:
     assert [found["agentRuntimeArn"] for found in listed] == [environment["AGENTCORE_AGENT_ARN"]]
 
 
-def test_invoke_finds_it_and_shows_the_dialogue(folder: Path, up: tuple[object, Stack]) -> None:
+def test_invoke_finds_it_with_its_variables_and_shows_the_dialogue(folder: Path, up: tuple[object, Stack]) -> None:
     done = run(folder, "invoke", PAYLOAD)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"outcome ok   reward [01]   \d+ turns, \d+ tokens\n", done.stdout)

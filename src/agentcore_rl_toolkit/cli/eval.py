@@ -61,7 +61,7 @@ class Target:
     cls=Command,
     sections={
         "What": ("agent", "data", "model", "out", "resume"),
-        "How": ("base_url", "model_id", "sampling_params", "concurrency", "repeat", "timeout"),
+        "How": ("base_url", "model_id", "concurrency", "repeat", "timeout"),
     },
 )
 @click.option(
@@ -78,7 +78,7 @@ class Target:
 @click.option(
     "--model",
     metavar="DIR|none",
-    help="The model of a local agent; none: the agent has its own. [default: the built-in policy]",
+    help="A local agent's model; none: it has its own. [default: the built-in policy]",
 )
 @click.option("--bucket", help="Bucket or store URL for results [default for a local agent: a folder under --out].")
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
@@ -117,8 +117,8 @@ class Target:
 def command(context: click.Context, /, **options: Any) -> None:
     """Run an agent over a data set; print the mean reward with its confidence interval.
 
-    An agent that `agentcore-rl up` runs in this folder is used where it runs, with its model. For another file what it needs is
-    started: a runtime, and with it the model, unless --base-url names one that is served already.
+    An agent that `agentcore-rl up` runs in this folder is used where it runs, with its model. What another file needs is
+    started: a runtime, and the model unless --base-url names one.
 
     Failures of the agent and of the policy count as 0, those of the infrastructure do not count; the mean over the rollouts that
     ended ok is printed beside it. Results go to OUT/results.jsonl, results.csv and summary.json, and every rollout for

@@ -16,8 +16,9 @@ from ...contract import Cause
 
 SHOWN_STEPS = 16
 NOTHING_TO_LEARN = (
-    "note: in step {step} the rewards were equal within every group, so nothing was learned from it. The rollouts of an input are "
-    "compared with each other: give part of the reward for part of the work, more --rollouts, or a model that succeeds sometimes."
+    "note: in step {step} the rewards were equal within every group, so nothing was learned from it. The rollouts of an input "
+    "are compared with each other: give part of the reward for part of the work, more --rollouts, or a model that succeeds at "
+    "times."
 )
 COLUMNS = (
     "reward",

@@ -297,8 +297,8 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         console.print(table)
     if summary["steps_that_taught"] < summary["steps"]:
         console.print(
-            f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything: in the others the rewards were equal "
-            "within every group",
+            f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything: in the others the "
+            "rewards were equal within every group",
             highlight=False,
         )
     gap = summary["logprob_gap_max"]

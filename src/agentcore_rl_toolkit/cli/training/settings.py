@@ -73,7 +73,7 @@ class LocalRun:
             raise missing_extra("lora_rank needs the package 'peft'", "lora")
         if not self.agent.is_file():
             raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
-        model_folder(self.model)
+        object.__setattr__(self, "model", model_folder(self.model))  # of a run, the model that it trained
 
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """(trained on, held out). Raises: ConfigError when there is nothing to train on."""

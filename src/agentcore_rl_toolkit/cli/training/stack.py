@@ -317,7 +317,9 @@ def model_folder(path: Path | None) -> Path | None:
     if path is not None and is_run(path):
         path = path / "policy"
         if not path.is_dir():
-            raise ConfigError(f"{path.parent} is a run without a model: it has not come to its end, or was an evaluation")
+            raise ConfigError(
+                f"{path.parent} is a run without a model: it has not come to its end, or was an evaluation"
+            )
     if path is not None and not (path / "config.json").is_file():
         raise ConfigError(f"{path} holds no model: there is no config.json in it, as transformers writes one")
     return path.resolve() if path is not None else None
