@@ -7,6 +7,7 @@ import base64
 import contextlib
 import fcntl
 import functools
+import gc
 import hashlib
 import importlib.util
 import json
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import warnings
 import weakref
 import zlib
 from collections import Counter
@@ -32,6 +34,7 @@ from typing import Any, Protocol
 import hypothesis
 import pytest
 from botocore.httpsession import URLLib3Session
+from botocore.loaders import JSONFileLoader
 
 # `make nightly`: more of what takes examples or repetitions, and the tests marked for it.
 NIGHTLY = bool(os.environ.get("AGENTCORE_RL_NIGHTLY"))
@@ -143,7 +146,26 @@ def _close_aws_connections() -> None:
     _aws_connections.clear()
 
 
+def _read_aws_models_once() -> None:
+    """Each session of boto3 reads a megabyte of JSON about regions and its service anew; the suite makes hundreds of sessions."""
+    read = JSONFileLoader.load_file
+    known: dict[str, Any] = {}
+
+    def load_file(self: JSONFileLoader, file_path: str) -> Any:
+        if file_path not in known:
+            known[file_path] = read(self, file_path)
+        return known[file_path]
+
+    JSONFileLoader.load_file = load_file
+
+
+_read_aws_models_once()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--leaks", action="store_true", help="collect garbage after each file, and print what was left open there"
+    )
     parser.addoption(
         "--cpu", action="store_true", help="print the CPU seconds of each file, with the processes it started"
     )
@@ -167,18 +189,33 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
     try:
         return (yield)
     finally:
         _close_aws_connections()
+        if item.config.getoption("leaks") and (nextitem is None or nextitem.path != item.path):
+            item.user_properties += [("leak", text) for text in _left_open()]
         item.user_properties.append(("cpu_s", _cpu_s() - item.stash[_before]))
+
+
+def _left_open() -> list[str]:
+    """What nobody closed and nobody refers to. Later it would be blamed on the test in which it happens to be collected."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            gc.collect()
+    return [f"{each.category.__name__}: {each.message}" for each in caught]
+
+
+_leaks: list[str] = []
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "teardown":
         file = report.nodeid.partition("::")[0]
         _cpu_s_of_files[file] += sum(float(str(value)) for name, value in report.user_properties if name == "cpu_s")
+        _leaks.extend(f"{file}: {text}" for name, text in report.user_properties if name == "leak")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -187,6 +224,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section(f"{_cpu_s_of_files.total():.0f} CPU seconds")
         for file, spent_s in _cpu_s_of_files.most_common(40):
             terminalreporter.write_line(f"{spent_s:8.1f}  {file}")
+    if config.getoption("leaks"):
+        terminalreporter.section(f"{len(_leaks)} left open")
+        for line in _leaks:
+            terminalreporter.write_line(line)
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"first try of {report.nodeid}", sep="-")
         terminalreporter.write_line(str(report.longrepr)[-3000:])

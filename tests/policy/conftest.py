@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
@@ -51,10 +51,6 @@ class ServerProcess:
         return self.process.wait(timeout=20)
 
 
-class StartServer(Protocol):
-    def __call__(self, *options: str, parent_pid: int | None = None) -> ServerProcess: ...
-
-
 def _start(folder: Path, *options: str, parent_pid: int | None = None) -> ServerProcess:
     """Start `agentcore-rl policy serve` and wait until it listens."""
     ready_file = folder / "ready.json"
@@ -78,21 +74,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server for all tests of a module."""
     running = _start(tmp_path_factory.mktemp("policy"), "--seed", "7")
     yield running
-    running.stop()
+    assert running.stop() == 0  # SIGTERM is a good end
 
 
-@pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[StartServer]:
-    """Starts servers with options of the test's own and ends those that still run."""
-    started: list[ServerProcess] = []
+@dataclass
+class ServerWithParent(ServerProcess):
+    """A policy server that takes few requests, and the process that it ends with."""
 
-    def start(*options: str, parent_pid: int | None = None) -> ServerProcess:
-        folder = tmp_path / f"server{len(started)}"
-        folder.mkdir()
-        started.append(_start(folder, *options, parent_pid=parent_pid))
-        return started[-1]
+    parent: subprocess.Popen[bytes]
 
-    yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.stop()
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWithParent]:
+    """One server for the tests of a module that change its weights, pause it, fill it or end it."""
+    options = ("--weight-version", "10", "--max-batch", "1", "--max-queue", "2", "--request-timeout", "8")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
+        running = _start(tmp_path_factory.mktemp("small"), *options, parent_pid=parent.pid)
+        yield ServerWithParent(running.process, running.url, running.ready, parent)
+        parent.kill()
+        running.process.wait(timeout=60)
