@@ -91,6 +91,12 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving("runtime", tmp_path_factory.mktemp("runtime")) as running:
+        yield running
+
+
 def ask(
     served: Served, *headers: str, method: str = "GET", path: str | None = None, body: bytes = b""
 ) -> tuple[int, str]:
@@ -184,21 +190,19 @@ def test_an_allowed_host_is_answered(tmp_path: Path) -> None:
     leaves="",
 )
 @pytest.mark.parametrize("path", ["ws", "ws/shells"])
-async def test_websocket_handshakes_are_refused_to_web_pages(tmp_path: Path, path: str) -> None:
-    with serving("runtime", tmp_path) as served:
-        address = (
-            f"{served.url.replace('http', 'ws')}/runtimes/{served.ready['agents']['probe'].replace('/', '%2F')}/{path}"
-        )
-        for headers, status in (({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403)):
-            with pytest.raises(websockets.InvalidStatus) as refused:
-                await websockets.connect(address, additional_headers=headers)
-            assert refused.value.response.status_code == status
+async def test_websocket_handshakes_are_refused_to_web_pages(runtime: Served, path: str) -> None:
+    agent = runtime.ready["agents"]["probe"].replace("/", "%2F")
+    address = f"{runtime.url.replace('http', 'ws')}/runtimes/{agent}/{path}"
+    for headers, status in (({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403)):
         with pytest.raises(websockets.InvalidStatus) as refused:
-            await websockets.connect(address.replace("127.0.0.1", "evil.example"), host="127.0.0.1")
-        assert refused.value.response.status_code == 421
-        own = {"Origin": served.url}  # some clients send the server's own
-        async with asyncio.timeout(WITHIN_S), websockets.connect(address, additional_headers=own):
-            pass
+            await websockets.connect(address, additional_headers=headers)
+        assert refused.value.response.status_code == status
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        await websockets.connect(address.replace("127.0.0.1", "evil.example"), host="127.0.0.1")
+    assert refused.value.response.status_code == 421
+    own = {"Origin": runtime.url}  # some clients send the server's own
+    async with asyncio.timeout(WITHIN_S), websockets.connect(address, additional_headers=own):
+        pass
 
 
 # -- keys

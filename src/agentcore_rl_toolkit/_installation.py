@@ -86,23 +86,23 @@ def _is_installed() -> bool:
     return True
 
 
+def wheel_digest() -> str:
+    """Hexadecimal digits that stand for what `write_wheel` would write, without packing it. Raises: as `write_wheel`."""
+    found = hashlib.sha256()
+    for name, data in _contents().items():
+        found.update(f"{name}\0{len(data)}\0".encode())
+        found.update(data)
+    return found.hexdigest()
+
+
 def write_wheel(folder: Path) -> Path:
     """Write the wheel of the running version into ``folder``, without its compiled parts: it fits every machine.
 
     It holds the files that run here, also where they are a checkout's. The same files give the same bytes. Takes no
     network and no build tools. Raises: ConfigError when this toolkit runs without being installed.
     """
-    if not _is_installed():
-        raise ConfigError(f"{PACKAGE} is not installed, so there is no wheel of it: pip install -e . in its checkout")
-    installed = _installed()
+    installed, contents = _installed_here(), _contents()
     info = f"agentcore_rl_toolkit-{installed.version}.dist-info"
-    contents = {f"{PACKAGE.name}/{name}": path.read_bytes() for name, path in _files()}
-    for name in ("METADATA", "entry_points.txt"):
-        contents[f"{info}/{name}"] = (installed.read_text(name) or "").encode()
-    for file in installed.files or ():
-        if "licenses" in file.parts:
-            contents[f"{info}/{'/'.join(file.parts[1:])}"] = file.read_binary()
-    contents[f"{info}/WHEEL"] = _WHEEL.encode()
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in contents.items())
     contents[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +114,26 @@ def write_wheel(folder: Path) -> Path:
             entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
     return made.replace(target)
+
+
+def _installed_here() -> Distribution:
+    if not _is_installed():
+        raise ConfigError(f"{PACKAGE} is not installed, so there is no wheel of it: pip install -e . in its checkout")
+    return _installed()
+
+
+def _contents() -> dict[str, bytes]:
+    """What a wheel holds besides the list of itself, in a fixed order."""
+    installed = _installed_here()
+    info = f"agentcore_rl_toolkit-{installed.version}.dist-info"
+    contents = {f"{PACKAGE.name}/{name}": path.read_bytes() for name, path in _files()}
+    for name in ("METADATA", "entry_points.txt"):
+        contents[f"{info}/{name}"] = (installed.read_text(name) or "").encode()
+    for file in installed.files or ():
+        if "licenses" in file.parts:
+            contents[f"{info}/{'/'.join(file.parts[1:])}"] = file.read_binary()
+    contents[f"{info}/WHEEL"] = _WHEEL.encode()
+    return contents
 
 
 def _files() -> Iterator[tuple[str, Path]]:

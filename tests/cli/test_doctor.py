@@ -1,7 +1,9 @@
-"""`agentcore-rl doctor` as a process, on this machine, and against moto, a local runtime and a real gateway."""
+"""`agentcore-rl doctor` on this machine, and against moto, a local runtime and a real gateway."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -16,6 +18,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.runtime.local import LocalRuntime
@@ -25,18 +28,27 @@ ADMIN_KEY = "trainers-secret"
 
 
 def doctor(folder: Path, *options: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
-    """Exit code, and the findings by name."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "AGENTCORE_"))}
-    env = {**kept, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(folder), **environment}
-    command = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "doctor", "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=folder, env=env)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, {finding["name"]: finding for finding in json.loads(done.stdout)}
+    """Exit code, and the findings by name. In this process: a start costs more than what it looks at."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        for name in [n for n in os.environ if n.startswith(("AWS_", "AGENTCORE_"))]:
+            patch.delenv(name)
+        for name, value in {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(folder), **environment}.items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["agentcore-rl", "doctor", "--json", *options])
+        patch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return int(ended.value.code or 0), {finding["name"]: finding for finding in json.loads(said.getvalue())}
 
 
 def test_this_machine_has_what_the_tests_need(tmp_path: Path) -> None:
-    code, found = doctor(tmp_path)
-    assert code == 0
+    command = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
     for name in (
         "python",
         "toolkit",
@@ -55,7 +67,7 @@ def test_this_machine_has_what_the_tests_need(tmp_path: Path) -> None:
 def test_a_part_that_is_missing_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['httptools'] = None; import importlib.util as u; real = u.find_spec;"
-        "u.find_spec = lambda name, package=None: None if name == 'httptools' else real(name, package);"
+        "u.find_spec = lambda name, package=None: None if name in ('httptools', 'torch') else real(name, package);"
         "sys.argv = ['agentcore-rl', 'doctor']; from agentcore_rl_toolkit.cli.main import main; main()"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
@@ -80,6 +92,12 @@ def moto() -> Iterator[str]:
     )
     yield url
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def empty_runtime() -> Iterator[LocalRuntime]:
+    with LocalRuntime({}) as runtime:
+        yield runtime
 
 
 @pytest.fixture
@@ -133,12 +151,16 @@ def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
     ],
 )
 def test_what_is_wrong_is_named_and_says_what_to_do(
-    tmp_path: Path, account: dict[str, str], change: dict[str, str], name: str, said: str
+    tmp_path: Path,
+    account: dict[str, str],
+    empty_runtime: LocalRuntime,
+    change: dict[str, str],
+    name: str,
+    said: str,
 ) -> None:
     environment = {k: v for k, v in {**account, **change}.items() if v}
-    with LocalRuntime({}) as runtime:
-        environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"] = runtime.url
-        code, found = doctor(tmp_path, "--aws", **environment)
+    environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"] = empty_runtime.url
+    code, found = doctor(tmp_path, "--aws", **environment)
     assert code == 1
     assert found[name]["level"] == "fail"
     assert said in found[name]["text"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._installation import wheel_digest
 from ..contract import Outcome
 from ..errors import AgentCoreRLError, ConfigError
 from . import iam
@@ -220,7 +221,7 @@ class Deployment:
         s = self.settings
         assert s.folder is not None
         assert s.bucket is not None
-        key = f"{ARCHIVES}/{s.name}/{digest_of(s.folder, s.platform, s.python, _toolkit())}.zip"
+        key = f"{ARCHIVES}/{s.name}/{digest_of(s.folder, s.platform, s.python, wheel_digest())}.zip"
         if self._call(
             "s3", "HeadObject", Bucket=s.bucket, Key=key, absent=("404", "NoSuchKey", "NotFound", "NoSuchBucket")
         ):
@@ -501,13 +502,3 @@ def _same(now: Any, wanted: Any) -> bool:
     if isinstance(wanted, list):
         return sorted(map(json.dumps, now or [])) == sorted(map(json.dumps, wanted))
     return bool(now == wanted)
-
-
-def _toolkit() -> str:
-    """What stands for the running version of the toolkit: its wheel goes into every archive."""
-    import hashlib
-
-    from .._installation import write_wheel
-
-    with tempfile.TemporaryDirectory() as work:
-        return hashlib.sha256(write_wheel(Path(work)).read_bytes()).hexdigest()

@@ -176,7 +176,7 @@ def test_an_agent_that_leaves_the_version_open_gets_the_one_that_runs_here(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("named", ["", "agentcore-rl-toolkit\n"])
+@pytest.mark.parametrize("named", [pytest.param("", marks=pytest.mark.nightly), "agentcore-rl-toolkit\n"])
 def test_its_environment_has_exactly_that_version(tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTCORE_RL_CACHE", str(tmp_path / "cache"))
     environments.toolkit_wheel.cache_clear()

@@ -56,7 +56,10 @@ def configuration(key: str, runtime: str = HERE, *entry_point: str) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("credential", [None, "AKLOCAL:secret"], ids=["unsigned", "signed"])
+# What is deployed to a runtime without credential: tests/deploy/test_deployment.py.
+@pytest.mark.parametrize(
+    "credential", [pytest.param(None, marks=pytest.mark.nightly), "AKLOCAL:secret"], ids=["unsigned", "signed"]
+)
 def test_an_archive_in_s3_is_deployed_and_a_new_one_is_a_new_version(
     start_server: Callable[..., Server], tmp_path: Path, credential: str | None
 ) -> None:

@@ -232,7 +232,9 @@ def test_the_command_line_signs_with_the_environments_credential(
     assert ":runtime/again-" in run("deploy", str(AGENTS / "probe.py"), "--name", "again")
 
 
-@pytest.mark.parametrize("form", ["--credential-file FILE", "--credential-file=FILE", "environment"])
+@pytest.mark.parametrize(
+    "form", ["--credential-file FILE", pytest.param("--credential-file=FILE", marks=pytest.mark.nightly), "environment"]
+)
 def test_a_runtime_object_knows_its_own_credential(tmp_path: Path, form: str) -> None:
     file = tmp_path / "credential"
     file.write_text("# of the tests\nKEY:a:b/c+d\n")

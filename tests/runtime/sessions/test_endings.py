@@ -51,7 +51,8 @@ def test_graceful_stop_leaves_nothing_and_exits_0(start_server: Callable[..., Se
     assert "Traceback" not in server.output.read_text()
 
 
-@pytest.mark.parametrize("tier", ["auto", "process"])
+# Of the tier "process" the next test has the same with its template killed too.
+@pytest.mark.parametrize("tier", ["auto", pytest.param("process", marks=pytest.mark.nightly)])
 def test_killed_runtime_leaves_no_process_and_a_restart_cleans_its_files(
     start_server: Callable[..., Server], tmp_path: Path, tier: str
 ) -> None:
@@ -76,7 +77,7 @@ def test_killed_runtime_leaves_no_process_and_a_restart_cleans_its_files(
     ("tier", "start"),
     [
         ("namespaces", "fork"),
-        ("namespaces", "exec"),
+        pytest.param("namespaces", "exec", marks=pytest.mark.nightly),  # the pid namespace ends in both
         ("landlock", "exec"),
         ("process", "fork"),
         pytest.param("landlock", "fork", marks=pytest.mark.nightly),  # both adopt by the process above the template
@@ -156,7 +157,7 @@ def test_temporary_folder_holds_only_live_roots(server: Server) -> None:
     stopped_by="clean-up goes by descriptor, without recursion; what cannot be removed is moved aside and the start goes on",
     leaves="disk that a kept folder takes until somebody who may removes it",
 )
-@pytest.mark.parametrize("tier", ["auto", "process"])
+@pytest.mark.parametrize("tier", ["auto", pytest.param("process", marks=pytest.mark.nightly)])
 def test_deep_folders_are_removed_at_the_end_of_a_session_and_at_the_next_start(
     start_server: Callable[..., Server], tmp_path: Path, tier: str
 ) -> None:
@@ -179,7 +180,7 @@ def test_deep_folders_are_removed_at_the_end_of_a_session_and_at_the_next_start(
     assert not (tmp_path / "state" / "kept").exists()
 
 
-@pytest.mark.parametrize("tier", ["landlock", "process"])
+@pytest.mark.parametrize("tier", [pytest.param("landlock", marks=pytest.mark.nightly), "process"])
 def test_a_killed_template_takes_all_its_sessions_started_and_the_next_call_loads_another(
     start_server: Callable[..., Server], tier: str
 ) -> None:
