@@ -184,6 +184,33 @@ def test_tokens_are_coloured_and_say_their_numbers(shown: Shown, colour: str) ->
     assert "entropy –" in page.inner_text("#tip")  # absent is not zero
 
 
+def test_branches_are_a_tree_with_their_reasons_and_stages_a_waterfall(shown: Shown) -> None:
+    def part(n: int, turns: list[str], context: list[str], why: str | None) -> TokenSequence:
+        ids = [40, 41, 42, 43]
+        return TokenSequence(ids=ids, mask=[0, 0, 1, 1], turn_ids=turns, context_turn_ids=context, branch_reason=why)
+
+    branched = [part(0, ["t1", "t2"], [], None), part(1, ["t3"], ["t1"], "history_rewritten")]
+    calls = [
+        {"started_s": s, "first_token_s": None, "finished_s": s + 0.5, "prompt_tokens": 2, "sampled_tokens": 2}
+        for s in (100.5, 101.5)
+    ]
+    stages = {"queue": 0.25, "start": 0.25, "run": 2.0, "result": 0.1, "stop": 0.4}
+    with RunWriter(shown.folder / "runs" / "branched") as run:
+        run.rollout(rollout(0, sequences=branched, calls=calls, stages=stages, ended_s=102.9))
+    page = shown.at("#/run/branched/rollout/1")
+    assert page.locator("#branches circle").count() == 3
+    assert page.locator("#branches text").all_text_contents() == [
+        "1  2 turns, 2 tokens trained, the first",
+        "2  1 turn, 2 tokens trained, history rewritten",
+    ]
+    assert page.locator("#branches path.twig").count() == 1
+    labels = page.locator(".fall > span:not(.num)").all_text_contents()
+    assert labels == [
+        *("queue", "start", "run", "agent begins", "model call 1", "tool calculator", "model call 2", "agent, reward"),
+        *("result", "stop"),
+    ]
+
+
 def test_two_phases_are_compared_on_the_same_inputs(shown: Shown) -> None:
     page = shown.at("#/compare?first=loop@before&second=loop@after")
     assert "2 inputs in both: 1 better, 0 worse" in page.inner_text("#page")
@@ -231,6 +258,10 @@ def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
     assert HOSTILE in page.inner_text("#dialogue")
     page.click("#group")
     assert page.locator(".member").count() == 4
+    page.click("#bar a:text-is('Compare')")
+    page.select_option("[name=first]", "loop@before")
+    page.select_option("[name=second]", "loop@after")
+    page.wait_for_selector("#page:has-text('2 inputs in both: 1 better, 0 worse')")
 
 
 def test_dark_and_light_have_contrast(shown: Shown) -> None:

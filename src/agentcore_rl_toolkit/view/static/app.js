@@ -26,7 +26,7 @@ function drawBar(at) {
   const here = (yes) => (yes ? "page" : null);
   const parts = [el("strong", {}, "AgentCore RL"), exported ? null : el("a", { href: "#/", "aria-current": here(!at.kind) }, "Runs")];
   if (at.kind === "run") parts.push(el("a", { href: link(at.run), "aria-current": here(!at.name) }, at.run), el("a", { href: link(at.run, "rollouts"), "aria-current": here(at.name === "rollouts") }, "Rollouts"));
-  if (!exported) parts.push(el("a", { href: "#/compare", "aria-current": here(at.kind === "compare") }, "Compare"));
+  parts.push(el("a", { href: "#/compare", "aria-current": here(at.kind === "compare") }, "Compare"));
   bar.replaceChildren(...parts.filter(Boolean), live);
 }
 

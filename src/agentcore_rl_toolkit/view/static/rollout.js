@@ -3,6 +3,7 @@ import { decoded, rolloutOf, textsOf } from "./source.js";
 
 const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3] };
 const WORDS = { mask: "trained or not", logprob: "how unlikely the sampler found it", gap: "sampler and trainer apart", entropy: "how open the choice was" };
+const STAGES = { queue: "waiting for a place and for the pace of requests", start: "the invoke, with a cold start", run: "from the accepted invoke to the record", result: "reading the record", stop: "ending the session" };
 const MOST = 6000; // tokens shown at once; more on request
 
 export function dialogueOf(dialogue, mark) {
@@ -21,7 +22,7 @@ export async function rolloutPage(name, id, query, go) {
   const row = await rolloutOf(name, id);
   const detail = row.detail ?? {};
   const group = row.group, at = group.findIndex((r) => r.id === row.id);
-  const facts = [["outcome", outcomeText(row), outcomeClass(row)], ["reward", number(row.reward)], ["advantage", number(row.advantage)], ["place in group", `${at + 1} of ${group.length}`], ["turns", number(row.turns)], ["tokens sampled", number(row.sampled_tokens)], ["trained", number(row.trained_tokens)], ["least logprob", number(row.logprob_min)], ["largest gap", small(row.gap_max)], ["entropy", number(row.entropy_mean)], ["weights", row.weight_min === null ? "–" : row.weight_min === row.weight_max ? number(row.weight_min) : `${row.weight_min} to ${row.weight_max}`], ["versions behind", number(row.staleness)], ["seconds", number(row.elapsed_s, 2)]];
+  const facts = [["outcome", outcomeText(row), outcomeClass(row)], ["reward", number(row.reward)], ["advantage", number(row.advantage)], ["place in group", `${at + 1} of ${group.length}`], ["turns", number(row.turns)], ["tokens sampled", number(row.sampled_tokens)], ["trained", number(row.trained_tokens)], ["least logprob", number(row.logprob_min)], ["largest gap", small(row.gap_max)], ["entropy", number(row.entropy_mean)], ["weights", row.weight_min === null ? "–" : row.weight_min === row.weight_max ? number(row.weight_min) : `${row.weight_min} to ${row.weight_max}`], ["versions behind", number(row.staleness)], ["seconds", number(row.elapsed_s, 2)]].filter(([n, v]) => v !== "–" || ["reward", "advantage", "least logprob"].includes(n));
   const tokens = await tokenView(name, row, query, go);
   const parts = [
     el("h1", {}, `Rollout ${row.id}`), el("p", {}, el("a", { href: link(name, "rollouts", { phase: row.phase, step: row.step, sort: "reward" }) }, placeOf(row)), "   group ", el("a", { id: "group", href: link(name, `group/${row.id}`) }, row.grp), "   ", el("span", { class: "soft" }, row.session_id)),
@@ -39,14 +40,45 @@ export async function rolloutPage(name, id, query, go) {
   return { nodes: parts, growing: row.outcome === "open", keys: (key) => (key === "j" ? other(1) : key === "k" ? other(-1) : key === "g" ? (go(link(name, `group/${row.id}`)), true) : false) };
 }
 
+// Sequences as a tree: each turn a dot in the order of the calls, each sequence a row, a curve from the turn where it branched.
+function branchTree(sequences, calls) {
+  if (sequences.length < 2) return null;
+  const order = [], place = new Map();
+  for (const s of sequences) for (const t of [...s.context_turn_ids, ...s.turn_ids]) if (!place.has(t)) { place.set(t, 0); order.push(t); }
+  const began = new Map((calls ?? []).map((c) => [c.turn_id, c.started_s ?? 0]));
+  order.sort((a, b) => (began.get(a) ?? 0) - (began.get(b) ?? 0)).forEach((t, i) => place.set(t, i));
+  const at = new Map(), wide = 34, high = 40, X = (t) => 24 + place.get(t) * wide, Y = (n) => 20 + n * high;
+  sequences.forEach((s, n) => s.turn_ids.forEach((t) => at.set(t, n)));
+  const width = Math.max(420, 24 + order.length * wide + 330), height = sequences.length * high + 6;
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${sequences.length} branches` });
+  sequences.forEach((s, n) => {
+    const own = s.turn_ids, from = s.context_turn_ids.at(-1), why = n === 0 ? "the first" : s.branch_reason ?? "separate";
+    if (!own.length) return;
+    if (from !== undefined && at.has(from)) picture.append(svg("path", { class: "twig", d: `M ${X(from)} ${Y(at.get(from))} C ${X(from) + 20} ${Y(n)}, ${X(own[0]) - 20} ${Y(n)}, ${X(own[0])} ${Y(n)}` }));
+    picture.append(svg("line", { class: "twig", x1: X(own[0]), x2: X(own.at(-1)), y1: Y(n), y2: Y(n) }));
+    for (const t of own) {
+      const dot = svg("circle", { class: "dot", cx: X(t), cy: Y(n), r: 6 });
+      dot.addEventListener("mousemove", (event) => tip(`turn ${place.get(t) + 1}\n${t}`, event));
+      dot.addEventListener("mouseleave", () => tip(null));
+      dot.addEventListener("click", () => document.querySelector(`[data-sequence="${n}"]`)?.scrollIntoView({ block: "start" }));
+      picture.append(dot);
+    }
+    picture.append(svg("text", { x: X(own.at(-1)) + 16, y: Y(n) + 4 }, `${n + 1}  ${own.length} ${own.length === 1 ? "turn" : "turns"}, ${s.mask.reduce((a, b) => a + b, 0)} tokens trained, ${why.replaceAll("_", " ")}`));
+  });
+  return el("div", { id: "branches" }, el("h2", {}, "Branches"), el("div", { class: "card wide" }, picture));
+}
+
 function waterfall(row, detail) {
   const calls = (detail.calls ?? []).filter((c) => c.started_s !== null && c.finished_s !== null).sort((a, b) => a.started_s - b.started_s);
   const stages = Object.entries(detail.stages ?? {}), total = stages.reduce((n, [, s]) => n + s, 0);
-  const bars = [];
+  const bars = [], after = [];
+  let running = null;
   if (stages.length && row.ended_s !== null) {
     let from = row.ended_s - total;
-    for (const [stage, s] of stages) { bars.push(["stage", stage, from, from + s, ""]); from += s; }
+    for (const [stage, s] of stages) { if (stage === "run") running = [from, from + s]; else if (running) after.push(["stage", stage, from, from + s, STAGES[stage] ?? ""]); else bars.push(["stage", stage, from, from + s, STAGES[stage] ?? ""]); from += s; }
+    if (running) bars.push(["stage", "run", ...running, STAGES.run]);
   }
+  if (running && calls.length && calls[0].started_s > running[0]) bars.push(["agent-bar", "agent begins", running[0], calls[0].started_s, "before its first model call"]);
   const names = (row.dialogue ?? []).flatMap((m) => messageCalls(m).map((c) => c.slice(0, c.indexOf("("))));
   let tool = 0;
   calls.forEach((call, i) => {
@@ -55,6 +87,9 @@ function waterfall(row, detail) {
     const next = calls[i + 1];
     if (next && next.started_s > call.finished_s) bars.push(["tool-bar", names[tool] ? `tool ${names[tool++]}` : "agent", call.finished_s, next.started_s, "between two model calls"]);
   });
+  const done = calls.at(-1);
+  if (running && done && running[1] > done.finished_s) bars.push(["agent-bar", "agent, reward", done.finished_s, running[1], "after its last model call: the agent ends, its reward is computed, the record is stored"]);
+  bars.push(...after);
   if (!bars.length) return null;
   const start = Math.min(...bars.map((b) => b[2])), end = Math.max(...bars.map((b) => b[3])), wide = end - start || 1;
   const lanes = bars.slice(0, 400).flatMap(([kind, label, from, to, note]) => {
@@ -87,7 +122,7 @@ async function tokenView(name, row, query, go) {
     box.addEventListener("mouseleave", () => tip(null));
     return [el("p", {}, el("b", {}, sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence"), el("span", { class: "soft" }, `  ${s.ids.length} tokens, ${trained} trained, ${s.turn_ids.length} turns${shared}${s.updates ? `; the trainer's numbers come after ${s.updates} updates of this step` : ""}  `), why ? el("span", { class: "warn" }, `branch: ${why}`) : null), box];
   });
-  return [el("h2", {}, "Tokens, as the trainer sees them"), el("div", { class: "tools" }, buttons, scale, jump, said), shown];
+  return [branchTree(sequences, row.detail?.calls), el("h2", {}, "Tokens, as the trainer sees them"), el("div", { class: "tools" }, buttons, scale, jump, said), shown];
 }
 
 function level(value, limits) {

@@ -70,7 +70,32 @@ export async function textsOf(run, ids) {
   return found;
 }
 
+// A file compares what it holds: inputs of its own rollouts.
+function compareHeld(first, second) {
+  const side = (name) => {
+    const [phase, step] = name.slice(name.lastIndexOf("@") + 1).split(":"), found = new Map();
+    for (const row of file.rows.filter((r) => r.phase === phase && (step === undefined || r.step === Number(step)) && r.input_key)) {
+      const entry = found.get(row.input_key) ?? { scores: [], tokens: [], first: row.id, rollouts: 0 };
+      if (row.score !== null) entry.scores.push(row.score);
+      if (row.sampled_tokens !== null) entry.tokens.push(row.sampled_tokens);
+      entry.first = Math.min(entry.first, row.id);
+      entry.rollouts++;
+      found.set(row.input_key, entry);
+    }
+    const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
+    return new Map([...found].map(([key, e]) => [key, { reward: mean(e.scores), tokens: mean(e.tokens), first: e.first, rollouts: e.rollouts }]));
+  };
+  const a = side(first), b = side(second), rows = [];
+  for (const [key, before] of a) {
+    const after = b.get(key);
+    if (after) rows.push({ input_key: key, change: before.reward === null || after.reward === null ? null : after.reward - before.reward, first: before, second: after });
+  }
+  rows.sort((x, y) => Math.abs(y.change ?? 0) - Math.abs(x.change ?? 0) || (x.input_key < y.input_key ? -1 : 1));
+  return { rows, inputs: rows.length, only_first: a.size - rows.length, only_second: b.size - rows.length };
+}
+
 export async function compareOf(first, second) {
+  if (file) return compareHeld(first, second);
   return get(`api/compare?${new URLSearchParams({ first, second })}`);
 }
 
