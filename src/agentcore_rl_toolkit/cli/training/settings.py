@@ -28,10 +28,11 @@ ENVIRONMENT = "AGENTCORE_RL_TRAIN_"  # and the name of a setting in capitals: th
 class LocalRun:
     """What `agentcore-rl train` needs to train an agent's file on this machine.
 
-    ``data`` and ``eval_data`` hold one payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it.
-    ``model`` is a folder, None the built-in policy. A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank`` 0
-    trains all weights. ``policy_failures`` is `CollectConfig`'s. ``tracker`` names what gets the metrics besides `metrics.jsonl`.
-    ``session_env`` are variables of the sessions, as K=V, or K for the value that it has here.
+    ``data`` and ``eval_data`` hold one payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for
+    it. ``model`` is a folder, None the built-in policy. A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank``
+    0 trains all weights. ``staleness`` weight versions may lie between a rollout's start and its training.
+    ``policy_failures`` is `CollectConfig`'s. ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env``
+    are variables of the sessions, as K=V, or K for the value that it has here.
     Raises: ConfigError.
     """
 
@@ -45,6 +46,7 @@ class LocalRun:
     rollouts: int = 8
     learning_rate: float = 5e-4
     lora_rank: int = 0
+    staleness: int = 1
     max_concurrent: int = 64
     rollout_deadline_s: float = 120.0
     policy_failures: PolicyFailures = "score"
@@ -56,7 +58,7 @@ class LocalRun:
         check_numbers(
             self,
             positive=("learning_rate", "rollout_deadline_s"),
-            not_negative=("held_out", "lora_rank"),
+            not_negative=("held_out", "lora_rank", "staleness"),
             counts=("steps", "groups", "rollouts", "max_concurrent"),
         )
         if self.rollouts < 2:

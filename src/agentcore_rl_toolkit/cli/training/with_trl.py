@@ -92,12 +92,12 @@ class _Training:
         torch.manual_seed(job.config.seed)
         torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
         model, tokenizer = load_policy(job.model)
-        steps = range(job.config.steps)
+        places = range(job.config.steps * job.config.groups)
         trainer = self._adapter.make_trainer(
             self._config,
             client=self._client,
             gateway=self._gateway,
-            rows=[row for step in steps for row in self._loop.rows_of(step, job.rows, job.config)],
+            rows=[self._loop.row_at(place, job.rows, job.config) for place in places],
             model=model,
             tokenizer=tokenizer,
             callbacks=[_callback(self)],
