@@ -28,7 +28,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,8 @@ class Config:
     max_grad_norm: float = 1.0
     lora_rank: int = 0  # 0 trains all weights; else adapters of this rank on every linear layer (needs peft)
     max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights
-    staleness: int = (
-        1  # weight versions that may lie between a rollout's start and its training; 0: nothing runs meanwhile
-    )
+    staleness: int = 0  # weight versions between a rollout's start and its training; 0: nothing runs meanwhile
+    hold_calls: bool = False  # change weights between model calls; else those that run go on with the new ones
     max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     policy_failures: str = "score"  # out of tokens, turns or context: the agent's reward for that, or "mask" them out
@@ -183,6 +182,12 @@ def grpo_loss(
     }
 
 
+def age(sequence: Any, version: int | None) -> int:
+    """How many weight versions ago a sequence's oldest token was sampled; 0 where nobody says."""
+    known = [v for v in sequence.weight_versions if v is not None]
+    return version - min(known) if known and version is not None else 0
+
+
 def train_on(
     groups: Sequence[Group],
     model: Any,
@@ -222,10 +227,11 @@ def train_on(
             batch = build_batch([row[:2] for row in piece], pad_id, next(model.parameters()).device, version)
             logprobs_BT, entropies_BT = token_logprobs(model, batch)
             if recording is not None:
+                # Optimizer steps since the sequence's oldest token was sampled.
+                ages = [minibatch + config.minibatches * age(row[0], version) for row in piece]
+                known_BT = batch.mask_BT[:, 1:].tolist()
                 where = [row[2] for row in piece]
-                recording.trained_batch(
-                    where, logprobs_BT.tolist(), entropies_BT.tolist(), minibatch, batch.mask_BT[:, 1:].tolist()
-                )
+                recording.trained_batch(where, logprobs_BT.tolist(), entropies_BT.tolist(), ages, known_BT)
             # Every token of the step weighs the same, whichever minibatch it falls into.
             loss, facts = grpo_loss(logprobs_BT, batch, trained / config.minibatches, config)
             if (
@@ -420,7 +426,8 @@ async def train(
             rng = random.Random(config.seed * 1_000_003 + step)
             update = (groups, model, optimizer, pad_id, config, rng, services.recording, step)
             metrics = await asyncio.to_thread(train_on, *update)
-            await asyncio.to_thread(publish, model, step + 1, services)
+            async with calls_held(services, config):
+                await asyncio.to_thread(publish, model, step + 1, services)
             stream.published(step + 1)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
             torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))
@@ -441,6 +448,18 @@ async def train(
         model = model.merge_and_unload()
     model.save_pretrained(save_dir)
     tokenizer.save_pretrained(save_dir)
+
+
+@contextlib.asynccontextmanager
+async def calls_held(services: Services, config: Config) -> AsyncIterator[None]:
+    """With `hold_calls` no model call runs in this block: those that ran have ended, new ones wait in the gateway."""
+    if config.hold_calls:
+        await services.gateway.pause_async()
+    try:
+        yield
+    finally:
+        if config.hold_calls:
+            await services.gateway.resume_async()
 
 
 def arithmetic(split: Any, n: int, seed: int) -> list[Row]:

@@ -60,7 +60,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--agent", "shop/agent.py", "--data", "shop/train.jsonl", "--eval-data", "shop/eval.jsonl"]
-    words += ["--steps", "3", *SMALL, "--out", "run"]
+    words += ["--steps", "3", *SMALL, "--hold-calls", "--out", "run"]
     run = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "train", *words],

@@ -51,7 +51,10 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option(
     "--staleness",
     type=click.IntRange(min=0),
-    help="Weight versions a rollout may be behind when it is trained; 0: nothing runs while the trainer trains. [default: 1]",
+    help="Weight versions a rollout may be behind when it is trained; 0: nothing runs while the trainer trains. [default: 0]",
+)
+@click.option(
+    "--hold-calls", is_flag=True, default=None, help="Change weights between model calls, not while one samples."
 )
 @click.option("--lora-rank", type=click.IntRange(min=0), help="Train adapters of this rank; 0 trains all weights.")
 @click.option(

@@ -112,19 +112,19 @@ class Recording:
         where: Sequence[tuple[str, int]],
         logprobs_BT: Sequence[Sequence[float]],
         entropies_BT: Sequence[Sequence[float]],
-        updates: int,
+        updates_B: Sequence[int],
         known_BT: Sequence[Sequence[float]],
     ) -> None:
         """`trained` of a padded batch: position t tells of token t + 1. ``where``: session and index of each sequence.
 
-        Shapes: (B,), then (B, T - 1); what ``known_BT`` has 0 for was not computed.
+        Shapes: (B,), (B, T - 1), (B, T - 1), (B,), (B, T - 1); what ``known_BT`` has 0 for was not computed.
         """
 
         def values(values_T: Sequence[float], known_T: Sequence[float]) -> list[float | None]:
             return [None, *(value if known else None for value, known in zip(values_T, known_T, strict=True))]
 
-        rows = zip(where, logprobs_BT, entropies_BT, known_BT, strict=True)
-        for (session_id, index), logprobs_T, entropies_T, known_T in rows:
+        rows = zip(where, logprobs_BT, entropies_BT, updates_B, known_BT, strict=True)
+        for (session_id, index), logprobs_T, entropies_T, updates, known_T in rows:
             logprobs, entropies = values(logprobs_T, known_T), values(entropies_T, known_T)
             self.trained(session_id, index, logprobs=logprobs, entropies=entropies, updates=updates)
 

@@ -37,7 +37,7 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
 @click.option(
     "--staleness",
     type=click.IntRange(0),
-    help="Weight versions a rollout may be behind; 0: nothing runs during training.",
+    help="Weight versions a rollout may be behind. [default: 0: none runs in training]",
 )
 @click.option("--seed", type=int, help="Seed of problems and training.")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")

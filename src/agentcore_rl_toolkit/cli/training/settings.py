@@ -30,7 +30,8 @@ class LocalRun:
 
     ``data`` and ``eval_data`` hold one payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for
     it. ``model`` is a folder, None the built-in policy. A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank``
-    0 trains all weights. ``staleness`` weight versions may lie between a rollout's start and its training.
+    0 trains all weights. ``staleness`` weight versions may lie between a rollout's start and its training; with
+    ``hold_calls`` weights change between model calls only.
     ``policy_failures`` is `CollectConfig`'s. ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env``
     are variables of the sessions, as K=V, or K for the value that it has here.
     Raises: ConfigError.
@@ -46,7 +47,8 @@ class LocalRun:
     rollouts: int = 8
     learning_rate: float = 5e-4
     lora_rank: int = 0
-    staleness: int = 1
+    staleness: int = 0
+    hold_calls: bool = False
     max_concurrent: int = 64
     rollout_deadline_s: float = 120.0
     policy_failures: PolicyFailures = "score"
