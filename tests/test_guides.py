@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(
     r"<!-- run by: tests/test_guides\.py::\w+ -->\n```\w+\n(?P<text>.*?)```\n(?:\n```text\n(?P<shown>.*?)```)?", re.S
 )
+LIMIT_S = 280  # for a block, on a busy machine
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -69,7 +71,7 @@ class Reader:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LIMIT_S,
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout
@@ -137,6 +139,7 @@ def test_an_agent_of_ones_own_is_made_and_measured_where_nothing_runs(tmp_path: 
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_an_agent_of_ones_own_is_made_run_trained_and_measured_as_the_guide_says(
     tmp_path: Path, servers: ExitStack
 ) -> None:
@@ -175,6 +178,7 @@ def test_an_agent_of_ones_own_is_made_run_trained_and_measured_as_the_guide_says
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_the_readme_makes_and_trains_an_agent(tmp_path: Path, servers: ExitStack) -> None:
     reader = Reader("../README.md", tmp_path, servers)
     reader.environment |= SHORT
@@ -194,7 +198,7 @@ def test_the_agent_of_the_readme_runs_a_rollout(tmp_path: Path, servers: ExitSta
         "from math_tools import SYSTEM_PROMPT, AnswerReward, calculator\nfrom strands import Agent\n"
         "from strands.models.openai import OpenAIModel\nreward = AnswerReward()\n"
     )
-    (tmp_path / "math_tools.py").symlink_to(DOCS.parent / "examples" / "strands_math_agent" / "math_tools.py")
+    shutil.copy(DOCS.parent / "examples" / "strands_math_agent" / "math_tools.py", tmp_path)
     (tmp_path / "agent.py").write_text(f"{has_anyway}{block}\nif __name__ == '__main__':\n    app.run()\n")
     payload = json.dumps({"prompt": "What is 2 + 3?", "answer": "5"})
     assert reader.run(f"agentcore-rl invoke --agent agent.py {shlex.quote(payload)}").startswith("outcome ok")
