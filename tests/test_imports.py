@@ -53,10 +53,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_servers",
         "_protobuf",
     },
+    "weights": {"_server_keys"},
     "backends": {
         "client",
         "gateway",
         "runs",
+        "weights",
         "trajectory",
         "store",
         "logs",
@@ -269,6 +271,7 @@ LIGHT = {
     "agentcore_rl_toolkit.client": {"torch", "transformers", "starlette", "uvicorn"},
     "agentcore_rl_toolkit.gateway": {"torch", "boto3"},
     "agentcore_rl_toolkit.runtime": {"torch", "transformers", "boto3", "aiodocker", "kubernetes_asyncio"},
+    "agentcore_rl_toolkit.weights": {"torch", "transformers", "boto3", "starlette", "obstore", "msgspec"},
     "agentcore_rl_toolkit.cli.main": {"torch", "transformers", "boto3", "starlette", "uvicorn", "obstore"},
 }
 

@@ -19,22 +19,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import os
 import random
 import sys
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import (
@@ -52,7 +49,8 @@ from agentcore_rl_toolkit.backends import (
 from agentcore_rl_toolkit.backends.data import read_rows
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.policy import admin_key, load_policy, problems
+from agentcore_rl_toolkit.policy import load_policy, problems
+from agentcore_rl_toolkit.weights import EngineAddress, Publisher
 
 Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
 Row = Mapping[str, Any]  # one input: the payload that the agent is sent
@@ -89,6 +87,7 @@ class Services:
     gateway: GatewayClient
     policy_url: str
     run_dir: Path
+    engine: str = "policy"  # what runs at policy_url: policy, vllm or sglang
     model_dir: Path | None = None
     recording: Recording | None = None
 
@@ -251,20 +250,23 @@ def train_on(
     return metrics
 
 
-def publish(model: Any, version: int, services: Services) -> None:
-    """Put the weights in place at the policy server; from its next token on it samples from them and says `version`."""
-    path = services.run_dir / "weights" / f"{version:04d}.safetensors"
-    path.parent.mkdir(exist_ok=True)
-    with merged(model) as weights:
-        save_file(weights, path)
-    body = json.dumps({"path": str(path), "version": version}).encode()
-    headers = {"content-type": "application/json", "authorization": f"Bearer {admin_key(services.policy_url)}"}
-    request = urllib.request.Request(f"{services.policy_url}/update_weights", data=body, headers=headers)
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        reply.read()
-    for old in path.parent.glob("*.safetensors"):
-        if int(old.stem) < version:
-            old.unlink()
+def publish(model: Any, version: int, services: Services, probe: Sequence[int] | None = None) -> None:
+    """Put the weights in place at the engine, and prove it: engine and trainer must agree on the tokens of a probe's answers.
+
+    ``probe`` are the ids of its prompt. Raises: WeightsError, which ends the run: nothing is trained on other weights' tokens.
+    """
+    engine = EngineAddress(url=services.policy_url, engine=services.engine, model=services.client.model_id or "policy")
+    announce = services.gateway.set_weight_version
+    Publisher([engine], services.run_dir / "weights", announce=announce).publish(model, version, prompt_ids=probe)
+
+
+def probe_of(groups: Sequence[Group]) -> list[int] | None:
+    """A prompt of the policy's own dialogues: the beginning of a usable rollout, up to its first sampled token."""
+    for group in groups:
+        for rollout in group.usable:
+            for sequence in rollout.trajectory.sequences:
+                return list(sequence.token_ids[: sequence.loss_mask.index(1)]) if any(sequence.loss_mask) else None
+    return None
 
 
 def load_model(services: Services, config: Config) -> tuple[Any, Any]:
@@ -276,24 +278,6 @@ def load_model(services: Services, config: Config) -> tuple[Any, Any]:
 
         model = get_peft_model(model, LoraConfig(r=config.lora_rank, target_modules="all-linear"))
     return model, tokenizer
-
-
-@contextlib.contextmanager
-def merged(model: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """The weights that an engine loads, by name. Adapters are added to them as long as the block runs.
-
-    An output head that shares its matrix with the embedding (tied weights) is there once.
-    """
-    adapters = hasattr(model, "merge_adapter")
-    if adapters:
-        model.merge_adapter()
-    try:
-        found = model.get_base_model() if adapters else model
-        named = {n.replace(".base_layer", ""): p for n, p in found.named_parameters() if "lora_" not in n}
-        yield {name: parameter.detach().contiguous().cpu() for name, parameter in named.items()}
-    finally:
-        if adapters:
-            model.unmerge_adapter()
 
 
 def row_at(place: int, rows: Sequence[Row], config: Config) -> Row:
@@ -427,7 +411,7 @@ async def train(
             update = (groups, model, optimizer, pad_id, config, rng, services.recording, step)
             metrics = await asyncio.to_thread(train_on, *update)
             async with calls_held(services, config):
-                await asyncio.to_thread(publish, model, step + 1, services)
+                await asyncio.to_thread(publish, model, step + 1, services, probe_of(groups))
             stream.published(step + 1)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
             torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .errors import StorePermissionError as StorePermissionError
     from .errors import UnlistableError as UnlistableError
     from .errors import UpstreamError as UpstreamError
+    from .errors import WeightsError as WeightsError
     from .gateway import GatewayClient as GatewayClient
     from .reward import RewardFunction as RewardFunction
 
@@ -85,6 +86,7 @@ _HOME = {
             "AgentLoadError",
             "PolicyError",
             "PolicyFailure",
+            "WeightsError",
         ),
         ".errors",
     ),

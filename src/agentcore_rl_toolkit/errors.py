@@ -33,7 +33,8 @@
     │       ├── QuotaError
     │       ├── ClaimFailedError
     │       └── ClaimTimeoutError (TimeoutError)
-    └── PolicyError                         the built-in policy or its server failed
+    ├── PolicyError                         the built-in policy or its server failed
+    └── WeightsError                        new weights did not arrive at an engine
 
 The class says which boundary was crossed; the message says what to do next; the ids travel as attributes. All of them
 pickle: the message is positional, everything else keyword-only with a default.
@@ -287,3 +288,7 @@ class AgentLoadError(LocalRuntimeError):
 
 class PolicyError(AgentCoreRLError):
     """The built-in policy or its server failed."""
+
+
+class WeightsError(AgentCoreRLError):
+    """An engine did not take new weights, or took them and samples from others."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from ..._installation import missing_extra
 from ...errors import ConfigError, MissingExtraError, RolloutError
+from ...weights import EngineAddress, Publisher
 from ..collection.collect import (
     Client,
     CollectedRollout,
@@ -32,7 +33,6 @@ from ..collection.recording import kept
 from ..data import encode_payload, payload_id, read_rows
 from .config import TrlConfig
 from .convert import REWARD_KEY, SEQUENCE_KEY, SESSION_KEY, ConvertStats, to_trl
-from .weights import export_weights, publish_weights
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is marked experimental; the version is pinned
 
@@ -125,12 +125,12 @@ class AgentCoreRollouts:
         if version == self._version:
             return
         if self.config.policy_url is not None and trainer.accelerator.is_main_process:
-            path = self.config.output_dir / "weights" / f"{version:06d}.safetensors"
-            export_weights(trainer.accelerator.unwrap_model(trainer.model), path)
-            publish_weights(self.config.policy_url, path, version)
-            for old in path.parent.glob("*.safetensors"):
-                if old != path:
-                    old.unlink()
+            config = self.config
+            engine = EngineAddress(
+                url=config.policy_url, engine=config.policy_engine, model=config.model_id or "policy"
+            )
+            self.publisher = Publisher([engine], config.output_dir / "weights", max_gap=config.max_weights_gap)
+            self.publisher.publish(trainer.accelerator.unwrap_model(trainer.model), version)
         if trainer.use_vllm and trainer._last_loaded_step != version:
             # TRL syncs before each batch; after the last step nobody else would, and the gateway must not announce it unserved.
             trainer.vllm_generation.sync_weights()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...gateway.client.addresses import gateway_urls
+from ...weights.engines import Kind
 from ..collection.groups import CollectConfig
 from ..data import read_rows
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
@@ -31,8 +32,9 @@ class TrlConfig:
     Where things are: `agent_runtime_arn` and `s3_bucket` (a bucket or store URL) as for `RolloutClient`;
     `endpoint_url` of a local runtime; `gateway_url` (and its `gateway_admin_key`), the address agents can reach, several
     as a list or with commas between;
-    `policy_url`, the built-in policy server whose weights are replaced as training goes, or None when TRL itself
-    syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server, vllm_server_base_url: ...}`).
+    `policy_url`, the engine whose weights are replaced as training goes, of the kind `policy_engine` (the built-in policy, vLLM
+    or SGLang), or None when TRL itself syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server,
+    vllm_server_base_url: ...}`). `max_weights_gap` is by how much engine and trainer may differ on a probe after that.
 
     `training.temperature` (1.0 unless set; `top_p` and the like where they are set) is what the gateway makes agents sample
     with: TRL takes the policy's probabilities at that temperature.
@@ -58,6 +60,8 @@ class TrlConfig:
     gateway_admin_key: str | None = field(default=None, repr=False)
     endpoint_url: str | None = None
     policy_url: str | None = None
+    policy_engine: Kind = "policy"
+    max_weights_gap: float = 1e-3
     model_id: str = "policy"
     output_dir: Path = Path("runs/trl")
     tps_limit: int = 25
@@ -78,7 +82,7 @@ class TrlConfig:
             )
         if self.max_empty_batches < 1:
             raise ConfigError(f"max_empty_batches must be at least 1, got {self.max_empty_batches}")
-        check_numbers(self, positive=("tps_limit",), counts=("max_tokens",))
+        check_numbers(self, positive=("tps_limit", "max_weights_gap"), counts=("max_tokens",))
         check_training(self.training)
         if self.lora is not None:
             check_lora(self.lora)
@@ -92,7 +96,7 @@ class TrlConfig:
             raise ConfigError(f"num_generations is {self.num_generations} here and {named} under `training`")
         if self.policy_url is None and not self.training.get("use_vllm"):
             raise ConfigError(
-                "nobody would put new weights in place: set policy_url (built-in policy server), or training.use_vllm with "
+                "nobody would put new weights in place: set policy_url (the built-in policy, vLLM or SGLang), or training.use_vllm with "
                 "vllm_mode: server"
             )
         if self.training.get("use_vllm") and self.training.get("vllm_mode", "server") != "server":
@@ -128,7 +132,9 @@ class TrlConfig:
         check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.exp_id)
         rows = f"{len(read_rows(self.data_path))} in {self.data_path}" if self.data_path else "given by the caller"
         if self.policy_url:
-            weights = f"saved and posted to {self.policy_url}/update_weights before each batch of rollouts"
+            weights = (
+                f"saved, put into {self.policy_engine} at {self.policy_url} and proved, before each batch of rollouts"
+            )
         else:
             weights = f"synced by TRL to {self.training.get('vllm_server_base_url', 'its vLLM server')}"
         facts = [

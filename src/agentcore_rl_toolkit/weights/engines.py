@@ -1,0 +1,249 @@
+"""How engines take a checkpoint's folder: vLLM, SGLang and the built-in policy, over HTTP.
+
+vLLM's routes exist with ``VLLM_SERVER_DEV_MODE=1`` only, and its ``--api-key`` does not guard them: keep such a server on loopback.
+Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/dev`; docs.sglang.ai, "Native APIs" and SGLang 0.5,
+`managers/io_struct.py`. SGLang's part was written from its documentation and has not met a server.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from .._server_keys import key_for
+from ..errors import ConfigError, WeightsError
+from .checkpoint import ADAPTER_FILE, WEIGHTS_FILE
+
+Kind = Literal["policy", "vllm", "sglang"]
+InFlight = Literal["wait", "keep", "abort"]
+LOAD_S = 600.0  # reading 60 GB from a network file system
+ASK_S = 300.0  # vLLM's first answer took 104 s on busy cores
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineAddress:
+    """Where weights go. ``model`` is the name under which the engine serves them. With ``adapter``, the name of a LoRA adapter,
+    only adapters travel: the engine keeps its base weights. ``key`` is the engine's API key.
+    """
+
+    url: str
+    engine: Kind = "policy"
+    model: str = "policy"
+    adapter: str | None = None
+    key: str | None = field(default=None, repr=False)
+
+    def connect(self) -> Engine:
+        """Raises: ConfigError."""
+        kinds: dict[str, type[_Server]] = {"policy": PolicyServer, "vllm": VLLMServer, "sglang": SGLangServer}
+        if self.engine not in kinds:
+            raise ConfigError(f"weights can be put into {', '.join(kinds)}, not into {self.engine!r}")
+        if self.adapter is not None and self.engine == "policy":
+            raise ConfigError("the built-in policy takes whole weights: leave the adapter out, and they are merged")
+        server: Engine = kinds[self.engine](self)
+        return server
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """Tokens that an engine sampled, and their logprobs. Shapes: (T,) both."""
+
+    ids: list[int]
+    logprobs: list[float]
+
+
+class Engine(Protocol):
+    """One engine. All methods raise WeightsError, with what the engine said."""
+
+    def pause(self, in_flight: InFlight) -> None:
+        """No token is sampled from here on. ``in_flight``: what becomes of running requests."""
+        ...
+
+    def load(self, folder: Path, version: int) -> None:
+        """Take the weights over; what was cached of the old ones is dropped."""
+        ...
+
+    def resume(self) -> None: ...
+    def version(self) -> int | None:
+        """Which weights it says it has."""
+        ...
+
+    def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
+        """Sample at temperature 1 from the whole distribution."""
+        ...
+
+
+class _Server:
+    """Requests to one server."""
+
+    def __init__(self, address: EngineAddress) -> None:
+        self._at = address
+
+    def _ask(self, path: str, body: Any = None, *, get: bool = False, timeout_s: float = ASK_S) -> Any:
+        at = self._at
+        headers = {"content-type": "application/json"}
+        if (key := self._key()) is not None:
+            headers["authorization"] = f"Bearer {key}"
+        data = None if get else json.dumps({} if body is None else body).encode()
+        request = urllib.request.Request(at.url.rstrip("/") + path, data=data, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+                content = reply.read()
+        except urllib.error.HTTPError as e:
+            with e:
+                said = e.read(2000).decode("utf-8", "replace")
+            raise WeightsError(f"{at.engine} at {at.url} refused {path}: {e.code} {said}{self._hint(e.code)}") from e
+        except OSError as e:
+            raise WeightsError(f"{at.engine} at {at.url} did not answer {path}: {e}") from e
+        try:
+            return json.loads(content) if content.strip() else {}
+        except ValueError:
+            return {}
+
+    def _key(self) -> str | None:
+        return self._at.key
+
+    def _hint(self, status: int) -> str:
+        return ""
+
+    def _read(self, answer: Any) -> list[Sampled]:
+        """The choices of a text completion with token ids."""
+        try:
+            return [
+                Sampled(
+                    ids=[int(i) for i in c["token_ids"]], logprobs=[float(v) for v in c["logprobs"]["token_logprobs"]]
+                )
+                for c in answer["choices"]
+            ]
+        except (KeyError, TypeError, ValueError) as e:
+            raise WeightsError(f"{self._at.engine} at {self._at.url} gave no token ids and logprobs: {answer}") from e
+
+    def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
+        body = {
+            "model": self._at.adapter or self._at.model,
+            "prompt": prompt_ids,
+            "n": n,
+            "max_tokens": max_tokens,
+            "temperature": 1.0,
+            "top_p": 1.0,  # an engine may have other defaults from the model's generation_config.json
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "seed": seed,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        return self._read(self._ask("/v1/completions", body))
+
+
+class PolicyServer(_Server):
+    """The built-in policy: it changes weights between two tokens, with nothing to pause."""
+
+    def _key(self) -> str | None:
+        return self._at.key or key_for("policy", self._at.url, "AGENTCORE_RL_POLICY_ADMIN_KEY")
+
+    def pause(self, in_flight: InFlight) -> None: ...
+    def resume(self) -> None: ...
+
+    def load(self, folder: Path, version: int) -> None:
+        self._ask("/update_weights", {"path": str(folder / WEIGHTS_FILE), "version": version}, timeout_s=LOAD_S)
+
+    def version(self) -> int | None:
+        return _number(self._ask("/health", get=True).get("weight_version"))
+
+
+class VLLMServer(_Server):
+    """vLLM, started with our worker extension (`vllm_worker`)."""
+
+    def _hint(self, status: int) -> str:
+        if status == 404:
+            return (
+                "; start vLLM with VLLM_SERVER_DEV_MODE=1 on --host 127.0.0.1 (and, for adapters, --enable-lora with "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True)"
+            )
+        if status == 500:
+            return (
+                "; is it started with --worker-extension-cls agentcore_rl_toolkit.weights.vllm_worker.WorkerExtension?"
+            )
+        return ""
+
+    def pause(self, in_flight: InFlight) -> None:
+        self._ask(f"/pause?mode={in_flight}", timeout_s=LOAD_S)
+
+    def resume(self) -> None:
+        self._ask("/resume")
+
+    def load(self, folder: Path, version: int) -> None:
+        if self._at.adapter is not None:
+            body = {"lora_name": self._at.adapter, "lora_path": str(folder), "load_inplace": True}
+            self._ask("/v1/load_lora_adapter", body, timeout_s=LOAD_S)
+        else:
+            body = {"method": "agentcore_load_weights", "args": [str(folder)]}
+            self._ask("/collective_rpc", body, timeout_s=LOAD_S)
+        # Blocks of requests that a pause froze are held on purpose; what is reused by others must go.
+        self._ask("/reset_prefix_cache")
+        self._ask("/update_weight_version", {"new_version": str(version)})
+
+    def version(self) -> int | None:
+        return _number(self._ask("/weight_info", get=True).get("weight_version"))
+
+
+class SGLangServer(_Server):
+    """SGLang's update from disk, and its runtime adapters."""
+
+    def pause(self, in_flight: InFlight) -> None:
+        # "retract" puts running requests back into the queue: they go on with the new weights, their cache is made anew.
+        if in_flight == "wait":
+            return  # the update itself waits until nothing runs
+        self._ask("/pause_generation", {"mode": "retract" if in_flight == "keep" else "abort"}, timeout_s=LOAD_S)
+
+    def resume(self) -> None:
+        self._ask("/continue_generation")
+
+    def load(self, folder: Path, version: int) -> None:
+        name = self._at.adapter
+        if name is not None:
+            known = self._ask("/v1/models", get=True).get("data") or []
+            if any(model.get("id") == name for model in known):
+                self._ask("/unload_lora_adapter", {"lora_name": name})
+            self._told(self._ask("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, timeout_s=LOAD_S))
+            self._told(self._ask("/update_weight_version", {"new_version": str(version), "abort_all_requests": False}))
+            self._ask("/flush_cache")
+            return
+        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
+        self._told(self._ask("/update_weights_from_disk", body, timeout_s=LOAD_S))
+
+    def _told(self, answer: Any) -> None:
+        if answer.get("success") is False:
+            raise WeightsError(f"sglang at {self._at.url} did not load the weights: {answer.get('message') or answer}")
+
+    def version(self) -> int | None:
+        return _number(self._ask("/model_info", get=True).get("weight_version"))
+
+    def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
+        sampling = {"max_new_tokens": max_tokens, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "n": n}
+        body: dict[str, Any] = {"input_ids": prompt_ids, "sampling_params": sampling, "return_logprob": True}
+        if self._at.adapter is not None:
+            body["lora_path"] = self._at.adapter
+        answer = self._ask("/generate", body)
+        try:
+            told = [a["meta_info"]["output_token_logprobs"] for a in (answer if isinstance(answer, list) else [answer])]
+            return [Sampled(ids=[int(e[1]) for e in t], logprobs=[float(e[0]) for e in t]) for t in told]
+        except (KeyError, TypeError, ValueError, IndexError) as e:
+            raise WeightsError(f"sglang at {self._at.url} gave no token ids and logprobs: {answer}") from e
+
+
+def has_adapter(folder: Path) -> bool:
+    """Whether a checkpoint holds adapters alone."""
+    return (folder / ADAPTER_FILE).is_file()
+
+
+def _number(said: Any) -> int | None:
+    try:
+        return int(said)
+    except (TypeError, ValueError):
+        return None

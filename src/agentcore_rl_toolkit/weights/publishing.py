@@ -1,0 +1,157 @@
+"""Publishing weights: pause, load, drop the caches, name the version, resume; then the proof that they have arrived.
+
+The proof: the engine samples a few answers to a prompt, and the trainer computes the logprobs of the same tokens. Both must agree.
+An engine that kept one old tensor, a packed copy of one, or a prefix computed with old weights, gives others. This is no check of
+a request's status: engines answer 200 and keep the old weights.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import WeightsError
+from .checkpoint import write_checkpoint
+from .engines import Engine, EngineAddress, InFlight, Sampled
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_GAP = 1e-3  # float32 on both sides differs by 1e-5; weights of one optimizer step ago by 1e-2 and more
+PROBE_PROMPT_TOKENS = 64
+PROBE_ANSWERS = 4
+PROBE_ANSWER_TOKENS = 32
+PAGE = "docs/engines.md#the-weights-did-not-arrive"
+
+
+def publish(folder: Path, version: int, engines: Sequence[EngineAddress], *, in_flight: InFlight = "wait") -> int:
+    """Let all engines sample from the checkpoint in this folder from now on, under this version. Returns what they say it is.
+
+    ``in_flight`` is what becomes of requests that run: "wait" lets them end first, "keep" lets them go on with the new weights,
+    "abort" ends them. Raises: WeightsError; the engines go on then, with whatever they have.
+    """
+    folder = folder.resolve()
+    servers = [address.connect() for address in engines]
+
+    def everywhere(work: Callable[[Engine], Any]) -> list[Any]:
+        with ThreadPoolExecutor(max(1, len(servers))) as pool:
+            return list(pool.map(work, servers))
+
+    try:
+        everywhere(lambda server: server.pause(in_flight))
+        everywhere(lambda server: server.load(folder, version))
+    finally:
+        everywhere(lambda server: server.resume())
+    said = set(everywhere(lambda server: server.version()))
+    if said != {version}:
+        raise WeightsError(f"the weights did not arrive: version {version} was published, engines say {said} ({PAGE})")
+    return version
+
+
+def prove(
+    model: Any, prompt_ids: Sequence[int], engines: Sequence[EngineAddress], version: int, *, max_gap: float = MAX_GAP
+) -> float:
+    """Compare what engines and trainer say of the same tokens. Returns the largest difference. Units: nats.
+
+    Raises: WeightsError when it is above ``max_gap``.
+    """
+    largest = 0.0
+    for address in engines:
+        prompt = list(prompt_ids)
+        sampled = address.connect().sample(prompt, n=PROBE_ANSWERS, max_tokens=PROBE_ANSWER_TOKENS, seed=version + 1)
+        found = gap(model, prompt, sampled)
+        if not found <= max_gap:  # NaN too
+            raise WeightsError(
+                f"the weights did not arrive: after version {version} was published to {address.engine} at {address.url}, its "
+                f"logprobs and the trainer's differ by {found:.2g} (at most {max_gap:g}); the run stops, because it would train on "
+                f"tokens of other weights. See {PAGE}"
+            )
+        largest = max(largest, found)
+    return largest
+
+
+def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled]) -> float:
+    """Largest difference between an engine's logprobs and the model's. Raises: WeightsError when there is nothing to compare."""
+    import torch
+
+    compared = [answer for answer in sampled if answer.ids]
+    if not compared or any(len(answer.ids) != len(answer.logprobs) for answer in compared):
+        raise WeightsError("the engine sampled nothing, or gave not one logprob a token: nothing can be compared")
+    T = len(prompt) + max(len(answer.ids) for answer in compared)
+    device = next(model.parameters()).device
+    ids_BT = torch.zeros((len(compared), T), dtype=torch.long, device=device)
+    for b, answer in enumerate(compared):
+        row = [*prompt, *answer.ids]
+        ids_BT[b, : len(row)] = torch.tensor(row)
+    logprobs_BT = _logprobs(model, ids_BT, len(prompt))
+    return max(
+        float((logprobs_BT[b, : len(answer.ids)] - torch.tensor(answer.logprobs)).abs().max())
+        for b, answer in enumerate(compared)
+    )
+
+
+def _logprobs(model: Any, ids_BT: torch.Tensor, first: int) -> torch.Tensor:
+    """log p of the tokens from ``first`` on. Padding is right: it needs no mask. Shapes: (B, T) -> (B, T - first)."""
+    import torch
+
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            logits_BTV = model(input_ids=ids_BT).logits[:, first - 1 : -1].float()
+            found = torch.log_softmax(logits_BTV, -1).gather(2, ids_BT[:, first:, None])[..., 0]
+    finally:
+        model.train(training)
+    return found.cpu()
+
+
+def probe_prompt(vocabulary: int) -> list[int]:
+    """Token ids from all over a vocabulary, the same for each run."""
+    return random.Random("probe").choices(range(vocabulary), k=PROBE_PROMPT_TOKENS)
+
+
+class Publisher:
+    """Puts a trainer's weights in place at the engines of a run, each version in a folder of its own below ``folder``.
+
+    ``announce`` is called with each version that has arrived (a gateway's `set_weight_version`).
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[EngineAddress],
+        folder: Path,
+        *,
+        announce: Callable[[int], Any] | None = None,
+        in_flight: InFlight = "wait",
+        max_gap: float = MAX_GAP,
+    ) -> None:
+        self.engines = tuple(engines)
+        self.folder = folder
+        self.gap = 0.0  # of the last version, as `prove` found it
+        self._announce = announce
+        self._in_flight = in_flight
+        self._max_gap = max_gap
+
+    def publish(self, model: Any, version: int, *, prompt_ids: Sequence[int] | None = None) -> int:
+        """Write, publish and prove. ``prompt_ids``: the probe's prompt, of the policy's own dialogues where there are any.
+
+        Raises: WeightsError.
+        """
+        whole = [e for e in self.engines if e.adapter is None]
+        adapters = [e for e in self.engines if e.adapter is not None]
+        for engines, name in ((whole, f"{version:06d}"), (adapters, f"{version:06d}-adapter")):
+            if engines:
+                folder = write_checkpoint(model, self.folder / name, adapter=engines is adapters)
+                publish(folder, version, engines, in_flight=self._in_flight)
+        prompt = list(prompt_ids or probe_prompt(model.config.vocab_size))[: PROBE_PROMPT_TOKENS * 4]
+        self.gap = prove(model, prompt, self.engines, version, max_gap=self._max_gap)
+        for old in self.folder.iterdir():
+            if not old.name.startswith(f"{version:06d}"):
+                shutil.rmtree(old, ignore_errors=True)
+        if self._announce is not None:
+            self._announce(version)
+        return version

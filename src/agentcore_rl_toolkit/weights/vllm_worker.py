@@ -1,0 +1,27 @@
+"""The part that runs inside vLLM's workers: ``--worker-extension-cls agentcore_rl_toolkit.weights.vllm_worker.WorkerExtension``.
+
+vLLM 0.32's own ``reload_weights`` leaves one copy behind on CPUs: a matrix that is both embedding and output head (tied weights)
+is packed a second time for the head, and that copy is not made anew. The engine goes on with the old head and says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class WorkerExtension:
+    """Methods that vLLM's ``/collective_rpc`` finds on every worker. Nothing of ours but this module is imported there."""
+
+    model_runner: Any
+
+    def agentcore_load_weights(self, folder: str) -> dict[str, int]:
+        """Load the checkpoint in this folder in place, and pack again what was packed from the old one."""
+        self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]  # of vLLM's worker, which this is mixed into
+        packed = 0
+        for module in self.model_runner.get_model().modules():
+            method = getattr(module, "quant_method", None)
+            # Linear layers are packed again by vLLM itself: their unpacked weights are gone (an empty tensor).
+            if hasattr(module, "cpu_linear") and getattr(method, "embedding", None) is not None:
+                method.process_weights_after_loading(module)
+                packed += 1
+        return {"packed_again": packed}
