@@ -101,6 +101,10 @@ class Limits:
     head_s: float = 30.0  # from the first byte of a request to the last of its headers
     connections: int | None = None  # of clients; above it the longest idle are closed. None: half of the open files
     hold_s: float = 600.0  # how long a call may wait while the gateway is paused
+    outage_s: float = (
+        0.0  # how long a call may wait while no server is up; 0: it fails at once, and no server is looked at
+    )
+    outage_calls: int = 20_000  # and how many calls
     retry_memory_s: float = 600.0
     patience_s: float = 120.0  # how long Tinker's 429s, 5xx and broken connections are waited out
     keep_alive_s: float = 15.0  # between comment lines of a stream that waits for an engine that answers whole
@@ -125,6 +129,8 @@ class GatewayConfig:
     the agent names; a session's own wins. ``upstream_hosts`` are patterns and networks that may be added
     as upstreams at run time; the hosts of ``upstreams`` always may. ``allowed_hosts`` are more names of this server
     (`HostCheck`). ``allow_fields`` are request fields that engines of yours take and `dialects.relayed` does not know.
+    ``train_constrained`` lets answers be trained on that were held to a form (a schema, a grammar, a required tool call): their
+    logprobs are those of what the form left over, so a trainer's own differ.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
     `render.parsers.GRAMMARS`) instead of the one that the template's text suggests.
     ``history_bytes`` is what the histories of quiet sessions may take in memory, with ``model_dir``; those beyond it
@@ -146,6 +152,7 @@ class GatewayConfig:
     upstream_hosts: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allow_fields: tuple[str, ...] = ()
+    train_constrained: bool = False
     sampling_params: Mapping[str, object] = field(default_factory=dict)
     model_id: str | None = None
     weight_version: int | None = None

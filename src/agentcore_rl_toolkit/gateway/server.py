@@ -86,6 +86,7 @@ class Gateway:
                 sessions=self.sessions,
                 router=self.router,
                 running=self.calls.running,
+                outage=self.calls.outage,
                 connections=self.connections,
                 lag=self.lag,
                 token_mode=self.token_mode,
@@ -132,6 +133,7 @@ class Gateway:
         self._server = Acceptor(listening, lambda: AgentConnection(self.connections, self._dispatch))
         self.url = self._server.url
         self._ticker = loop.create_task(self._tick())
+        self.calls.outage.begin()
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
@@ -151,6 +153,7 @@ class Gateway:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
+        await self.calls.outage.close()
         self.admin.answers.close()
         if self.tinker is not None:
             await self.tinker.close()
@@ -168,6 +171,7 @@ class Gateway:
             self.lag.saw(max(0.0, now - due))
             due = now + TICK_S
             self.running.expire(now)
+            self.calls.outage.tend(now)
             self.connections.sweep(now, self.counters)
             self.router.sweep(now)
             self.store.tend()

@@ -41,9 +41,7 @@ def _write_whole(model: Any, folder: Path) -> None:
     finally:
         if merged:
             model.unmerge_adapter()
-    config = getattr(model, "config", None)
-    if hasattr(config, "save_pretrained"):
-        config.save_pretrained(folder)
+    model.config.save_pretrained(folder)
 
 
 def plain_parameters(model: Any) -> list[tuple[str, Any]]:

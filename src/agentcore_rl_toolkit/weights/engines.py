@@ -1,6 +1,7 @@
 """How engines take a checkpoint's folder: vLLM, SGLang and the built-in policy, over HTTP.
 
-vLLM's routes exist with ``VLLM_SERVER_DEV_MODE=1`` only, and its ``--api-key`` does not guard them: keep such a server on loopback.
+vLLM's routes exist with ``VLLM_SERVER_DEV_MODE=1`` only, and its ``--api-key`` does not guard them: such a server belongs on
+loopback.
 Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/dev`; docs.sglang.ai, "Native APIs" and SGLang 0.5,
 `managers/io_struct.py`. SGLang's part was written from its documentation and has not met a server.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -38,13 +40,16 @@ class EngineAddress:
 
     def connect(self) -> Engine:
         """Raises: ConfigError."""
-        kinds: dict[str, type[_Server]] = {"policy": PolicyServer, "vllm": VLLMServer, "sglang": SGLangServer}
+        kinds: dict[str, Callable[[EngineAddress], Engine]] = {
+            "policy": PolicyServer,
+            "vllm": VLLMServer,
+            "sglang": SGLangServer,
+        }
         if self.engine not in kinds:
             raise ConfigError(f"weights can be put into {', '.join(kinds)}, not into {self.engine!r}")
         if self.adapter is not None and self.engine == "policy":
             raise ConfigError("the built-in policy takes whole weights: leave the adapter out, and they are merged")
-        server: Engine = kinds[self.engine](self)
-        return server
+        return kinds[self.engine](self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Publishing weights: pause, load, drop the caches, name the version, resume; then the proof that they have arrived.
 
-The proof: the engine samples a few answers to a prompt, and the trainer computes the logprobs of the same tokens. Both must agree.
-An engine that kept one old tensor, a packed copy of one, or a prefix computed with old weights, gives others. This is no check of
-a request's status: engines answer 200 and keep the old weights.
+The proof: the engine samples a few answers to a prompt, and the trainer computes the logprobs of the same tokens. These must be
+equal. An engine that kept one old tensor, a packed copy of one, or a prefix computed with old weights, gives others. No status
+tells that: engines answer 200 and keep the old weights.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def prove(
         if not found <= max_gap:  # NaN too
             raise WeightsError(
                 f"the weights did not arrive: after version {version} was published to {address.engine} at {address.url}, its "
-                f"logprobs and the trainer's differ by {found:.2g} (at most {max_gap:g}); the run stops, because it would train on "
-                f"tokens of other weights. See {PAGE}"
+                f"logprobs and the trainer's differ by {found:.2g} (at most {max_gap:g}); the run stops, because it would train "
+                f"on tokens of other weights. See {PAGE}"
             )
         largest = max(largest, found)
     return largest

@@ -21,7 +21,7 @@ class WorkerExtension:
         for module in self.model_runner.get_model().modules():
             method = getattr(module, "quant_method", None)
             # Linear layers are packed again by vLLM itself: their unpacked weights are gone (an empty tensor).
-            if hasattr(module, "cpu_linear") and getattr(method, "embedding", None) is not None:
+            if method is not None and hasattr(module, "cpu_linear") and hasattr(method, "embedding"):
                 method.process_weights_after_loading(module)
                 packed += 1
         return {"packed_again": packed}

@@ -26,7 +26,12 @@ LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v
 
 
 class WeightServer(ThreadingHTTPServer):
-    """Takes POST /update_weights as the policy server does and remembers what it was told to load."""
+    """Takes POST /update_weights as the policy server does, remembers what it was told to load, and samples from it.
+
+    ``keeps`` is a tensor that it never replaces.
+    """
+
+    keeps: str | None = None
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), WeightHandler)
@@ -43,14 +48,38 @@ class WeightHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if self.path != "/update_weights":
-            self.send_error(404)
+        if self.path == "/v1/completions":
+            self.answer({"choices": self.sampled(body["prompt"], body["n"], body["max_tokens"])})
             return
         self.server.posts.append(body)
-        self.server.tensors.append(load_file(body["path"]))
+        tensors = load_file(body["path"])
+        if self.server.keeps is not None and self.server.tensors:
+            tensors[self.server.keeps] = self.server.tensors[-1][self.server.keeps]
+        self.server.tensors.append(tensors)
+        self.answer({})
+
+    def do_GET(self) -> None:
+        self.answer({"weight_version": self.server.posts[-1]["version"]})
+
+    def answer(self, value: Any) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(json.dumps(value).encode())
+
+    def sampled(self, prompt: list[int], n: int, max_tokens: int) -> list[dict[str, Any]]:
+        model = tiny_model()
+        model.load_state_dict(self.server.tensors[-1], strict=False)  # the head is the embedding
+        ids_BT, first = torch.tensor([prompt] * n), len(prompt)
+        with torch.inference_mode():
+            for _ in range(max_tokens):
+                chances_BV = model(input_ids=ids_BT).logits[:, -1].softmax(-1)
+                ids_BT = torch.cat([ids_BT, torch.multinomial(chances_BV, 1)], dim=1)
+            logprobs_BTV = model(input_ids=ids_BT).logits.log_softmax(-1)[:, first - 1 : -1]
+        chosen_BT = logprobs_BTV.gather(2, ids_BT[:, first:, None])[..., 0]
+        return [
+            {"token_ids": ids, "logprobs": {"token_logprobs": values}}
+            for ids, values in zip(ids_BT[:, first:].tolist(), chosen_BT.tolist(), strict=True)
+        ]
 
     def log_message(self, *_: Any) -> None:
         """Quiet."""
@@ -197,9 +226,26 @@ def failing(server: WeightServer, out: Path, good: int) -> dict[str, Any]:
     return {"error": None}
 
 
+def keeps_a_tensor(server: WeightServer, out: Path) -> dict[str, Any]:
+    """How a run ends whose engine leaves one tensor as it was, and answers 200."""
+    server.keeps = "model.layers.1.mlp.down_proj.weight"
+    try:
+        trainer_for(settings(server.url, out), Replay(recorded_episodes(), by_input=False), []).train()
+    except Exception as e:
+        return {"error": f"{type(e).__name__}: {e}"}
+    return {"error": None}
+
+
 def cases(folder: Path) -> dict[str, Any]:
     found = {}
-    for name, case in (("plain", plain_step), ("lora", lora_step), ("never_works", never_works), ("breaks", breaks)):
+    every = {
+        "plain": plain_step,
+        "lora": lora_step,
+        "never_works": never_works,
+        "breaks": breaks,
+        "keeps_a_tensor": keeps_a_tensor,
+    }
+    for name, case in every.items():
         server = WeightServer()
         threading.Thread(target=server.serve_forever, daemon=True).start()
         found[name] = case(server, folder / name)

@@ -163,3 +163,9 @@ def test_later_ones_end_it_when_several_come_in_a_row(result: dict[str, Any]) ->
     error = result["breaks"]["error"]
     assert error.startswith("RolloutError: 2 batches in a row without a usable rollout")
     assert "lost" in error
+
+
+def test_an_engine_that_keeps_one_tensor_ends_the_run(result: dict[str, Any]) -> None:
+    assert result["keeps_a_tensor"]["error"].startswith(
+        "WeightsError: the weights did not arrive: after version 1 was published"
+    )

@@ -124,8 +124,8 @@ class AgentCoreRollouts:
         version = int(trainer.state.global_step)
         if version == self._version:
             return
-        if self.config.policy_url is not None and trainer.accelerator.is_main_process:
-            config = self.config
+        config = self.config
+        if config.policy_url is not None and trainer.accelerator.is_main_process:
             engine = EngineAddress(
                 url=config.policy_url, engine=config.policy_engine, model=config.model_id or "policy"
             )

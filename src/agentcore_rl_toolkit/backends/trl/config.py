@@ -96,8 +96,8 @@ class TrlConfig:
             raise ConfigError(f"num_generations is {self.num_generations} here and {named} under `training`")
         if self.policy_url is None and not self.training.get("use_vllm"):
             raise ConfigError(
-                "nobody would put new weights in place: set policy_url (the built-in policy, vLLM or SGLang), or training.use_vllm with "
-                "vllm_mode: server"
+                "nobody would put new weights in place: set policy_url (the built-in policy, vLLM or SGLang), or "
+                "training.use_vllm with vllm_mode: server"
             )
         if self.training.get("use_vllm") and self.training.get("vllm_mode", "server") != "server":
             raise ConfigError("agents reach the model over HTTP: training.vllm_mode must be `server`")

@@ -95,6 +95,16 @@ def group() -> None:
     "--hold-timeout", type=ABOVE_0, default=600.0, show_default=True, help="Seconds a call may wait during a pause."
 )
 @click.option(
+    "--outage-timeout",
+    type=Amount(0),
+    default=120.0,
+    show_default=True,
+    help="Seconds a call may wait while no inference server is up; 0: it fails at once.",
+)
+@click.option(
+    "--train-constrained", is_flag=True, help="Let answers be trained that were held to a schema, grammar or tool call."
+)
+@click.option(
     "--stalled-timeout",
     type=ABOVE_0,
     default=60.0,
@@ -172,6 +182,8 @@ def serve(
     retention_hours: float | None,
     call_timeout: float,
     hold_timeout: float,
+    outage_timeout: float,
+    train_constrained: bool,
     stalled_timeout: float,
     max_body_mb: float,
     max_reply_mb: float,
@@ -213,6 +225,7 @@ def serve(
         allowed_hosts=allowed_hosts,
         allow_fields=allow_field,
         model_id=model_id,
+        train_constrained=train_constrained,
         retention_bytes=None if retention_gb is None else math.ceil(retention_gb * 2**30),
         retention_s=None if retention_hours is None else retention_hours * 3600,
         weight_version=weight_version,
@@ -226,6 +239,7 @@ def serve(
         limits=Limits(
             call_s=call_timeout or None,
             hold_s=hold_timeout,
+            outage_s=outage_timeout,
             stalled_write_s=stalled_timeout,
             body_bytes=math.ceil(max_body_mb * 2**20),
             reply_bytes=math.ceil(max_reply_mb * 2**20),

@@ -8,6 +8,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..calls.outage import Outage
 from ..calls.running import RunningCalls
 from ..config import GatewayConfig
 from ..sessions.registry import Sessions
@@ -35,6 +36,7 @@ class Parts:
     sessions: Sessions
     router: Router
     running: RunningCalls
+    outage: Outage
     connections: Sized
     lag: Lag
     token_mode: TokenMode | None

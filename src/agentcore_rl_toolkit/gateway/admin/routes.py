@@ -105,10 +105,11 @@ class Admin:
         parts = self._parts
         failed = parts.sessions.store.failed
         return {
-            "status": "ok" if failed is None else "store failing",
+            "status": "store failing" if failed is not None else parts.outage.problem or "ok",
             "sessions": len(parts.sessions.by_id),
             "in_flight": len(parts.running),
             "paused": parts.running.paused is not None,
+            "waiting_for_a_server": len(parts.outage),
             "event_loop_lag_s": round(parts.lag.now_s, 4),
         }
 
@@ -124,6 +125,9 @@ class Admin:
         elif asked.sampler is not None:
             raise RequestError("'sampler' names weights at Tinker; this gateway's engine is another", param="sampler")
         self._parts.running.publish(asked.weight_version)
+        for worker in self._parts.router.workers.values():
+            worker.forgot = False
+        self._parts.outage.begin()
         await self._keep()
         self.answers.answer(conn, request, 200, {"weight_version": self._parts.running.weight_version})
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ...errors import CaptureError, UpstreamError
 from ..capture.build import build
-from ..capture.record import ABORTED, ERROR, INVALID, OK, PARTIAL, UNTRAINABLE, CallRecord
+from ..capture.record import ABORTED, ERROR, INVALID, LOST_WEIGHTS, OK, PARTIAL, UNTRAINABLE, CallRecord
 from ..capture.reply import Captured
 from ..capture.versions import bounds
 from ..dialects import passthrough
@@ -300,6 +300,9 @@ class Call:
             )
         else:
             status = UNTRAINABLE
+        worker = self._context.router.workers.get(incoming.upstream_id or "")
+        if worker is not None and worker.forgot:
+            captured.untrainable = LOST_WEIGHTS
         self.become(State.RECORDED)
         self._append(status, captured)
 

@@ -10,6 +10,7 @@ from collections import Counter
 from ..config import GatewayConfig
 from ..sessions.registry import Sessions
 from ..upstreams.router import Router
+from .outage import Outage
 from .running import RunningCalls
 from .work_slices import Slices
 
@@ -20,10 +21,12 @@ class Context:
     def __init__(self, config: GatewayConfig, *, counters: Counter[str], sessions: Sessions, router: Router) -> None:
         self.limits = config.limits
         self.allow_fields = config.allow_fields
+        self.train_constrained = config.train_constrained
         self.counters = counters
         self.sessions = sessions
         self.router = router
         self.running = RunningCalls(config.limits, counters, weight_version=config.weight_version)
+        self.outage = Outage(router, self.running, config.limits, counters, token_ids=config.model_dir is not None)
         self.slices = Slices()
         self.started_s = time.time()
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one

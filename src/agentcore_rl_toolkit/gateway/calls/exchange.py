@@ -23,7 +23,7 @@ _TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
 class Route:
     """The server that has the call (``worker``), and those that had it before."""
 
-    __slots__ = ("_engine", "_router", "second", "session", "tried", "worker")
+    __slots__ = ("_engine", "_router", "second", "session", "tried", "until", "worker")
 
     def __init__(self, engine: EngineSide, router: Router, session: Session) -> None:
         self._engine = engine
@@ -32,6 +32,11 @@ class Route:
         self.worker: Worker | None = None
         self.tried: tuple[Worker, ...] = ()
         self.second = False  # whether the only server has been given a second chance
+        self.until: float | None = None  # when it has waited long enough for a server to come up
+
+    def wait(self, until: float) -> None:
+        """The call waits until a server is up; then all count as not tried."""
+        self.until, self.tried, self.second = until, (), False
 
     def _pick(self, stuck_to: Worker | None, tried: tuple[Worker, ...]) -> Worker | None:
         return pick(self._engine, self._router, stuck_to, tried)
@@ -85,6 +90,9 @@ def try_again(owner: Owner, context: Context, route: Route, worker: Worker, why:
         owner.forget()
         context.counters["retries"] += 1
         owner.go()
+    elif owner.state is not State.RELAYING and (until := context.outage.hold(owner, route.until)) is not None:
+        owner.forget()
+        route.wait(until)
     else:
         owner.fail(RequestError(why, kind="upstream"))
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ..capture import agent_logprobs, scan
+from ..capture.record import CONSTRAINED
 from ..capture.reply import LARGE, Captured, read_reply
 from ..capture.stream import StreamReader, read_stream
 from ..dialects import Delta, passthrough
@@ -152,6 +153,8 @@ class RelayedChat:
         else:
             captured = read_reply(incoming.body(), self._lifted, entries=self._asks_logprobs())
         self._lifted = None
+        if not self._context.train_constrained and passthrough.constrained(agent.fields):
+            captured.untrainable = CONSTRAINED
         if isinstance(agent, TranslatingAgent):
             captured.reply_id = agent.reply_id  # what the agent gets, now and when it asks again
         return captured

@@ -87,6 +87,9 @@ def build(
         request_of, rest = texts.request[1], b""
     else:
         texts.request = (digest, call_id)
+    if captured.untrainable is not None:
+        for choice in captured.choices:
+            choice.untrainable = captured.untrainable
     good = status in (OK, UNTRAINABLE)
     return CallRecord(
         call_id=call_id,

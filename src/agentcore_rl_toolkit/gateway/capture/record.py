@@ -32,6 +32,10 @@ PARTIAL = "partial"  # the engine stopped in the middle of a reply
 ABORTED = "aborted"  # the agent went away in the middle of a reply
 
 
+LOST_WEIGHTS = "engine_lost_its_weights"  # it was started again, and has not the published ones
+CONSTRAINED = "held_to_a_form"  # by a grammar: its logprobs are those of the masked distribution
+
+
 class Base(msgspec.Struct, array_like=True, frozen=True):
     """Where a prompt (or message list) starts: all of an earlier call's of the session, or nothing.
 
@@ -65,6 +69,8 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
     stop_sequence: str | None = None
     weight_version_first: int | None = None  # as the engine said; None: it named none
     weight_version_last: int | None = None
+    untrainable: str | None = None  # why it must not be trained on, though its tokens are whole
+    weight_spans: bytes | None = None  # pairs of first token and version as int32, where weights changed on the way
 
 
 class CallRecord(msgspec.Struct, array_like=True, kw_only=True):
@@ -275,7 +281,7 @@ def expand(records: list[CallRecord]) -> Expanded:
         dialogue = _grow(dialogue, messages[i], record)
         for choice, ids in zip(record.choices, completions[i], strict=True):
             logprobs = _logprobs(choice)
-            untrainable = None if record.status == OK else "engine_gives_no_tokens"
+            untrainable = choice.untrainable if record.status == OK else "engine_gives_no_tokens"
             if len(logprobs) != len(ids):  # absent is not zero, and one such choice must not hide all other turns
                 logprobs, untrainable = [None] * len(ids), "missing_logprobs"
             first, last, each = _versions(record, choice, len(ids))
@@ -310,7 +316,9 @@ def expand(records: list[CallRecord]) -> Expanded:
 def _versions(record: CallRecord, choice: ChoiceRecord, count: int) -> tuple[int | None, int | None, list[int] | None]:
     """The versions at a choice's first and last token, and of each token where only bounds are known: the older one."""
     if choice.weight_version_last is not None:
-        return choice.weight_version_first, choice.weight_version_last, None
+        return choice.weight_version_first, choice.weight_version_last, _each(choice.weight_spans, count)
+    if choice.untrainable == LOST_WEIGHTS:
+        return None, None, None
     first, last = record.weight_version_first, record.weight_version_last
     return first, last, None if first is None or last is None or first == last else [min(first, last)] * count
 
@@ -320,6 +328,20 @@ def _retry_of(record: CallRecord, choice: int) -> str | None:
     if record.retry_of is None or len(record.choices) == 1:
         return record.retry_of
     return f"{record.retry_of}.{choice}"
+
+
+def _each(spans: bytes | None, count: int) -> list[int] | None:
+    """The version of each token, where the engine named spans that cover them all."""
+    if spans is None:
+        return None
+    flat = unpack_ids(spans)
+    starts, versions = flat[::2], flat[1::2]
+    each = [
+        version
+        for start, end, version in zip(starts, [*starts[1:], count], versions, strict=True)
+        for _ in range(start, end)
+    ]
+    return each if len(each) == count else None
 
 
 def _logprobs(choice: ChoiceRecord) -> Sequence[float | None]:

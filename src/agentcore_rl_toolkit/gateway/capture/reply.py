@@ -129,6 +129,7 @@ class Captured(msgspec.Struct):
     parent_turn: str | None = None
     branch_reason: str | None = None
     plain: bytes | None = None
+    untrainable: str | None = None  # why it must not be trained on, though its tokens are whole
     began_told: bool = False  # whether the engine named the version of the first token, and not only the one that ended
 
 

@@ -77,6 +77,21 @@ _REFUSED: dict[str, tuple[str, tuple[bytes, ...]]] = {
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""')
 
 
+_SAID = frozenset({"tool_choice", "response_format"})
+_FORMS = _SAID | frozenset(
+    [
+        "structured_outputs",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "ebnf",
+        "json_schema",
+        "regex",
+    ]
+)
+
+
 def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
     """How many choices are asked for. ``more`` are fields to let pass beside the known ones, None lets all pass.
 
@@ -105,6 +120,18 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
     if count is None or not 1 <= count <= MAX_N:
         raise RequestError(f"n must be a whole number between 1 and {MAX_N}", param="n")
     return count
+
+
+def constrained(fields: Fields) -> bool:
+    """Whether the answer is held to a form, so that its logprobs are of the tokens that the form left over."""
+    if _FORMS.isdisjoint(fields):
+        return False
+    choice, wanted = bytes(fields.get("tool_choice", b"")), bytes(fields.get("response_format", _NOTHING[0]))
+    if choice == b'"required"' or choice[:1] == b"{" or (wanted not in _NOTHING and b'"json' in wanted):
+        return True
+    return b'"structural_tag"' in wanted or any(
+        bytes(fields[n]) not in _NOTHING for n in _FORMS & fields.keys() if n not in _SAID
+    )
 
 
 def particular(fields: Fields, more: Collection[str]) -> tuple[str, ...]:

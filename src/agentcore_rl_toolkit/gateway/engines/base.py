@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -24,6 +25,13 @@ class Piece(msgspec.Struct, kw_only=True):
     weight_version: int | None = None
     weight_version_first: int | None = None  # of the choice's first token, where the engine says so at its end
     routed_experts: bytes | None = None
+    weights: str | None = None  # what the engine calls the weights of the last token, number or not
+    spans: list[tuple[int, int]] | None = None  # (first token, version), where weights changed within the choice
+
+
+def stops(ours: list[int], asked: Mapping[str, Any]) -> list[int]:
+    """The token ids that end an answer: the model's, unless it is to go on past them (``ignore_eos``), and the agent's."""
+    return sorted({*(() if asked.get("ignore_eos") else ours), *(asked.get("stop_token_ids") or ())})
 
 
 class GenerationStream(Protocol):

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from ..dialects.canonical import Request
+
 _encode = msgspec.json.Encoder().encode
 _GUIDED = {
     "guided_json": "json",
@@ -21,6 +23,12 @@ _GUIDED = {
 
 VLLM = frozenset({"structured_outputs", *_GUIDED})
 SGLANG = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
+
+
+def holds(asked: Request) -> bool:
+    """Whether the answer is held to a form, so that its logprobs are of the tokens that the form left over."""
+    kind = (asked.response_format or {}).get("type", "text")
+    return kind != "text" or not (VLLM | SGLANG).isdisjoint(asked.sampling.other)
 
 
 def for_vllm(response_format: Mapping[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:

@@ -64,8 +64,10 @@ def upstream_error(status: int, body: bytes) -> RequestError:
     if status < 400:  # a redirect, say: nothing here follows one
         return RequestError(f"the inference server answered {status}", kind="upstream")
     shown = 502 if status in (401, 403) else status
-    if kind == "upstream" and status in (401, 403):
+    if status == 401:
         message = f"the inference server refused the gateway's key ({status}); set it with --upstream-key"
+    elif status == 403:  # a key that may not, or a route that is closed: vLLM's token route without --enable-scale-out
+        message = f"the inference server refused the gateway (403): {message or 'it does not say why'}"
     return RequestError(
         message or f"the inference server answered {status}",
         kind=kind,

@@ -21,7 +21,7 @@ from ..dialects.canonical import Request
 from ..dialects.sse import DONE, SSEParser
 from ..errors import NOT_JSON
 from . import constraints
-from .base import Piece, version_of
+from .base import Piece, stops, version_of
 
 _encode = msgspec.json.Encoder().encode
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
@@ -85,7 +85,7 @@ class SGLangEngine:
     ) -> tuple[bytes, bytes]:
         said = {**constraints.for_sglang(asked.response_format), **asked.sampling.to_dict(), "max_tokens": max_tokens}
         sampling = {_RENAMED.get(key, key): value for key, value in said.items()}
-        sampling["stop_token_ids"] = sorted({*stop_token_ids, *(said.get("stop_token_ids") or ())})
+        sampling["stop_token_ids"] = stops(stop_token_ids, said)
         sampling["skip_special_tokens"] = False
         if asked.n != 1:
             sampling["n"] = asked.n

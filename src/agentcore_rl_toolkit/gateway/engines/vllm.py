@@ -18,7 +18,7 @@ from ..dialects.canonical import Request
 from ..dialects.sse import DONE, SSEParser
 from ..errors import NOT_JSON
 from . import constraints
-from .base import Piece, version_of
+from .base import Piece, stops, version_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -32,6 +32,12 @@ class _Logprobs(msgspec.Struct, gc=False):
     token_logprobs: list[float | None] | None = None
 
 
+class _Span(msgspec.Struct, gc=False):
+    version: str
+    start: int = 0
+    end: int = 0
+
+
 class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     token_ids: list[int] | None = None
@@ -41,6 +47,7 @@ class _Choice(msgspec.Struct, gc=False):
     routed_experts: msgspec.Raw = msgspec.Raw(b"null")
     weight_version_first: int | str | None = None  # the built-in policy's
     weight_version_last: int | str | None = None
+    weight_versions: list[_Span] | None = None  # vLLM's
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -87,7 +94,7 @@ class VLLMEngine:
             **said,
             "max_tokens": max_tokens,
             "logprobs": 1,
-            "stop_token_ids": sorted({*stop_token_ids, *(said.get("stop_token_ids") or ())}),
+            "stop_token_ids": stops(stop_token_ids, said),
             "skip_special_tokens": False,  # stop strings are looked for in this text
         }
         if asked.n != 1:
@@ -134,6 +141,14 @@ class VLLMStream:
         return pieces
 
 
+def _spans(told: list[_Span] | None) -> list[tuple[int, int]] | None:
+    """(first token, version) where weights changed within a choice; None where they did not, or one has no number."""
+    if told is None or len(told) < 2:
+        return None
+    found = [(span.start, version_of(span.version)) for span in told]
+    return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
+
+
 def _told(event: bytes) -> dict[str, Any]:
     """What an error event says."""
     try:
@@ -148,11 +163,15 @@ def _pieces(body: bytes) -> list[Piece]:
         answer = _answer.decode(body)
     except NOT_JSON as e:
         raise CaptureError(f"the engine's answer cannot be read: {e}") from e
-    version = version_of(answer.weight_version)
+    told = version_of(answer.weight_version)
     pieces = []
     for choice in answer.choices:
         if choice.token_ids is None:
             raise CaptureError("the engine returned no token ids; it must honour return_token_ids")
+        version, spans = told, choice.weight_versions
+        first = choice.weight_version_first
+        if spans:
+            first, version = spans[0].version, version_of(spans[-1].version)
         logprobs = choice.logprobs
         values: list[float | None] | None = None
         if logprobs is not None and logprobs.content is not None:
@@ -169,7 +188,9 @@ def _pieces(body: bytes) -> list[Piece]:
                 weight_version=version
                 if choice.weight_version_last is None
                 else version_of(choice.weight_version_last),
-                weight_version_first=version_of(choice.weight_version_first),
+                weight_version_first=version_of(first),
+                weights=spans[-1].version if spans else None,
+                spans=_spans(spans),
                 routed_experts=binary(choice.routed_experts),
             )
         )

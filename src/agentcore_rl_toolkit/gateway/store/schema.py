@@ -24,7 +24,7 @@ from ...errors import ConfigError, GatewayError
 from ..capture.record import VERSION, CallRecord, ChoiceRecord
 
 FILE = "turns.sqlite"
-FORMAT = 1
+FORMAT = 2
 PAGE_BYTES = 4096
 _OLD = ("calls-*.log", "shard-*", "processes")  # stores of version 0.3.0
 
@@ -57,6 +57,7 @@ CREATE TABLE calls(
   choices INTEGER,                   -- how many there are: the first is here, the others are in `choices`
   choice INTEGER, completion_ids BLOB, logprobs BLOB, finish_reason TEXT, parse_status TEXT, message BLOB,
   routed_experts BLOB, agent_logprobs BLOB, stop_sequence TEXT, choice_version_first INTEGER, choice_version_last INTEGER,
+  untrainable TEXT, weight_spans BLOB, -- why it must not be trained on; (first token, version) pairs, int32
   checksum INTEGER,                  -- CRC-32
   delivered INTEGER NOT NULL DEFAULT 1
 );
@@ -66,6 +67,7 @@ CREATE TABLE choices(
   place INTEGER NOT NULL,
   choice INTEGER, completion_ids BLOB, logprobs BLOB, finish_reason TEXT, parse_status TEXT, message BLOB,
   routed_experts BLOB, agent_logprobs BLOB, stop_sequence TEXT, choice_version_first INTEGER, choice_version_last INTEGER,
+  untrainable TEXT, weight_spans BLOB, -- why it must not be trained on; (first token, version) pairs, int32
   PRIMARY KEY(call, place)
 ) WITHOUT ROWID;
 CREATE TABLE deleted(session INTEGER PRIMARY KEY);   -- deleted sessions whose calls are still to be removed
@@ -89,7 +91,7 @@ CREATE VIEW failures AS
 """
 
 _WHAT = 24  # columns of a call from `call_id` to `prompt_ids`
-_CHOICE = 11  # columns of a choice
+_CHOICE = 13  # columns of a choice
 CALL_COLUMNS = 2 + _WHAT + 2 + 3 + 1 + _CHOICE + 2
 INSERT_CALL = f"INSERT INTO calls VALUES({','.join('?' * CALL_COLUMNS)})"
 INSERT_CHOICE = f"INSERT INTO choices VALUES({','.join('?' * (2 + _CHOICE))})"

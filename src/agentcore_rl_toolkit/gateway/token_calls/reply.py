@@ -33,6 +33,7 @@ class _Growing:
         "parsed",
         "routed_experts",
         "shown",
+        "spans",
         "stop_sequence",
         "stream",
         "versions",
@@ -47,6 +48,7 @@ class _Growing:
         self.routed_experts: bytes | None = None
         self.parsed: ParsedReply | None = None
         self.versions = Versions()
+        self.spans: list[tuple[int, int]] | None = None
         self.shown = 0  # ids whose logprobs the agent has
 
 
@@ -86,6 +88,7 @@ class TokenReply:
         if piece.weight_version is not None:
             growing.versions.said(piece.weight_version, tokens=bool(piece.ids))
             growing.versions.spans(piece.weight_version_first, piece.weight_version)
+        growing.spans = piece.spans or growing.spans
         if piece.routed_experts is not None:
             growing.routed_experts = piece.routed_experts
         if piece.ids:
@@ -184,6 +187,9 @@ class TokenReply:
                     routed_experts=growing.routed_experts,
                     told_logprobs=_told(choice),
                     stop_sequence=growing.stop_sequence,
+                    weight_spans=None
+                    if growing.spans is None
+                    else pack_ids([n for span in growing.spans for n in span]),
                 )
             )
         put(captured, [growing.versions for _, growing in sorted(self._growing.items())])

@@ -21,11 +21,12 @@ from ..calls.engine import Owner
 from ..calls.exchange import pick
 from ..calls.incoming import Incoming
 from ..calls.states import State
+from ..capture.record import CONSTRAINED
 from ..capture.reply import Captured
 from ..dialects import Delta, RequestError, context_overflow
 from ..dialects.canonical import new_id
 from ..dialects.passthrough import Fields
-from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine, thinking_budget
+from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine, constraints, thinking_budget
 from ..errors import unsupported
 from ..http.body import Bytes
 from ..http.connection import AgentConnection
@@ -240,6 +241,8 @@ class TokenSampling:
         return [delta for piece in self._reader.feed(data) for delta in self._take(piece)]
 
     def _take(self, piece: Piece) -> list[Delta]:
+        if piece.weights is not None and (worker := self._context.router.workers.get(self.incoming.upstream_id or "")):
+            worker.says(piece.weights)
         if self._live and piece.ids:
             self.incoming.span.sampled()
         return self._sampled().take(piece)
@@ -267,6 +270,8 @@ class TokenSampling:
             captured.prompt = self._prompt.json[1:-1]
         if self._reader is not None and self._reader.error is not None:
             captured.error = _to_json(self._reader.error)
+        if not self._context.train_constrained and constraints.holds(agent.asked):
+            captured.untrainable = CONSTRAINED
         said = sampled.record(captured)
         self._prompt.commit(self._call_id, captured, sampled, said)
         return captured

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 FIRST_REST_S = 0.25
 MAX_REST_S = 10.0
+FIRST_WEIGHTS = "default"
 FAILURES_IN_A_ROW = 3
 _ROUTED = ("sglang", "sglang-experts")
 
@@ -34,10 +35,12 @@ class Worker:
         "config",
         "draining",
         "failures",
+        "forgot",
         "heads",
         "host_header",
         "id",
         "inflight",
+        "named",
         "no_budget_until",
         "pool",
         "rest_s",
@@ -58,6 +61,8 @@ class Worker:
         self.resting_until = 0.0
         self.rest_s = 0.0
         self.no_budget_until = 0.0  # it refused a budget of thinking (`engines.thinking_budget`)
+        self.named = False  # whether it has said a number for its weights
+        self.forgot = False  # whether it says, after that, that it has those it was started with
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.host_header = f"{host}:{config.port}".encode()
 
@@ -87,6 +92,18 @@ class Worker:
         self.config = self.pool.config = config
         self.heads.clear()
         self.draining = False
+
+    def says(self, version: str | int | None) -> None:
+        """What the engine itself calls its weights; vLLM's word for those it was started with is "default"."""
+        if version is not None and str(version).isdigit():
+            self.named, self.forgot = True, False
+        elif self.named and not self.forgot and version == FIRST_WEIGHTS:
+            self.forgot = True
+            log.error(
+                "inference server %s was started again: it has its first weights, not the published ones. Its turns are not "
+                "trained until weights are published again",
+                self.config.url,
+            )
 
     def succeeded(self) -> None:
         self.failures = 0

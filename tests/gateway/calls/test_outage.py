@@ -1,0 +1,191 @@
+"""Calls while no inference server is up, what is whose fault then, and turns that must not be trained on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit.app.causes import blame
+from agentcore_rl_toolkit.contract import Cause, new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.capture.record import CONSTRAINED, LOST_WEIGHTS
+from agentcore_rl_toolkit.gateway.config import Limits
+from agentcore_rl_toolkit.gateway.dialects import Request
+from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES
+from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+MODEL = str(Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights")
+Start = Callable[..., Awaitable[Gateway]]
+
+
+async def opened(gateway: Gateway) -> SessionHandle:
+    return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()]))[0]
+
+
+async def ask(session: SessionHandle, **asked: Any) -> tuple[int, bytes]:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, **asked}
+    return await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+
+
+async def health(gateway: Gateway) -> dict[str, Any]:
+    status, body = await request("GET", gateway.url + "/healthz")
+    assert status == 200
+    found: dict[str, Any] = json.loads(body)
+    return found
+
+
+async def until(reached: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not reached():  # noqa: ASYNC110  # nobody is told
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_wait_for_the_only_server_and_health_says_so(
+    engine: ScriptedEngine, start_gateway: Start, stream: bool
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(outage_s=60))
+    sessions = [await opened(gateway) for _ in range(3)]
+    assert (await ask(sessions[0]))[0] == 200
+    port = int(engine.url.rpartition(":")[2])
+    await engine.stop()
+    calls = [asyncio.ensure_future(ask(session, stream=stream)) for session in sessions]
+    await until(lambda: len(gateway.calls.outage) == 3)
+    seen = await health(gateway)
+    assert (seen["status"], seen["waiting_for_a_server"]) == ("no inference server is up", 3)
+    async with ScriptedEngine() as again:
+        await again.stop()
+        await again.start(port)
+        assert [status for status, _ in await asyncio.gather(*calls)] == [200] * 3
+        assert (await health(gateway))["status"] == "ok"
+        turns = await GatewayClient(gateway.url).fetch_async([s.session_id for s in sessions])
+        assert sum(len(t.turns) for t in turns.values()) == 4
+
+
+async def test_what_waited_in_vain_is_for_later_and_is_the_infrastructures(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(outage_s=0.3, outage_calls=1))
+    first, second = await opened(gateway), await opened(gateway)
+    await engine.stop()
+
+    async def fails(session: SessionHandle) -> openai.APIStatusError:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+            with pytest.raises(openai.APIStatusError) as failed:
+                await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+        return failed.value
+
+    waiting = asyncio.ensure_future(fails(first))
+    await until(lambda: len(gateway.calls.outage) == 1)
+    for error in (await fails(second), await waiting):  # no room to wait; waited in vain
+        assert error.status_code in (502, 503)
+        assert error.response.headers["retry-after"] == "1"
+        assert blame(error).cause is Cause.INFRASTRUCTURE
+
+
+async def test_an_agent_that_goes_away_waits_no_longer(engine: ScriptedEngine, start_gateway: Start) -> None:
+    gateway = await start_gateway(engine, limits=Limits(outage_s=60))
+    session = await opened(gateway)
+    await engine.stop()
+    call = asyncio.ensure_future(ask(session))
+    await until(lambda: len(gateway.calls.outage) == 1)
+    call.cancel()
+    await until(lambda: len(gateway.calls.outage) == 0 and not len(gateway.running))
+
+
+async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engine)
+    [worker] = gateway.router.workers.values()
+    await GatewayClient(gateway.url).set_weight_version_async(4)
+    session = await opened(gateway)
+    worker.says("default")  # it has never said a number: somebody else moves its weights
+    await ask(session)
+    worker.says("4")
+    worker.says("default")
+    await ask(session)
+    assert (await health(gateway))["status"].startswith("an inference server was started again")
+    await GatewayClient(gateway.url).set_weight_version_async(5)
+    await ask(session)
+    found = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
+    assert [t.untrainable_reason for t in found.turns] == [None, LOST_WEIGHTS, None]
+    assert [t.weight_version_last for t in found.turns] == [4, None, 5]
+    assert (await health(gateway))["status"] == "ok"
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("mode", [{}, {"model_dir": MODEL}], ids=["relay", "token"])
+@pytest.mark.parametrize(
+    ("asked", "held"),
+    [
+        ({"response_format": SCHEMA}, True),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"tools": [TOOL], "tool_choice": "required"}, True),
+        ({"structured_outputs": {"regex": "a+"}}, True),
+        ({"response_format": {"type": "text"}, "tools": [TOOL], "tool_choice": "auto"}, False),
+    ],
+    ids=["schema", "json", "tool", "regex", "free"],
+)
+async def test_answers_held_to_a_form_are_not_trained_unless_the_user_says_so(
+    engine: ScriptedEngine, start_gateway: Start, mode: dict[str, Any], asked: dict[str, Any], held: bool
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    for allowed in (False, True):
+        gateway = await start_gateway(engine, train_constrained=allowed, **mode)
+        session = await opened(gateway)
+        status, body = await ask(session, **asked)
+        assert status == 200, body
+        found = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
+        assert found.turns[0].untrainable_reason == (CONSTRAINED if held and not allowed else None)
+
+
+def test_vllms_version_spans_are_read() -> None:
+    def choice(*spans: tuple[str, int, int]) -> bytes:
+        told = [{"version": v, "start": s, "end": e} for v, s, e in spans]
+        ids = list(range(spans[-1][2]))
+        logprobs = {"content": [{"logprob": -0.5} for _ in ids]}
+        one = {"index": 0, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop", "weight_versions": told}
+        return json.dumps({"choices": [one]}).encode()
+
+    [piece] = TOKEN_ENGINES["vllm"].reply(choice(("3", 0, 2), ("4", 2, 5)))
+    assert (piece.weight_version_first, piece.weight_version, piece.spans) == (3, 4, [(0, 3), (2, 4)])
+    [piece] = TOKEN_ENGINES["vllm"].reply(choice(("default", 0, 5)))
+    assert (piece.weight_version_first, piece.weight_version, piece.weights) == (None, None, "default")
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_ignoring_the_end_is_not_undone_by_our_stop_ids(kind: str) -> None:
+    asked = Request(dialect="chat", model="m")
+    for other, wanted in (({}, [1, 2]), ({"ignore_eos": True}, []), ({"ignore_eos": True, "stop_token_ids": [7]}, [7])):
+        asked.sampling.other = dict(other)
+        _, body = TOKEN_ENGINES[kind].request(b"[5]", asked, max_tokens=4, stop_token_ids=[1, 2], stream=False)
+        assert json.loads(body)["sampling_params"]["stop_token_ids"] == wanted
+
+
+async def test_a_closed_token_route_is_told_in_the_servers_own_words(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    from agentcore_rl_toolkit.gateway.testing import Fault
+
+    said = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+    refusal = json.dumps({"error": {"message": said, "type": "PermissionDeniedError", "code": 403}}).encode()
+    engine.faults += [Fault(status=403, body=refusal)] * 2
+    gateway = await start_gateway(engine, model_dir=MODEL, limits=Limits(outage_s=60))
+    await until(lambda: gateway.calls.outage.problem is not None)
+    assert said in (await health(gateway))["status"]
+    status, body = await ask(await opened(gateway))
+    assert status == 502
+    assert said in body.decode()
+    assert "key" not in body.decode()

@@ -1,0 +1,166 @@
+"""Weights into the built-in policy's server over HTTP, and the proof that they have arrived."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+import uvicorn
+from safetensors.torch import load_file, save_file
+
+from agentcore_rl_toolkit.errors import ConfigError, WeightsError
+from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
+from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, write_checkpoint
+from agentcore_rl_toolkit.weights.publishing import probe_prompt
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[EngineAddress]:
+    """A policy server in this process."""
+    torch.set_num_threads(1)
+    with Engine.from_directory(max_batch=8) as engine:
+        server = uvicorn.Server(uvicorn.Config(create_app(engine), port=0, log_level="warning"))
+        thread = Thread(target=server.run)
+        thread.start()
+        give_up = time.monotonic() + 60
+        while not server.started and time.monotonic() < give_up:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield EngineAddress(url=f"http://127.0.0.1:{port}")
+        server.should_exit = True
+        thread.join(30)
+
+
+@pytest.fixture
+def model() -> Any:
+    """The shipped policy after a step of some size."""
+    model, _ = load_policy()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1e-3 * torch.randn_like(parameter).sign())
+    return model
+
+
+def test_a_version_arrives_and_is_proved(address: EngineAddress, model: Any, tmp_path: Path) -> None:
+    announced: list[int] = []
+    publisher = Publisher([address], tmp_path, announce=announced.append)
+    for version in (3, 4):
+        assert publisher.publish(model, version) == version
+    assert address.connect().version() == 4
+    assert publisher.gap < 1e-4
+    assert announced == [3, 4]
+    assert [path.name for path in tmp_path.iterdir()] == ["000004"], "only the newest is kept"
+
+
+def test_any_one_tensor_that_is_not_replaced_is_caught(address: EngineAddress, model: Any, tmp_path: Path) -> None:
+    before, after = load_policy()[0], write_checkpoint(model, tmp_path / "after")
+    old = {name: p.detach() for name, p in before.named_parameters()}
+    prompt = probe_prompt(model.config.vocab_size)
+    for number, name in enumerate(old):
+        spoilt = shutil.copytree(after, tmp_path / f"{number:06d}")
+        save_file({**load_file(after / "model.safetensors"), name: old[name]}, spoilt / "model.safetensors")
+        publish(spoilt, number, [address])
+        with pytest.raises(WeightsError, match=r"the weights did not arrive.*docs/engines\.md"):
+            prove(model, prompt, [address], number)
+    publish(after, 99, [address])
+    assert prove(model, probe_prompt(model.config.vocab_size), [address], 99) < 1e-4
+
+
+def test_an_engine_that_is_not_there_is_named(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"policy at http://127\.0\.0\.1:9 did not answer /update_weights"):
+        Publisher([EngineAddress(url="http://127.0.0.1:9")], tmp_path).publish(model, 1)
+    with pytest.raises(ConfigError, match="whole weights"):
+        EngineAddress(url="http://127.0.0.1:9", adapter="a").connect()
+
+
+class Told(BaseHTTPRequestHandler):
+    """Answers like the server whose answers it has, by path; remembers what it was asked."""
+
+    asked: list[tuple[str, Any]]
+    answers: dict[str, tuple[int, Any]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        type(self).asked.append((self.path, json.loads(body) if body else None))
+        status, value = self.answers.get(self.path, (200, {}))
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def stand_in() -> Iterator[tuple[str, type[Told]]]:
+    handler = type("Handler", (Told,), {"asked": [], "answers": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", handler
+    server.shutdown()
+    server.server_close()
+
+
+def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
+    url, told = stand_in
+    told.answers["/weight_info"] = (200, {"weight_version": "7"})
+    assert publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")], in_flight="keep") == 7
+    assert told.asked == [
+        ("/pause?mode=keep", {}),
+        ("/collective_rpc", {"method": "agentcore_load_weights", "args": [str(tmp_path)]}),
+        ("/reset_prefix_cache", {}),
+        ("/update_weight_version", {"new_version": "7"}),
+        ("/resume", {}),
+        ("/weight_info", None),
+    ]
+
+
+def test_vllm_gets_adapters_under_their_name(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
+    url, told = stand_in
+    told.answers["/weight_info"] = (200, {"weight_version": "7"})
+    publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm", adapter="policy")])
+    load = ("/v1/load_lora_adapter", {"lora_name": "policy", "lora_path": str(tmp_path), "load_inplace": True})
+    assert told.asked[:2] == [("/pause?mode=wait", {}), load]
+
+
+def test_sglang_updates_from_disk(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
+    url, told = stand_in
+    told.answers["/model_info"] = (200, {"weight_version": "7"})
+    publish(tmp_path, 7, [EngineAddress(url=url, engine="sglang")], in_flight="keep")
+    assert told.asked == [
+        ("/pause_generation", {"mode": "retract"}),
+        ("/update_weights_from_disk", {"model_path": str(tmp_path), "weight_version": "7", "flush_cache": True}),
+        ("/continue_generation", {}),
+        ("/model_info", None),
+    ]
+    told.answers["/update_weights_from_disk"] = (200, {"success": False, "message": "no such folder"})
+    with pytest.raises(WeightsError, match="no such folder"):
+        publish(tmp_path, 8, [EngineAddress(url=url, engine="sglang")])
+    assert told.asked[-1][0] == "/continue_generation", "it goes on with what it has"
+
+
+def test_an_engine_without_the_routes_says_how_to_start_it(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
+    url, told = stand_in
+    told.answers["/pause?mode=wait"] = (404, {"detail": "Not Found"})
+    with pytest.raises(WeightsError, match="VLLM_SERVER_DEV_MODE=1"):
+        publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")])
+
+
+def test_an_engine_that_says_another_version_is_caught(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
+    url, told = stand_in
+    told.answers["/weight_info"] = (200, {"weight_version": "default"})
+    with pytest.raises(WeightsError, match="version 7 was published, engines say"):
+        publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")])
