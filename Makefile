@@ -19,7 +19,7 @@ TOGETHER := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart wheel packages test nightly check fix docs docs-serve bench policy examples verl slime clean setup
+.PHONY: help quickstart wheel packages test nightly check fix docs docs-serve bench policy examples verl slime vllm vllm-env clean setup
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -101,6 +101,13 @@ slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGAT
 	@test -d "$(SLIME_DIR)" && test -d "$(MEGATRON_DIR)" || { echo "SLIME_DIR and MEGATRON_DIR must name checkouts: docs/backends/slime.md"; exit 1; }
 	@BASE=$(BIN)/python sh tests/backends/environment.sh slime
 	$(BIN)/python -m pytest -q tests/backends/slime
+
+# AGENTCORE_RL_ENGINE_PYTHON may name the Python of an environment with vLLM that is there already.
+vllm-env: $(VENV)/.base ## Build .venvs/vllm, a CPU build of vLLM for `--engine vllm` (2.8 GB)
+	@test -n "$(AGENTCORE_RL_ENGINE_PYTHON)" || BASE=$(BIN)/python sh tests/vllm/environment.sh
+
+vllm: $(VENV)/.dev vllm-env ## Run the tests that need vLLM itself, about 20 minutes; prints a table of what was checked
+	AGENTCORE_RL_VLLM=1 $(BIN)/python -m pytest -q -n 0 tests/vllm
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .venvs runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

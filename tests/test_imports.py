@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_servers",
         "_protobuf",
     },
-    "weights": {"_server_keys"},
+    "weights": {"_servers"},
     "backends": {
         "client",
         "gateway",

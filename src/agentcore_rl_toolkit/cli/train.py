@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .options import as_json
+from .options import as_json, engine_options
 from .output.screen import Command
 
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
@@ -44,6 +44,7 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML, TOML or JSON file with settings; options win over it.",
 )
+@engine_options
 @click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32]")
 @click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
 @click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")

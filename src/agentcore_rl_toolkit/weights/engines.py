@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from .._server_keys import key_for
+from .._servers.keys import key_for
 from ..errors import ConfigError, WeightsError
 from .checkpoint import ADAPTER_FILE, WEIGHTS_FILE
 

@@ -17,6 +17,7 @@ from ..options import allowed_hosts as _allowed_hosts
 from ..options import as_json as _as_json
 from ..output.screen import Command
 from ..output.terminal import visible
+from .vllm import command as vllm_command
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "starlette", "uvicorn", "httptools")
 
@@ -206,3 +207,6 @@ def measure(weights: Path | None, count: int, temperature: float, seed: int, thr
         f"{sampled / wall_s:,.0f} tokens/s; per rollout {result.sampled_tokens:.0f} tokens, {1000 * cpu_s / count:.1f} ms CPU; "
         f"{hits:.0%} of prompt tokens from the prefix cache"
     )
+
+
+group.add_command(vllm_command)

@@ -72,6 +72,8 @@ def _train(backend: str, settings: LocalRun, run_dir: Path, title: str, stack: S
         held_out=held_out,
         trackers=settings.tracker,
         session_env=settings.session_env,
+        engine=settings.engine,
+        engine_python=settings.engine_python,
     )
     if backend == "trl":
         from .with_trl import train_with_trl
@@ -90,8 +92,8 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
             told = "`agentcore-rl up` runs here, without this --session-env: this run starts its own services"
             console.print(told, style="dim")
         return None
-    stack = Stack.serving(settings.agent, settings.model)
+    stack = Stack.serving(settings.agent, settings.model, settings.engine)
     if stack is None and Stack.running() is not None:
-        told = "`agentcore-rl up` runs here with another agent or model: this run starts its own services"
+        told = "`agentcore-rl up` runs here with another agent, model or engine: this run starts its own services"
         console.print(told, style="dim")
     return stack

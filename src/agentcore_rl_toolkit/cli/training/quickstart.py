@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
-from ..options import as_json
+from ..options import as_json, engine_options
 from .run import Job, example, load_loop, print_broken, print_end, quiet_libraries, run
 
 HELD_OUT = 200
@@ -46,8 +46,17 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Agent file to train. [default: the math agent of the examples]",
 )
+@engine_options
 @as_json
-def command(out: Path | None, resume: bool, agent: Path | None, as_json: bool, **options: Any) -> None:
+def command(
+    out: Path | None,
+    resume: bool,
+    agent: Path | None,
+    engine: str | None,
+    engine_python: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Train a small tool-using agent on this machine and watch its reward rise.
 
     Starts a local AgentCore Runtime, a model gateway and a small policy, runs the Strands math agent of the examples in
@@ -71,6 +80,8 @@ def command(out: Path | None, resume: bool, agent: Path | None, as_json: bool, *
         config=config,
         rows=loop.arithmetic("train", config.steps * config.groups, config.seed),
         held_out=loop.arithmetic("held_out", held_out, config.seed),
+        engine=engine or "policy",
+        engine_python=engine_python,
     )
     console.print(f"[bold]AgentCore RL quickstart[/]  run directory {escape(str(run_dir))}", highlight=False)
     try:

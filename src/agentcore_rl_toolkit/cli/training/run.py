@@ -51,6 +51,8 @@ class Job:
     held_out: Sequence[Mapping[str, Any]]
     trackers: Sequence[str] = ()
     session_env: Sequence[str] = ()
+    engine: str = "policy"
+    engine_python: Path | None = None
 
     @property
     def runtime_options(self) -> list[str]:
@@ -105,6 +107,8 @@ async def run(loop: ModuleType, job: Job, console: Console, *, stack: Stack | No
             admin_key=admin_key,
             report=say_what_is_slow,
             runtime_options=job.runtime_options,
+            engine=job.engine,
+            engine_python=job.engine_python,
         )
         made = await starting
         return await _train(loop, job, console, made, asyncio.create_task(services.watch()))
@@ -123,6 +127,7 @@ async def _train(
             client=client,
             gateway=gateway,
             policy_url=stack.policy_url,
+            engine=stack.engine,
             run_dir=job.run_dir,
             model_dir=job.model,
             recording=recording,

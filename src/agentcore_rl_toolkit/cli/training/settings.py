@@ -17,10 +17,11 @@ from ...backends.collection.groups import PolicyFailures
 from ...backends.data import read_rows
 from ...backends.settings import check_numbers, from_mapping, read_settings
 from ...errors import ConfigError
-from .stack import model_folder
+from ..servers.vllm import find_python
+from .stack import ENGINES, model_folder
 from .trackers import TRACKERS, check_installed
 
-_PATHS = ("agent", "data", "eval_data", "model")
+_PATHS = ("agent", "data", "eval_data", "model", "engine_python")
 ENVIRONMENT = "AGENTCORE_RL_TRAIN_"  # and the name of a setting in capitals: the lowest of the three places
 
 
@@ -29,8 +30,8 @@ class LocalRun:
     """What `agentcore-rl train` needs to train an agent's file on this machine.
 
     ``data`` and ``eval_data`` hold one payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for
-    it. ``model`` is a folder, None the built-in policy. A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank``
-    0 trains all weights. ``staleness`` weight versions may lie between a rollout's start and its training; with
+    it. ``model`` is a folder, None the built-in policy; ``engine`` serves it ("policy", or "vllm" with the Python of its
+    environment). A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank`` 0 trains all weights. ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only.
     ``policy_failures`` is `CollectConfig`'s. ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env``
     are variables of the sessions, as K=V, or K for the value that it has here.
@@ -42,6 +43,8 @@ class LocalRun:
     eval_data: Path | None = None
     held_out: float = 0.0
     model: Path | None = None
+    engine: str = "policy"
+    engine_python: Path | None = None
     steps: int = 32
     groups: int = 8
     rollouts: int = 8
@@ -78,6 +81,10 @@ class LocalRun:
         if not self.agent.is_file():
             raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
         object.__setattr__(self, "model", model_folder(self.model))  # of a run, the model that it trained
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine is one of {', '.join(ENGINES)}, got {self.engine!r}")
+        if self.engine == "vllm":
+            find_python(self.engine_python)
 
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """(trained on, held out). Raises: ConfigError when there is nothing to train on."""

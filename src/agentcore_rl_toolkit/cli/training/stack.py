@@ -25,13 +25,16 @@ import click
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...runs import is_run
 from ..output.waiting import Waiting
-from .services import Service, Services, cause_of
+from ..servers.vllm import context_of, find_python
+from .services import READY_DEADLINE_S, Service, Services, cause_of
 
 FOLDER = ".agentcore-rl"
 AGENT_NAME = "agent"
 MODEL_ID = "policy"
 SESSIONS = "sessions"  # under this name `start` reports what makes them slow
 REGION = "us-west-2"
+ENGINES = ("policy", "vllm")  # what `start` can start
+VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on two cores
 # Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
 QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 # The local runtime asks the kernel who calls; boto3 only insists that there is something to sign with.
@@ -51,6 +54,7 @@ class Stack:
     gateway_url: str  # of several: with commas between
     gateway_admin_key: str = dataclasses.field(repr=False)
     policy_url: str
+    engine: str = "policy"  # what runs at policy_url
 
     def environment(self) -> dict[str, str]:
         """What other programs need to use it."""
@@ -83,13 +87,16 @@ class Stack:
         return None
 
     @classmethod
-    def serving(cls, agent: Path, model: Path | None) -> Stack | None:
-        """The running one of this folder where it has this agent's file and this model (None: the built-in policy).
+    def serving(cls, agent: Path, model: Path | None, engine: str | None = None) -> Stack | None:
+        """The running one of this folder where it has this agent's file, this model (None: the built-in policy) and this engine
+        (None: any).
 
         This process can sign requests to it afterwards, also where the environment has no credentials.
         """
         found = cls.running()
-        if found is not None and Path(found.agent) == agent and (found.model and Path(found.model)) == model:
+        if found is None or engine not in (None, found.engine):
+            return None
+        if Path(found.agent) == agent and (found.model and Path(found.model)) == model:
             use_local_credentials()
             return found
         return None
@@ -157,6 +164,8 @@ def start(
     own_environment: bool = False,
     gateways: int = 1,
     runtime_options: Sequence[str] = (),
+    engine: str = "policy",
+    engine_python: Path | None = None,
 ) -> Stack:
     """Start policy, runtime and gateway, and give the agent to the runtime. Blocks.
 
@@ -164,7 +173,8 @@ def start(
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
     Records, turns and sessions' logs go below ``folder``. ``report(name, url)`` is called for each part that is ready. With an
     ``upstream`` that takes the policy's place, none is started. ``runtime_options`` are further ones of `runtime serve`.
-    ``gateways`` is how many gateways are started.
+    ``gateways`` is how many gateways are started. ``engine`` is what serves the model: "policy" or "vllm", with the Python of
+    its environment.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
     from ...runtime.remote import RuntimeView
@@ -173,7 +183,13 @@ def start(
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
     policy: Service | None = None
-    if upstream is None:
+    if upstream is None and engine == "vllm":
+        python = find_python(engine_python)
+        words = ["policy", "vllm", "--engine-python", str(python), *(["--model", str(model)] if model else [])]
+        policy = services.launch(
+            "vLLM", words, doing="loading the model and answering its first request: a minute or two"
+        )
+    elif upstream is None:
         policy = services.launch(
             "policy server",
             [
@@ -196,7 +212,8 @@ def start(
         doing=f"loading {agent}" if here else "",
     )
     if policy is not None:
-        upstream = Upstream(url=services.wait_ready(policy).url, engine="policy")
+        deadline_s = VLLM_READY_S if engine == "vllm" else READY_DEADLINE_S
+        upstream = Upstream(url=services.wait_ready(policy, deadline_s).url, engine=engine)
     assert upstream is not None
     say("policy", upstream.url)
     started: list[Service] = []
@@ -205,6 +222,7 @@ def start(
             ("gateway", folder / "turns") if gateways == 1 else (f"gateway {number}", folder / f"turns-{number}")
         )
         words = ["gateway", "serve", "--upstream", upstream.url, "--engine", upstream.engine, "--store", str(turns)]
+        words += _token_mode(model) if engine == "vllm" else []
         started.append(services.launch(name, words))
     services.wait_ready(runtime)
     say("runtime", runtime.url)
@@ -231,6 +249,7 @@ def start(
         gateway_url=",".join(gateway.url for gateway in started),
         gateway_admin_key=admin_key,
         policy_url=upstream.url,
+        engine=engine,
     )
 
 
@@ -249,6 +268,15 @@ def own(agent: Path, *, folder: Path, model: Path | None, session_env: Sequence[
             report=say_what_is_slow,
             runtime_options=words,
         )
+
+
+def _token_mode(model: Path | None) -> list[str]:
+    """Options of a gateway that does the tokenising, so that each turn goes on from the last one's tokens."""
+    from ...policy.model import WEIGHTS_DIR
+
+    folder = model or WEIGHTS_DIR
+    context = context_of(folder)
+    return ["--model", str(folder), *(["--context-tokens", str(context)] if context is not None else [])]
 
 
 def _slow_start(runtime: Any) -> str | None:

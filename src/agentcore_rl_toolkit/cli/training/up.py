@@ -9,10 +9,12 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
+from ..options import engine_options
 from .services import Services
 from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_folder, start
 
@@ -22,6 +24,7 @@ from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_fo
 @click.option(
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )
+@engine_options
 @click.option(
     "--session-env",
     multiple=True,
@@ -34,7 +37,15 @@ from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_fo
 @click.option(
     "--gateways", type=click.IntRange(1), default=1, show_default=True, help="Model gateways; each uses one core."
 )
-def command(agent: str, model: Path | None, session_env: tuple[str, ...], keep: Path | None, gateways: int) -> None:
+def command(
+    agent: str,
+    model: Path | None,
+    engine: str | None,
+    engine_python: Path | None,
+    session_env: tuple[str, ...],
+    keep: Path | None,
+    gateways: int,
+) -> None:
     """Run an agent, a model gateway and the policy on this machine until Ctrl-C.
 
     Other commands started in this folder (eval, train, invoke) find them. What other programs need is printed, and written to
@@ -47,7 +58,8 @@ def command(agent: str, model: Path | None, session_env: tuple[str, ...], keep: 
     try:
         with contextlib.ExitStack() as exits:
             folder = keep.resolve() if keep is not None else Path(exits.enter_context(_scratch()))
-            asyncio.run(_serve(file, folder_of_model, folder, gateways, session_env))
+            serving = {"model": folder_of_model, "engine": engine or "policy", "engine_python": engine_python}
+            asyncio.run(_serve(file, folder, serving, gateways, session_env))
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
         sys.exit(130)
@@ -62,7 +74,9 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="agentcore-rl-up-", ignore_cleanup_errors=True)
 
 
-async def _serve(agent: Path, model: Path | None, folder: Path, gateways: int, session_env: tuple[str, ...]) -> None:
+async def _serve(
+    agent: Path, folder: Path, serving: dict[str, Any], gateways: int, session_env: tuple[str, ...]
+) -> None:
     """Raises: KeyboardInterrupt on SIGTERM and SIGINT; ServiceError when a service dies."""
     admin_key = secrets.token_urlsafe(24)
     stopped = asyncio.Event()
@@ -75,7 +89,7 @@ async def _serve(agent: Path, model: Path | None, folder: Path, gateways: int, s
                 services,
                 agent,
                 folder=folder,
-                model=model,
+                **serving,
                 admin_key=admin_key,
                 gateways=gateways,
                 report=lambda name, url: click.echo(f"{name:<12}{url}"),

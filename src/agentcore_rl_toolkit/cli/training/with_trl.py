@@ -46,6 +46,8 @@ def train_with_trl(loop: ModuleType, job: Job, console: Console, *, stack: Stack
                 admin_key=admin_key,
                 report=say_what_is_slow,
                 runtime_options=job.runtime_options,
+                engine=job.engine,
+                engine_python=job.engine_python,
             )
             exits.enter_context(services.watched())
         recording = exits.enter_context(recorded(job, stack))
@@ -291,6 +293,7 @@ def trl_values(job: Job, stack: Stack, parts: int) -> dict[str, Any]:
         "gateway_url": stack.gateway_url,
         "gateway_admin_key": stack.gateway_admin_key,
         "policy_url": stack.policy_url,
+        "policy_engine": stack.engine,
         "output_dir": job.run_dir,
         "tps_limit": TPS_LIMIT,
         "num_generations": config.rollouts,

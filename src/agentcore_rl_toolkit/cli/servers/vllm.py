@@ -1,0 +1,180 @@
+"""vLLM as a service of a run: found in an environment of its own, started with what training needs, stopped with the run.
+
+vLLM's environment needs nothing of ours installed: a folder on its PYTHONPATH holds this package alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..._servers.process import bind, parent_gone, write_ready
+from ...errors import ConfigError
+
+ENGINE_PYTHON_ENV = "AGENTCORE_RL_ENGINE_PYTHON"
+EXTENSION = "agentcore_rl_toolkit.weights.vllm_worker.WorkerExtension"
+HERE = Path(".venvs/vllm/bin/python")
+STOP_S = 20.0
+_PROBE = "import importlib.metadata as m; print(*(n for d in m.distributions() if 'vllm' in (n := d.metadata['Name'])))"
+# A core each for the other parts of a run, and no search for cores that are free.
+_ON_CPUS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+
+
+def find_python(given: Path | None = None) -> Path:
+    """The Python of vLLM's environment. Raises: ConfigError that says how to get one."""
+    root = Path(__file__).resolve().parents[4]
+    named = given or (Path(os.environ[ENGINE_PYTHON_ENV]) if os.environ.get(ENGINE_PYTHON_ENV) else None)
+    places = [named] if named is not None else [Path.cwd() / HERE, root / HERE]
+    for place in places:
+        if place.is_file():
+            return place.absolute()
+    where = f"there is no {named}" if named is not None else f"there is none in {HERE}"
+    raise ConfigError(
+        f"engine vllm needs an environment with vLLM, and {where}: name its Python with --engine-python or {ENGINE_PYTHON_ENV}, "
+        "or build one for CPUs with `make vllm-env` in a clone (2.8 GB)"
+    )
+
+
+def command_line(python: Path, model: Path, *, port: int, cpu: bool, served_model: str, more: list[str]) -> list[str]:
+    """How vLLM is started for training."""
+    line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    line += ["--served-model-name", served_model, "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out"]
+    line += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--worker-extension-cls", EXTENSION]
+    if cpu:
+        line += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"]
+    return line + more
+
+
+def environment(folder: Path, *, cpu: bool) -> dict[str, str]:
+    """vLLM's environment variables; ``folder`` is given this package alone."""
+    package = Path(__file__).resolve().parents[2]
+    (folder / package.name).symlink_to(package)
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    ours = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    return {**kept, **(_ON_CPUS if cpu else {}), **ours}
+
+
+def context_of(model: Path) -> int | None:
+    """The window of a model, in tokens, as its configuration names it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        found = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+        return found if isinstance(found, int) else None
+    return None
+
+
+@click.command("vllm")
+@click.option("--model", type=click.Path(path_type=Path), help="The model's folder (default: the built-in policy).")
+@click.option(
+    "--engine-python", type=click.Path(path_type=Path), help=f"Python of vLLM's environment, or {ENGINE_PYTHON_ENV}."
+)
+@click.option("--served-model", default="policy", show_default=True, help="Model name that requests use.")
+@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
+@click.option(
+    "--ready-file", type=click.Path(path_type=Path), help="Write URL and process id here, as JSON, once it answers."
+)
+@click.option("--parent-pid", type=int, help="Exit when this process is gone.")
+@click.argument("more", nargs=-1, type=click.UNPROCESSED)
+def command(
+    model: Path | None,
+    engine_python: Path | None,
+    served_model: str,
+    port: int,
+    ready_file: Path | None,
+    parent_pid: int | None,
+    more: tuple[str, ...],
+) -> None:
+    """Run vLLM on this machine as training needs it: on loopback, with weights that can be changed.
+
+    What stands behind `--` goes to vLLM.
+    """
+    from ...policy.model import WEIGHTS_DIR
+
+    python = find_python(engine_python)
+    folder = (model or WEIGHTS_DIR).resolve()
+    with tempfile.TemporaryDirectory(prefix="agentcore-rl-vllm-") as scratch:
+        sys.exit(
+            asyncio.run(_run(python, folder, Path(scratch), served_model, port, ready_file, parent_pid, list(more)))
+        )
+
+
+async def _run(
+    python: Path,
+    model: Path,
+    scratch: Path,
+    served_model: str,
+    port: int,
+    ready_file: Path | None,
+    parent_pid: int | None,
+    more: list[str],
+) -> int:
+    probe = await asyncio.to_thread(subprocess.run, [str(python), "-c", _PROBE], capture_output=True, text=True)
+    if "vllm" not in probe.stdout:
+        raise ConfigError(
+            f"{python} has no vLLM: {probe.stderr.strip()[-300:] or 'neither vllm nor vllm-cpu is installed'}"
+        )
+    cpu = "vllm-cpu" in probe.stdout
+    held = bind("127.0.0.1", port)  # kept until the end: nobody else is given the port, and vLLM may bind beside it
+    port = held.getsockname()[1]
+    line = command_line(python, model, port=port, cpu=cpu, served_model=served_model, more=more)
+    process = await asyncio.create_subprocess_exec(*line, env=environment(scratch, cpu=cpu), cwd=scratch)
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(process.wait())]
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    tasks.append(asyncio.create_task(stopped.wait()))
+    if parent_pid is not None:
+        tasks.append(asyncio.create_task(parent_gone(parent_pid)))
+    url = f"http://127.0.0.1:{port}"
+    ready = asyncio.create_task(_until_ready(url, served_model))
+    try:
+        await asyncio.wait({*tasks, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done() and not any(task.done() for task in tasks):
+            ready.result()
+            if ready_file is not None:
+                write_ready(ready_file, {"url": url, "pid": process.pid})
+            click.echo(f"vLLM listening on {url}", err=True)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return process.returncode if process.returncode is not None else 0
+    finally:
+        for task in (*tasks[1:], ready):
+            task.cancel()
+        await _stop(process)
+        held.close()
+
+
+async def _until_ready(url: str, model: str) -> None:
+    """Return when vLLM has answered a request: its first takes up to a minute and more, which no agent has to wait."""
+    from ...gateway.http.client import request
+
+    while True:
+        with contextlib.suppress(Exception):  # nothing listens yet
+            if (await request("GET", url + "/health"))[0] == 200:
+                break
+        await asyncio.sleep(0.5)
+    body: dict[str, Any] = {"model": model, "prompt": [1, 2, 3], "max_tokens": 2, "logprobs": 0}
+    with contextlib.suppress(Exception):
+        await request("POST", url + "/v1/completions", body=body, timeout_s=600)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

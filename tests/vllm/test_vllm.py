@@ -1,0 +1,366 @@
+"""The gateway, the agents and the trainer's weights against vLLM itself (its build for CPUs), in both modes of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import secrets
+import shutil
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect_async
+from agentcore_rl_toolkit.cli.training.run import TPS_LIMIT, example
+from agentcore_rl_toolkit.cli.training.services import Services
+from agentcore_rl_toolkit.cli.training.stack import MODEL_ID, QUIET, Upstream, start
+from agentcore_rl_toolkit.client import RolloutClient
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import WeightsError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway.capture.record import CONSTRAINED, LOST_WEIGHTS
+from agentcore_rl_toolkit.gateway.config import Limits
+from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, problems
+from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, write_checkpoint
+from agentcore_rl_toolkit.weights.publishing import gap, probe_prompt
+
+from .conftest import VLLM
+
+EXACT = 1e-4  # float32 on both sides; another order of additions
+Checked = Callable[[str, object], None]
+USER = {"role": "user", "content": problems("train", 1, seed=0)[0].prompt}
+CALCULATOR = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Calculate.",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    },
+}
+modes = pytest.mark.parametrize("mode", ["relay", "token"])
+
+
+@pytest.fixture
+async def gateway(vllm: VLLM, request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
+    """A gateway in the mode of the test."""
+    token = {"model_dir": str(WEIGHTS_DIR), "context_tokens": 1024}
+    running = Gateway(
+        GatewayConfig(
+            upstreams=(UpstreamConfig(url=vllm.url, engine="vllm"),),
+            model_id="policy",
+            limits=Limits(outage_s=900),
+            **(token if "token" in request.node.name else {}),  # type: ignore[arg-type]
+        )
+    )
+    await running.start()
+    yield running
+    await running.stop(grace_s=0.2)
+
+
+async def opened(gateway: Gateway) -> SessionHandle:
+    return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()]))[0]
+
+
+async def turns_of(gateway: Gateway, session: SessionHandle) -> list[Any]:
+    found = await GatewayClient(gateway.url).fetch_async([session.session_id])
+    return list(found[session.session_id].turns)
+
+
+async def chat(session: SessionHandle, **asked: Any) -> dict[str, Any]:
+    body = {"model": "policy", "messages": [USER], "max_tokens": 24, **asked}
+    status, reply = await request(
+        "POST", session.base_url + "/chat/completions", body=body, key=session.api_key, timeout_s=1500
+    )
+    assert status == 200, reply
+    found: dict[str, Any] = json.loads(reply)
+    return found
+
+
+def prompt_logprobs(vllm: VLLM, ids: list[int]) -> list[float | None]:
+    """What vLLM says of these tokens when it reads them as a prompt."""
+    body = {"model": "policy", "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
+    asked = urllib.request.Request(
+        vllm.url + "/v1/completions", data=json.dumps(body).encode(), headers={"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=300) as reply:
+        told = json.load(reply)["choices"][0]["prompt_logprobs"]
+    return [None if entry is None else entry[str(i)]["logprob"] for entry, i in zip(told, ids, strict=True)]
+
+
+def gap_to_vllm(vllm: VLLM, prompt: Any, completion: Any, recorded: Any) -> float:
+    told = prompt_logprobs(vllm, [*prompt, *completion])[len(prompt) :]
+    return max(abs(a - b) for a, b in zip(told, recorded, strict=True))  # type: ignore[operator]
+
+
+@modes
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_every_dialect_is_recorded_with_vllms_own_logprobs(
+    vllm: VLLM, gateway: Gateway, mode: str, stream: bool, checked: Checked
+) -> None:
+    session = await opened(gateway)
+    root = session.base_url.removesuffix("/v1")
+    async with (
+        openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0, timeout=300) as llm,
+        anthropic.AsyncAnthropic(base_url=root, api_key=session.api_key, max_retries=0, timeout=300) as claude,
+    ):
+        made: list[Any] = [
+            await llm.chat.completions.create(model="policy", messages=[USER], max_tokens=16, stream=stream),  # type: ignore[call-overload]
+            await llm.completions.create(model="policy", prompt="2 + 3", max_tokens=16, stream=stream),
+            await llm.responses.create(model="policy", input="2 + 3", max_output_tokens=16, stream=stream),
+            await claude.messages.create(model="policy", messages=[USER], max_tokens=16, stream=stream),  # type: ignore[call-overload]
+        ]
+        if stream:
+            for reply in made:
+                async for _ in reply:
+                    pass
+    turns = await turns_of(gateway, session)
+    assert [turn.why_untrainable() for turn in turns] == [None] * 4
+    worst = max(gap_to_vllm(vllm, t.prompt_ids, t.completion_ids, t.logprobs) for t in turns)
+    assert worst <= EXACT
+    checked(f"{mode}, {'streams' if stream else 'whole'}: chat, completions, responses, messages", f"gap {worst:.1e}")
+
+
+@modes
+async def test_tools_several_choices_and_forms(vllm: VLLM, gateway: Gateway, mode: str, checked: Checked) -> None:
+    session = await opened(gateway)
+    calls = 0
+    for seed in range(8):
+        reply = await chat(session, tools=[CALCULATOR], seed=seed, max_tokens=64)
+        calls += bool(reply["choices"][0]["message"].get("tool_calls"))
+    assert calls >= 1
+    reply = await chat(session, n=3)
+    assert len(reply["choices"]) == 3
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    await chat(session, response_format=form, max_tokens=40)
+    turns = await turns_of(gateway, session)
+    assert [t.why_untrainable() for t in turns[:-1]] == [None] * 11
+    assert turns[-1].why_untrainable() == CONSTRAINED
+    held = turns[-1]
+    told = prompt_logprobs(vllm, [*held.prompt_ids, *held.completion_ids])[len(held.prompt_ids) :]
+    checked(f"{mode}: tool calls parsed, n=3", f"{calls} of 8 answers call, 3 turns")
+    checked(
+        f"{mode}: answer held to a schema is marked",
+        f"logprobs sum {sum(held.logprobs):.1f}, free ones {sum(v for v in told if v is not None):.1f}",
+    )
+
+
+@modes
+async def test_an_agent_that_hangs_up_ends_the_call_at_vllm(vllm: VLLM, gateway: Gateway, mode: str) -> None:
+    session = await opened(gateway)
+
+    async def running() -> float:
+        _, metrics = await request("GET", vllm.url + "/metrics")
+        lines = [line for line in metrics.decode().splitlines() if line.startswith("vllm:num_requests_running")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        reply = await llm.chat.completions.create(
+            model="policy",
+            messages=[USER],  # type: ignore[list-item]
+            stream=True,
+            max_tokens=800,
+            extra_body={"ignore_eos": True},
+        )
+        async for _ in reply:
+            break
+        await reply.close()
+    async with asyncio.timeout(60):
+        while await running():  # noqa: ASYNC110  # vLLM tells nobody
+            await asyncio.sleep(0.1)
+    assert await turns_of(gateway, session) == []
+
+
+@modes
+async def test_the_end_is_ignored_when_asked_for(gateway: Gateway, mode: str, checked: Checked) -> None:
+    session = await opened(gateway)
+    await chat(session, max_tokens=120, ignore_eos=True)
+    [turn] = await turns_of(gateway, session)
+    assert len(turn.completion_ids) == 120
+    checked(f"{mode}: ignore_eos", "120 of 120 tokens")
+
+
+@modes
+async def test_sixty_four_rollouts_of_the_math_agent(vllm: VLLM, mode: str, checked: Checked, tmp_path: Path) -> None:
+    key = secrets.token_urlsafe(24)
+    rows = [{"prompt": p.prompt, "answer": p.answer} for p in problems("train", 8, seed=1)]
+    model, _ = load_policy()
+    publish(write_checkpoint(model, tmp_path / "weights"), 0, [EngineAddress(url=vllm.url, engine="vllm")])
+    with Services(tmp_path / "logs", env={**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}) as services:
+        agent = example("strands_math_agent/arithmetic_app.py")
+        stack = await asyncio.to_thread(
+            start,
+            services,
+            agent,
+            folder=tmp_path,
+            model=None,
+            admin_key=key,
+            upstream=Upstream(url=vllm.url, engine="vllm"),
+            engine="vllm" if mode == "token" else "policy",
+        )
+        with (
+            RolloutClient(
+                stack.agent_arn,
+                stack.store,
+                "vllm",
+                model_id=MODEL_ID,
+                endpoint_url=stack.runtime_url,
+                tps_limit=TPS_LIMIT,
+            ) as client,
+            GatewayClient(stack.gateway_url, admin_key=key) as gateway,
+        ):
+            gateway.set_weight_version(0)
+            groups = await collect_async(
+                [GroupRequest(input_id=f"{i}", payload=row, n=8) for i, row in enumerate(rows)],
+                client=client,
+                gateway=gateway,
+                config=CollectConfig(max_concurrent=32, rollout_timeout_s=900),
+            )
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    usable = [rollout for rollout in rollouts if rollout.usable]
+    assert len(usable) == len(rollouts) == 64
+    vllms = trainers = 0.0
+    for rollout in usable:
+        assert rollout.trajectory is not None
+        for sequence in rollout.trajectory.sequences:
+            ids = list(sequence.token_ids)
+            told = prompt_logprobs(vllm, ids)
+            with torch.inference_mode():
+                logits_TV = model(input_ids=torch.tensor([ids])).logits[0]
+            own_T = torch.log_softmax(logits_TV[:-1], -1).gather(1, torch.tensor(ids)[1:, None])[:, 0].tolist()
+            for t, (sampled, recorded) in enumerate(zip(sequence.loss_mask, sequence.logprobs, strict=True)):
+                if sampled:
+                    assert recorded is not None
+                    vllms = max(vllms, abs(recorded - (told[t] or 0.0)))
+                    trainers = max(trainers, abs(recorded - own_T[t - 1]))
+    assert vllms <= EXACT
+    assert trainers <= EXACT
+    branches = sum(rollout.trajectory.report.branches for rollout in usable if rollout.trajectory is not None)
+    found = f"64 of 64 usable, {branches} branches; gap to vLLM {vllms:.1e}, to transformers {trainers:.1e}"
+    checked(f"{mode}: rollouts of the math agent", found)
+
+
+def moved(seed: int, size: float) -> Any:
+    """The shipped policy after a step of this size."""
+    model, _ = load_policy()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(size * torch.randn_like(parameter).sign())
+    return model
+
+
+def test_weights_arrive_and_one_that_does_not_is_caught(vllm: VLLM, tmp_path: Path, checked: Checked) -> None:
+    address = EngineAddress(url=vllm.url, engine="vllm")
+    before, after = load_policy()[0], moved(1, 1e-3)
+    publisher = Publisher([address], tmp_path / "weights")
+    assert publisher.publish(after, 11) == 11
+    assert publisher.gap <= EXACT
+    checked("whole weights published and proved, tied head too", f"gap {publisher.gap:.1e}")
+    old, new = dict(before.named_parameters()), write_checkpoint(after, tmp_path / "new")
+    prompt, found = probe_prompt(after.config.vocab_size), []
+    for name in old:
+        spoilt = shutil.copytree(new, tmp_path / "spoilt", dirs_exist_ok=True)
+        save_file({**load_file(new / "model.safetensors"), name: old[name].detach()}, spoilt / "model.safetensors")
+        publish(spoilt, 12, [address])
+        with pytest.raises(WeightsError, match="the weights did not arrive"):
+            prove(after, prompt, [address], 12)
+        found.append(name)
+    checked("one tensor not replaced", f"caught in {len(found)} of {len(old)} tensors")
+    with pytest.raises(WeightsError, match="500"):  # a folder that is not there
+        publish(tmp_path / "none", 13, [address])
+    assert address.connect().sample(prompt, n=1, max_tokens=2, seed=0), "it was resumed"
+    publisher.publish(before, 14)
+
+
+def test_adapters_arrive(vllm: VLLM, tmp_path: Path, checked: Checked) -> None:
+    """LoRA as peft writes it: W + B A alpha / r."""
+    rank, alpha = 4, 8
+    names = ("q_proj", "v_proj")
+    merged = copy.deepcopy(load_policy()[0])
+    adapters: dict[str, torch.Tensor] = {}
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in merged.named_parameters():
+            if name.split(".")[-2] in names:
+                down, up = torch.randn(rank, parameter.shape[1]) * 0.1, torch.randn(parameter.shape[0], rank) * 0.1
+                parameter.add_(up @ down * (alpha / rank))
+                stem = "base_model.model." + name.removesuffix(".weight")
+                adapters |= {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_file(adapters, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(names), "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(WEIGHTS_DIR)}))
+    address = EngineAddress(url=vllm.url, engine="vllm", adapter="tuned")
+    publish(folder, 21, [address])
+    found = prove(merged, probe_prompt(merged.config.vocab_size), [address], 21)
+    base = EngineAddress(url=vllm.url, engine="vllm")
+    assert gap(merged, [1, 2, 3], base.connect().sample([1, 2, 3], n=2, max_tokens=8, seed=1)) > 1e-2
+    checked("LoRA adapter published and proved", f"gap {found:.1e}")
+
+
+async def test_weights_that_change_under_a_call_are_told_apart_in_token_mode(
+    vllm: VLLM, gateway: Gateway, tmp_path: Path, checked: Checked
+) -> None:
+    address = EngineAddress(url=vllm.url, engine="vllm")
+    folder = write_checkpoint(load_policy()[0], tmp_path / "same")
+    publish(folder, 31, [address])
+    session = await opened(gateway)
+    call = asyncio.ensure_future(chat(session, max_tokens=800, ignore_eos=True))
+    async with asyncio.timeout(120):
+        while not len(gateway.running):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    await asyncio.to_thread(publish, folder, 32, [address], in_flight="keep")
+    await call
+    [turn] = await turns_of(gateway, session)
+    versions = turn.token_versions()
+    assert (turn.weight_version_first, turn.weight_version_last) == (31, 32)
+    assert versions == sorted(versions)
+    assert set(versions) == {31, 32}
+    checked("weights changed under a running call", f"{versions.count(31)} tokens of 31, {versions.count(32)} of 32")
+
+
+async def test_kill_9_in_the_middle_costs_no_call_in_token_mode(
+    vllm: VLLM, gateway: Gateway, tmp_path: Path, checked: Checked
+) -> None:
+    address, client = EngineAddress(url=vllm.url, engine="vllm"), GatewayClient(gateway.url)
+    folder = write_checkpoint(load_policy()[0], tmp_path / "weights")
+    await asyncio.to_thread(publish, folder, 41, [address])
+    await client.set_weight_version_async(41)
+    sessions = [await opened(gateway) for _ in range(8)]
+    await chat(sessions[0])  # vLLM has said its version once
+    calls = [asyncio.ensure_future(chat(session, max_tokens=600, ignore_eos=True)) for session in sessions]
+    async with asyncio.timeout(120):
+        while len(gateway.running) < len(calls):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    await asyncio.to_thread(vllm.kill)
+    async with asyncio.timeout(120):
+        while len(gateway.calls.outage) < len(calls):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    _, body = await request("GET", gateway.url + "/healthz")
+    assert json.loads(body)["status"] == "no inference server is up"
+    await asyncio.to_thread(vllm.start)
+    await asyncio.gather(*calls)
+    turns = [(await turns_of(gateway, session))[-1] for session in sessions]
+    assert {turn.why_untrainable() for turn in turns} == {LOST_WEIGHTS}, "it has its first weights now"
+    assert {turn.weight_version_last for turn in turns} == {None}
+    await asyncio.to_thread(publish, folder, 42, [address])
+    await client.set_weight_version_async(42)
+    await chat(sessions[0])
+    last = (await turns_of(gateway, sessions[0]))[-1]
+    assert (last.why_untrainable(), last.weight_version_last) == (None, 42)
+    checked(
+        "kill -9 in the middle of 8 calls", "8 of 8 answered, marked as of the first weights until the next publish"
+    )
