@@ -64,14 +64,19 @@ def prove(
         prompt = list(prompt_ids)
         sampled = address.connect().sample(prompt, n=PROBE_ANSWERS, max_tokens=PROBE_ANSWER_TOKENS, seed=version + 1)
         found = gap(model, prompt, sampled)
-        if not found <= max_gap:  # NaN too
-            raise WeightsError(
-                f"the weights did not arrive: after version {version} was published to {address.engine} at {address.url}, its "
-                f"logprobs and the trainer's differ by {found:.2g} (at most {max_gap:g}); the run stops, because it would train "
-                f"on tokens of other weights. See {PAGE}"
-            )
+        check_gap(found, version, f"{address.engine} at {address.url}", max_gap)
         largest = max(largest, found)
     return largest
+
+
+def check_gap(found: float, version: int, where: str, max_gap: float) -> None:
+    """Raises: WeightsError when engine and trainer differ by more than ``max_gap``, or by NaN."""
+    if not found <= max_gap:
+        raise WeightsError(
+            f"the weights did not arrive: after version {version} was published to {where}, its logprobs and the trainer's "
+            f"differ by {found:.2g} (at most {max_gap:g}); the run stops, because it would train on tokens of other weights. "
+            f"See {PAGE}"
+        )
 
 
 def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled]) -> float:

@@ -14,6 +14,7 @@ from ..data import read_rows
 from ..service import ServiceSettings, gateway_place
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 from .loop import TinkerConfig
+from .proof import MAX_GAP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class TinkerRunConfig(TinkerConfig):
     model_id: str = "policy"
     endpoint_url: str | None = None
     tps_limit: int = 25
+    max_weights_gap: float = MAX_GAP
     gateway_url: str | tuple[str, ...] | None = None
     gateway_public_url: str | tuple[str, ...] | None = None
     gateway_admin_key: str | None = field(default=None, repr=False)
@@ -57,7 +59,7 @@ class TinkerRunConfig(TinkerConfig):
         if self.group_size < 2:
             raise ConfigError(f"a group needs at least 2 rollouts to compare, got group_size={self.group_size}")
         counts = ("gateways", "steps", "groups_per_step", "rank", "context_tokens", "max_tokens")
-        check_numbers(self, positive=("tps_limit",), counts=counts, ports=("gateway_port",))
+        check_numbers(self, positive=("tps_limit", "max_weights_gap"), counts=counts, ports=("gateway_port",))
 
     @classmethod
     def from_file(cls, path: str | Path) -> TinkerRunConfig:

@@ -20,7 +20,8 @@ from ..collection.recording import kept
 from ..data import payload_id, read_rows
 from ..service import RolloutService
 from .config import TinkerRunConfig
-from .loop import StepResult, sdk, train_async
+from .loop import StepResult, sdk, to_gateway, train_async
+from .proof import proved
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ async def run_async(config: TinkerRunConfig, *, on_step: OnStep | None = None) -
                 training_client=training,
                 client=rollouts.client,
                 gateway=rollouts.gateway,  # type: ignore[arg-type]  # `open` made a GatewayClient
+                publish=proved(training, to_gateway(rollouts.gateway), max_gap=config.max_weights_gap),  # type: ignore[arg-type]
                 on_step=_recorder(config, recording, on_step),
                 first_version=int(done["weight_version"]) if done else 0,
                 first_step=first_step,
