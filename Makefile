@@ -104,10 +104,10 @@ slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGAT
 
 # AGENTCORE_RL_ENGINE_PYTHON may name the Python of an environment with vLLM that is there already.
 vllm-env: $(VENV)/.base ## Build .venvs/vllm, a CPU build of vLLM for `--engine vllm` (2.8 GB)
-	@test -n "$(AGENTCORE_RL_ENGINE_PYTHON)" || BASE=$(BIN)/python sh tests/vllm/environment.sh
+	@test -n "$(AGENTCORE_RL_ENGINE_PYTHON)" || BASE=$(BIN)/python sh tests/real_engines/environment.sh
 
 vllm: $(VENV)/.dev vllm-env ## Run the tests that need vLLM itself, about 20 minutes; prints a table of what was checked
-	AGENTCORE_RL_VLLM=1 $(BIN)/python -m pytest -q -n 0 tests/vllm
+	AGENTCORE_RL_VLLM=1 $(BIN)/python -m pytest -q -n 0 tests/real_engines
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .venvs runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

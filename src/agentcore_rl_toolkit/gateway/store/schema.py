@@ -148,6 +148,11 @@ def connect(path: Path | None, *, read_only: bool = False, cut: bool = False) ->
         if cut:
             database.execute("PRAGMA writable_schema=ON")  # without it SQLite refuses such a file as a whole
         _prepare(database, path, read_only=read_only)
+    except UnicodeDecodeError as e:  # sqlite3's word for a text in the schema that is damaged
+        database.close()
+        damaged = sqlite3.DatabaseError(f"its schema is no text: {e}")
+        damaged.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise damaged from e
     except BaseException:
         database.close()
         raise
@@ -179,6 +184,8 @@ def _check_format(database: sqlite3.Connection, path: Path | None) -> None:
         raise ConfigError(f"{path} is a SQLite database, but no gateway's store; give another --store")
     row = database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
     version = row[0] if row else None
+    if isinstance(version, int) and version < FORMAT:
+        raise ConfigError(f"{path} has format {version}, this version writes {FORMAT}; give another --store")
     if not isinstance(version, int) or version > FORMAT:
         raise ConfigError(
             f"{path} has format {version}, this version reads up to {FORMAT}; use the newer version of the toolkit that wrote it"

@@ -88,7 +88,7 @@ class ScriptedEngine:
     @property
     def calls(self) -> list[Seen]:
         """The model calls among the requests."""
-        return [r for r in self.requests if r.method == "POST" and r.path != "/abort_request"]
+        return [r for r in self.requests if r.method == "POST" and r.body and r.path != "/abort_request"]
 
     # -- HTTP
 

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Build the environment in which vLLM runs for the tests and for `--engine vllm`: .venvs/vllm (2.8 GB).
-#     sh tests/vllm/environment.sh
+#     sh tests/real_engines/environment.sh
 # BASE is the Python of an environment that has uv, the development environment unless told otherwise.
 set -eu
 cd "$(dirname "$0")/../.."
 base=${BASE:-.venv/bin/python}
 home=.venvs/vllm
-wanted=tests/vllm/requirements.txt
+wanted=tests/real_engines/requirements.txt
 # Made for these requirements and still there: nothing to do.
 cmp -s "$wanted" "$home/.ready" && "$home/bin/python" -c '' 2>/dev/null && exit 0
 rm -rf "$home"
