@@ -31,7 +31,8 @@ class LocalRun:
 
     ``data`` and ``eval_data`` hold one payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for
     it. ``model`` is a folder, None the built-in policy; ``engine`` serves it ("policy", or "vllm" with the Python of its
-    environment). A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank`` 0 trains all weights. ``staleness`` weight versions may lie between a rollout's start and its training; with
+    environment). A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank`` 0 trains all weights.
+    ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only.
     ``policy_failures`` is `CollectConfig`'s. ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env``
     are variables of the sessions, as K=V, or K for the value that it has here.
