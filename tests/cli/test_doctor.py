@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -23,12 +25,20 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.runtime.local import LocalRuntime
 
-AGENT = Path(__file__).parents[2] / "examples" / "strands_math_agent" / "arithmetic_app.py"
+ROOT = Path(__file__).parents[2]
+AGENT = ROOT / "examples" / "strands_math_agent" / "arithmetic_app.py"
+GUIDE = ROOT / "docs" / "your-agent.md"
 ADMIN_KEY = "trainers-secret"
 
 
 def doctor(folder: Path, *options: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
-    """Exit code, and the findings by name. In this process: a start costs more than what it looks at."""
+    """Exit code, and the findings by name."""
+    code, said = run(["agentcore-rl", "doctor", "--json", *options], folder, environment)
+    return code, {finding["name"]: finding for finding in json.loads(said)}
+
+
+def run(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Exit code and what is printed. In this process: a start costs more than what it looks at."""
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         for name in [n for n in os.environ if n.startswith(("AWS_", "AGENTCORE_"))]:
@@ -36,11 +46,11 @@ def doctor(folder: Path, *options: str, **environment: str) -> tuple[int, dict[s
         for name, value in {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(folder), **environment}.items():
             patch.setenv(name, value)
         patch.chdir(folder)
-        patch.setattr(sys, "argv", ["agentcore-rl", "doctor", "--json", *options])
+        patch.setattr(sys, "argv", words)
         patch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
         with pytest.raises(SystemExit) as ended:
             main()
-    return int(ended.value.code or 0), {finding["name"]: finding for finding in json.loads(said.getvalue())}
+    return int(ended.value.code or 0), said.getvalue()
 
 
 def test_this_machine_has_what_the_tests_need(tmp_path: Path) -> None:
@@ -120,6 +130,11 @@ def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
         (tmp_path / ".env").write_text(f"AGENTCORE_AGENT_ARN={arn}\n")
         control = {"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": runtime.url}
         code, found = doctor(tmp_path, "--aws", **account, **control)
+        [lines] = re.findall(r"```bash\n(agentcore-rl doctor\n.*?)```", GUIDE.read_text(), re.DOTALL)
+        for line in lines.splitlines():  # as the guide has them
+            ended, said = run(shlex.split(line), tmp_path, {**account, **control})
+            assert ended == 0, said
+            assert "none failed" in said
     assert code == 0, found
     for name in (
         "credentials",
