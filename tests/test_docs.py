@@ -39,6 +39,19 @@ def test_relative_links_and_anchors_resolve(document: Path) -> None:
             assert anchor in anchors(file), f"{target}: no such heading"
 
 
+GUIDES = sorted(
+    p
+    for p in (ROOT / "docs").rglob("*.md")
+    if p.parent.name != "reference" and p.name not in ("index.md", "security.md")
+)
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_page_begins_with_what_its_reader_can_do_afterwards(document: Path) -> None:
+    first = "\n\n".join(document.read_text().split("\n\n")[1:4])
+    assert re.search(r"[Aa]fter\s+(this page|it)", first), f"{document} does not say it"
+
+
 def code_lines(document: Path) -> list[str]:
     blocks = re.findall(r"```[a-z]*\n(.*?)```", document.read_text(), re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
