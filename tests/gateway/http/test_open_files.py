@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -52,6 +53,8 @@ async def test_without_a_descriptor_the_call_fails_and_not_the_server(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         writer.close()
+        with contextlib.suppress(OSError):  # a loop that ends before would leave the socket to the collector
+            await writer.wait_closed()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ async def test_every_agent_is_answered_and_the_server_not_taken_for_dead(
     line = ["sh", "-c", f'{limit}; exec "$@"', "sh", *line]
     process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.DEVNULL)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):  # of a loaded machine
             while not ready.exists():
                 assert process.poll() is None
                 await asyncio.sleep(0.02)
@@ -82,4 +85,4 @@ async def test_every_agent_is_answered_and_the_server_not_taken_for_dead(
         assert [(w["failures"], w["healthy"]) for w in await client.workers_async()] == [(0, True)]
     finally:
         process.terminate()
-        await asyncio.to_thread(process.wait, 20)
+        await asyncio.to_thread(process.wait, 60)

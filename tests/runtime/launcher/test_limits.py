@@ -31,7 +31,8 @@ def refused(server: Server, payload: dict[str, object], session_id: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("tier", ["namespaces", "landlock", "process"])
+# Without a pid namespace the tiers measure alike.
+@pytest.mark.parametrize("tier", ["namespaces", pytest.param("landlock", marks=pytest.mark.nightly), "process"])
 def test_a_session_above_a_limit_is_ended_and_says_which(start_server: Callable[..., Server], tier: str) -> None:
     server = start_server("--isolation", tier, "--memory-mb", "150", "--disk-mb", "20", agent=AGENT)
     where = cgroups.detect()
@@ -102,7 +103,7 @@ async def test_a_fast_writer_is_noticed_before_it_is_time_to_measure(
         watch.cancel()
 
 
-@pytest.mark.parametrize("tier", ["namespaces", "landlock", "process"])
+@pytest.mark.parametrize("tier", ["namespaces", pytest.param("landlock", marks=pytest.mark.nightly), "process"])
 @pytest.mark.threat(
     who="a session",
     tries="use more disk than --disk-mb: removed files held open or mapped, folders of mode 000, paths beyond PATH_MAX",

@@ -43,22 +43,23 @@ def look(start_server: Callable[..., Server], victim: tuple[Path, int], *options
 
 
 @pytest.mark.parametrize("tier", ["namespaces", "landlock"])
-@pytest.mark.parametrize("phase", ["loading", "session"])
 def test_module_code_and_sessions_are_held_alike(
-    start_server: Callable[..., Server], victim: tuple[Path, int], tier: str, phase: str
+    start_server: Callable[..., Server], victim: tuple[Path, int], tier: str
 ) -> None:
     server, said = look(start_server, victim, "--isolation", tier)
     template = server.view.get("/_local/status")["templates"][0]
     assert (template["start"], template["confined"]) == ("fork", True)
-    for what in OUT:
-        kind, value = said[phase][what]
-        assert kind == "refused" or value == "", (what, value)  # namespaces: the file of secrets is there, and empty
-    if tier == "namespaces":
-        assert said[phase]["host processes"] == ["done", []]
-        assert said[phase]["kill"] == ["refused", "ProcessLookupError"]
-        assert said[phase]["tmp"][0] == "done"
-    else:
-        assert said[phase]["tmp"][0] == "refused"
+    for phase in ("loading", "session"):
+        for what in OUT:
+            kind, value = said[phase][what]
+            # namespaces: the file of secrets is there, and empty
+            assert kind == "refused" or value == "", (phase, what, value)
+        if tier == "namespaces":
+            assert said[phase]["host processes"] == ["done", []], said
+            assert said[phase]["kill"] == ["refused", "ProcessLookupError"], said
+            assert said[phase]["tmp"][0] == "done", said
+        else:
+            assert said[phase]["tmp"][0] == "refused", said
     assert not (victim[0] / "planted").exists()
     assert not Path(f"/tmp/planted-{victim[1]}").exists()
 
@@ -109,7 +110,10 @@ def test_what_a_template_may_do_over_its_own_namespaces_does_not_lead_out(
     assert "done" not in tried.values(), tried
 
 
-@pytest.mark.parametrize("limit", [(), ("--memory-mb", "400", "--processes", "50", "--cpus", "1")])
+@pytest.mark.parametrize(
+    "limit",
+    [pytest.param((), marks=pytest.mark.nightly), ("--memory-mb", "400", "--processes", "50", "--cpus", "1")],
+)
 def test_pids_are_the_machines_and_everything_ends_with_the_template(
     start_server: Callable[..., Server], limit: tuple[str, ...]
 ) -> None:
@@ -146,8 +150,15 @@ def test_sessions_hold_no_file_of_the_template(start_server: Callable[..., Serve
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups of version 1 are root's")
-@pytest.mark.parametrize("tier", ["namespaces", "process"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("number", "tier"),
+    [
+        (signal.SIGTERM, "namespaces"),
+        (signal.SIGKILL, "process"),
+        pytest.param(signal.SIGTERM, "process", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, "namespaces", marks=pytest.mark.nightly),
+    ],
+)
 def test_control_groups_of_a_template_go_with_its_runtime_or_the_next(
     start_server: Callable[..., Server], number: int, tier: str
 ) -> None:
@@ -164,7 +175,7 @@ def test_control_groups_of_a_template_go_with_its_runtime_or_the_next(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups of version 1 are root's")
-@pytest.mark.parametrize("tier", ["namespaces", "process"])
+@pytest.mark.parametrize("tier", ["namespaces", pytest.param("process", marks=pytest.mark.nightly)])
 def test_control_groups_of_sessions_go_with_a_killed_template(start_server: Callable[..., Server], tier: str) -> None:
     if cgroups.detect() is None:
         pytest.skip("no control group is usable here")
