@@ -121,6 +121,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 _aws_connections: list[URLLib3Session] = []  # of this test: held, so that none is left to the collector
 _aws_connections_before: weakref.WeakSet[URLLib3Session] = weakref.WeakSet()
+_aws_streams: list[
+    Any
+] = []  # replies of this test that are read as they come: one that is not read to its end keeps its socket
 
 
 def _remember_aws_connections() -> None:
@@ -132,14 +135,27 @@ def _remember_aws_connections() -> None:
         make(self, *args, **kwargs)
         _aws_connections.append(self)
 
+    send = URLLib3Session.send
+
+    @functools.wraps(send)
+    def remember_stream(self: URLLib3Session, request: Any) -> Any:
+        response = send(self, request)
+        if request.stream_output:
+            _aws_streams.append(response.raw)
+        return response
+
     URLLib3Session.__init__ = remember
+    URLLib3Session.send = remember_stream
 
 
 _remember_aws_connections()
 
 
 def _close_aws_connections() -> None:
-    """Idle ones. A client that lives on (a module's) makes new ones when it is used again."""
+    """Idle ones, and those of replies that broke off. A client that lives on makes new ones when it is used again."""
+    for stream in _aws_streams:
+        stream.close()
+    _aws_streams.clear()
     for session in [*_aws_connections, *_aws_connections_before]:
         session.close()
     _aws_connections_before.update(_aws_connections)
