@@ -197,8 +197,10 @@ def test_the_agent_of_the_readme_runs_a_rollout(tmp_path: Path, servers: ExitSta
     has_anyway = (
         "from math_tools import SYSTEM_PROMPT, AnswerReward, calculator\nfrom strands import Agent\n"
         "from strands.models.openai import OpenAIModel\nreward = AnswerReward()\n"
+        "import os\nassert os.environ['STOCK'] == 'lamps'\n"
     )
     shutil.copy(DOCS.parent / "examples" / "strands_math_agent" / "math_tools.py", tmp_path)
     (tmp_path / "agent.py").write_text(f"{has_anyway}{block}\nif __name__ == '__main__':\n    app.run()\n")
     payload = json.dumps({"prompt": "What is 2 + 3?", "answer": "5"})
-    assert reader.run(f"agentcore-rl invoke --agent agent.py {shlex.quote(payload)}").startswith("outcome ok")
+    invoke = f"agentcore-rl invoke --agent agent.py --session-env STOCK=lamps {shlex.quote(payload)}"
+    assert reader.run(invoke).startswith("outcome ok")
