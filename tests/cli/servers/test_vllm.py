@@ -1,0 +1,82 @@
+"""How vLLM is found and started; a run with it is `make vllm`'s."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.cli import main
+from agentcore_rl_toolkit.cli.servers.vllm import EXTENSION, command_line, context_of, environment, find_python
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR
+
+
+def test_without_vllm_every_command_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENTCORE_RL_ENGINE_PYTHON", str(tmp_path / "none"))
+    (tmp_path / "agent.py").touch()
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    for words in (
+        ["policy", "vllm"],
+        ["train", "--engine", "vllm", "--agent", "agent.py", "--data", "rows.jsonl"],
+    ):
+        monkeypatch.setattr(sys, "argv", ["agentcore-rl", *words])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert "engine vllm needs an environment with vLLM" in said
+        assert "--engine-python" in said
+        assert "make vllm-env" in said
+
+
+def test_the_environment_is_looked_for_where_it_is_named_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AGENTCORE_RL_ENGINE_PYTHON", raising=False)
+    own = tmp_path / ".venvs" / "vllm" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert find_python() == own
+    monkeypatch.setenv("AGENTCORE_RL_ENGINE_PYTHON", sys.executable)
+    assert find_python() == Path(sys.executable)
+    with pytest.raises(ConfigError, match="there is no"):
+        find_python(tmp_path / "else")
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_it_listens_on_loopback_with_what_training_needs(cpu: bool) -> None:
+    line = command_line(Path("py"), Path("m"), port=7, cpu=cpu, served_model="policy", more=["--seed", "1"])
+    pairs = dict(itertools.pairwise(line))
+    assert pairs["--host"] == "127.0.0.1", "its routes for weights ask for no key"
+    assert pairs["--worker-extension-cls"] == EXTENSION
+    assert "--enable-scale-out" in line
+    assert ("--enforce-eager" in line) is cpu
+    assert line[-2:] == ["--seed", "1"]
+
+
+def test_its_workers_find_the_extension_and_nothing_else_of_this_environment(tmp_path: Path) -> None:
+    told = environment(tmp_path, cpu=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["agentcore_rl_toolkit"]
+    module, _, name = EXTENSION.rpartition(".")
+    code = f"import sys, {module} as m; m.{name}; print(sorted(n for n in sys.modules if n in ('torch', 'msgspec', 'boto3')))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],  # -S: without site-packages
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": told["PYTHONPATH"], "PATH": os.environ["PATH"]},
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_the_window_is_the_models(tmp_path: Path) -> None:
+    assert context_of(WEIGHTS_DIR) == 1024
+    assert context_of(tmp_path) is None
