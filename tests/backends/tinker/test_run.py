@@ -19,10 +19,11 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
-from agentcore_rl_toolkit.backends.tinker.loop import StepResult
+from agentcore_rl_toolkit.backends.tinker.loop import StepResult, sdk
+from agentcore_rl_toolkit.backends.tinker.proof import gap, proved
 from agentcore_rl_toolkit.backends.tinker.run import STATE_FILE, batches, run_async
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.errors import ConfigError, WeightsError
 from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.finetuning import PolicyModel
@@ -118,7 +119,10 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(pla
         t.weight_version_first for g in groups for r in g.usable if r.capture is not None for t in r.capture.turns
     }
     assert versions == {1}
-    assert {call.path for call in server.calls[sampled:]} == {
+    by_rollouts = [
+        call for call in server.calls[sampled:] if "run-000002" not in call.path
+    ]  # of those only the proof asks
+    assert {call.path for call in by_rollouts} == {
         p for p in server.model.paths if "sampler_weights/run-000001" in p and p != first.sampler
     }
     check_tokens(server, groups, calls_from=sampled, updates_from=trained)
@@ -165,7 +169,7 @@ def test_every_step_has_its_inputs_wherever_a_run_begins(tmp_path: Path) -> None
     config = TinkerRunConfig(
         exp_id="e",
         agent_runtime_arn="a",
-        s3_bucket="b",
+        s3_bucket="bucket",
         base_model="m",
         model_dir=tmp_path,
         data_path=tmp_path / "d.jsonl",
@@ -197,7 +201,7 @@ def test_settings_that_cannot_work_are_refused_before_a_run(tmp_path: Path, chan
     good: dict[str, Any] = {
         "exp_id": "e",
         "agent_runtime_arn": "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math",
-        "s3_bucket": "b",
+        "s3_bucket": "bucket",
         "base_model": "m",
         "model_dir": tmp_path,
         "data_path": tmp_path / "rows.jsonl",
@@ -216,7 +220,7 @@ def test_a_damaged_state_is_not_taken_for_a_fresh_start(tmp_path: Path) -> None:
     config = TinkerRunConfig(
         exp_id="e",
         agent_runtime_arn="a",
-        s3_bucket="b",
+        s3_bucket="bucket",
         base_model="m",
         model_dir=tmp_path,
         data_path=tmp_path / "rows.jsonl",
@@ -224,3 +228,36 @@ def test_a_damaged_state_is_not_taken_for_a_fresh_start(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="not a run's state"):
         asyncio.run(run_async(config))
+
+
+@sdk_sockets
+async def test_sampling_weights_of_another_step_are_noticed(place: Place) -> None:
+    tinker = sdk()
+    service = await asyncio.to_thread(tinker.ServiceClient, base_url=place.config.url)
+    try:
+        made = service.create_lora_training_client(base_model=place.config.base_model, rank=8, seed=0)
+        training = await asyncio.to_thread(made.result)
+        path = (await training.save_weights_for_sampler("before")).path
+        assert await gap(training, path) < 1e-4
+        ids = list(range(1, 60))
+        data = [
+            tinker.Datum(
+                model_input=tinker.ModelInput.from_ints(ids[:-1]),
+                loss_fn_inputs={"target_tokens": ids[1:], "weights": [1.0] * (len(ids) - 1)},
+            )
+        ]
+        forward = training.forward_backward(data, "cross_entropy")
+        step = training.optim_step(tinker.AdamParams(learning_rate=1e-2))
+        await forward, await step
+        sent: list[tuple[str, int]] = []
+
+        async def send(path: str, version: int) -> None:
+            sent.append((path, version))
+
+        publish = proved(training, send)
+        with pytest.raises(WeightsError, match="the weights did not arrive: after version 1 was published to Tinker"):
+            await publish(path, 1)  # what is sampled is the step before
+        await publish((await training.save_weights_for_sampler("after")).path, 1)
+        assert [version for _, version in sent] == [1, 1]
+    finally:
+        await asyncio.to_thread(lambda: service.close("success").result())

@@ -29,9 +29,9 @@ async def gap(training: Any, path: str) -> float:
     """Largest difference between the logprobs of sampled tokens and those of the training client. Units: nats."""
     tinker = sdk()
     prompt = list(range(1, PROBE_PROMPT_TOKENS + 1))  # ids that any vocabulary has
-    sampler = await training.create_sampling_client_async(path)
+    sampler = await training.create_sampling_client(path)
     params = tinker.SamplingParams(max_tokens=PROBE_ANSWER_TOKENS, temperature=1.0)
-    told = await sampler.sample_async(tinker.ModelInput.from_ints(prompt), PROBE_ANSWERS, params)
+    told = await sampler.sample(tinker.ModelInput.from_ints(prompt), PROBE_ANSWERS, params)
     answers = [Sampled(ids=list(s.tokens), logprobs=list(s.logprobs or ())) for s in told.sequences]
     data = [
         tinker.Datum(
