@@ -14,6 +14,7 @@ import agentcore_rl_toolkit
 
 ROOT = Path(agentcore_rl_toolkit.__file__).parent
 ALWAYS = {"errors", "contract"}
+MOST_MODULES = 14  # in one folder
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "contract": {"errors"},
@@ -149,7 +150,8 @@ ROOMS = {
             "containers",
             "sessions",
         ),
-        *("config", "api", "agents", "roots", "launcher", "isolation", "private_files", "peers", "wire"),
+        *("config", "api", "agents", "roots", "template", "launcher", "isolation", "boot"),
+        *("private_files", "peers", "wire"),
     ],
     "client": [
         *(
@@ -228,6 +230,11 @@ def test_rooms_say_what_they_are(name: str) -> None:
         path = ROOT / name / room / "__init__.py"
         if any(path.parent.glob("*.py")):
             assert ast.get_docstring(ast.parse(path.read_text())), f"{path} says not what lives there"
+
+
+def test_no_folder_has_more_modules_than_a_newcomer_can_look_through() -> None:
+    counts = {folder: len(list(folder.glob("*.py"))) for folder in (ROOT, *ROOT.rglob("*")) if folder.is_dir()}
+    assert {str(folder.relative_to(ROOT)): n for folder, n in counts.items() if n > MOST_MODULES} == {}
 
 
 def imported_modules(path: Path) -> Iterator[Path]:

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from ..errors import AgentCoreRLError, MissingExtraError
+from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
 from .output.terminal import guard, visible
 
 # name -> (module, attribute, one line for --help, extra that installs what it needs)
@@ -105,13 +105,16 @@ def completion(shell: str) -> None:
 
 
 def main() -> None:
-    """Run the command line; errors of the toolkit print as one message, without a traceback."""
+    """Run the command line; errors of the toolkit print as one message, without a traceback.
+
+    Exit code: 2 for what the caller can mend in the command (an option, a setting, a missing extra), else 1.
+    """
     guard()
     try:
         cli(standalone_mode=True, prog_name="agentcore-rl", complete_var="_AGENTCORE_RL_COMPLETE")
     except AgentCoreRLError as e:
         click.echo(visible(f"error: {e}"), err=True)
-        sys.exit(2)
+        sys.exit(2 if isinstance(e, (ConfigError, MissingExtraError)) else 1)
     except ModuleNotFoundError as e:
         # A heavy import inside a command body: name the extra of the command that was asked for.
         asked = next((arg for arg in sys.argv[1:] if arg in _COMMANDS), None)

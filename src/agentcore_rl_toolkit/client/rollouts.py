@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 import weakref
@@ -130,7 +131,6 @@ class RolloutClient(BatchMethods):
         check_url("notify_url", notify_url)
         parse_url(s3_bucket)
         self.agent_runtime_arn = agent_runtime_arn
-        self.region = self._parse_region_from_arn(agent_runtime_arn)
         self.s3_bucket = s3_bucket
         self.exp_id = check_id(exp_id, "exp_id")
         self.base_url = base_url
@@ -158,17 +158,17 @@ class RolloutClient(BatchMethods):
             read_timeout_s=self.deadlines.start_s,
             session=boto3_session,
         )
-        self._pacer = shared_pacer(agent_runtime_arn, self.endpoint_url)
-        self._limits = PaceLimits(tps_limit, stop_tps_limit or tps_limit, sessions_per_minute)
-        self._pacer.join(self._limits)
+        pacer = shared_pacer(agent_runtime_arn, self.endpoint_url)
+        limits = PaceLimits(tps_limit, stop_tps_limit or tps_limit, sessions_per_minute)
+        pacer.join(limits)
+        self._leave_pacer = functools.partial(pacer.leave, limits)
         self._ledgers: dict[str, Ledger] = {}
         self._portal = Portal("agentcore-rl-client", owner="client")
-        self._closed = False
-        self._close_lock = threading.Lock()
+        self._may_close = threading.Semaphore(1)  # taken by the first `close`
         self._engine = Engine(
             portal=self._portal,
             transport=transport or self._boto3,
-            pacer=self._pacer,
+            pacer=pacer,
             store_for=Stores(s3_bucket, self.store),
             watch=self.watch,
             events=Events(self.exp_id),
@@ -383,6 +383,11 @@ class RolloutClient(BatchMethods):
         }
 
     @property
+    def region(self) -> str:
+        """Of the agent, as its ARN says."""
+        return self._parse_region_from_arn(self.agent_runtime_arn)
+
+    @property
     def agentcore_client(self) -> Any:
         """The boto3 ``bedrock-agentcore`` client."""
         return self._boto3.client
@@ -428,15 +433,13 @@ class RolloutClient(BatchMethods):
             await ledger.close_async()
 
     def _begin_close(self) -> bool:
-        with self._close_lock:
-            first, self._closed = not self._closed, True
-            self._engine.refuse_more()
-            return first
+        self._engine.refuse_more()
+        return self._may_close.acquire(blocking=False)
 
     def _end_close(self) -> None:
         self._finalizer.detach()
         open_engines.discard((self._portal, self._engine))
-        self._pacer.leave(self._limits)
+        self._leave_pacer()
         self._portal.close()
         self._boto3.close()
 

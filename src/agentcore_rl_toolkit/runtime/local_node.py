@@ -16,7 +16,8 @@ from ..errors import AgentLoadError
 from .agents.agent import Agent, runtime_arn
 from .config import RuntimeConfig
 from .containers.node import ContainerNode
-from .isolation import cgroups, choose_tier
+from .isolation import choose_tier
+from .isolation.linux import cgroups
 from .isolation.relay import Relay
 from .isolation.tiers import loader_unavailable
 from .launcher.handle import TemplateProcess, TemplateSpec

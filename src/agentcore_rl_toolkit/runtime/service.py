@@ -28,7 +28,7 @@ from .http.app import RuntimeApp
 from .http.protocol import RuntimeProtocol, aws_error
 from .runtime import Runtime
 from .s3.sessions import SessionAccess
-from .s3.xml import refusal_document
+from .s3.wire.xml import refusal_document
 from .sessions.s3_keys import SessionKeys
 
 AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
@@ -77,8 +77,16 @@ async def serve(
     runtime = Runtime(config, s3_url=s3_url, s3_keys=session_keys, s3_own_key=own_key, cluster=cluster)
     loop = asyncio.get_running_loop()
     loading = asyncio.ensure_future(runtime.start(list(agents)))
+    server: _Server | None = None
+
+    def stop() -> None:  # uvicorn has handlers of its own, but not from the first moment, and raises the signal again
+        if server is None:
+            loading.cancel()
+        else:
+            server.should_exit = True
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, loading.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         arns = await loading
     except BaseException as e:
@@ -124,14 +132,6 @@ async def serve(
             timeout_graceful_shutdown=math.ceil(config.times.shutdown_grace_s) + AFTER_SESSIONS_S,
         ),
     )
-
-    def stop(signum: int, frame: Any) -> None:
-        server.should_exit = True  # told to stop before uvicorn listens for signals itself
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)
-        # uvicorn raises the signal again after its shutdown; a graceful stop is exit status 0 here.
-        signal.signal(number, stop)
     url = f"http://{host if ':' not in host else f'[{host}]'}:{listeners[0].getsockname()[1]}"
     content: dict[str, Any] = {"url": url, "pid": os.getpid(), "agents": arns, "isolation": runtime.node.tier}
     if s3_url is not None:

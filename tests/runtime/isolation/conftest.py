@@ -176,8 +176,8 @@ def asked(launcher: Launcher, expression: str) -> Any:
     key = (launcher.user, expression)
     if key not in _answers:
         code = (
-            f"import json, sys; sys.path.insert(0, {str(ROOT / 'runtime' / 'isolation')!r})\n"
-            f"import run; TIERS = run._module('tiers').TIERS; print(json.dumps({expression}))"
+            f"import json, sys; sys.path.insert(0, {str(ROOT / 'runtime')!r})\n"
+            f"import boot; del sys.path[0]; TIERS = boot.load('isolation.tiers').TIERS; print(json.dumps({expression}))"
         )
         command = [launcher.python, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", **launcher.identity)

@@ -5,8 +5,7 @@ Run by path in any interpreter; one JSON order on stdin, one JSON answer on stdo
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
+import importlib.util
 import json
 import os
 import resource
@@ -15,25 +14,14 @@ import signal
 import sys
 import time
 import traceback
-import types
 from typing import Any
-
-ALIAS = "_agentcore_rl_tested"
 
 
 def package(root: str) -> tuple[Any, Any]:
-    runtime = os.path.join(root, "runtime")
-    parts = (
-        (ALIAS, root),
-        (f"{ALIAS}.runtime", runtime),
-        (f"{ALIAS}.runtime.isolation", os.path.join(runtime, "isolation")),
-    )
-    for name, path in parts:
-        module = types.ModuleType(name)
-        module.__path__ = [path]
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        sys.modules[name] = module
-    return (importlib.import_module(f"{ALIAS}.runtime.isolation.{m}") for m in ("tiers", "spec"))  # type: ignore[return-value]
+    spec = importlib.util.spec_from_file_location("boot", os.path.join(root, "runtime", "boot.py"))
+    boot: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(boot)  # type: ignore[union-attr]
+    return boot.load("isolation.tiers"), boot.load("isolation.spec")
 
 
 def run_session(order: dict[str, Any], tier: Any, spec: Any, out: int, known: dict[str, Any]) -> None:

@@ -14,16 +14,9 @@ from threading import Thread
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.runtime.isolation import (
-    IsolationSpec,
-    Limits,
-    available_tiers,
-    cgroups,
-    choose_tier,
-    landlock,
-    seccomp,
-)
+from agentcore_rl_toolkit.runtime.isolation import IsolationSpec, Limits, available_tiers, choose_tier
 from agentcore_rl_toolkit.runtime.isolation.engines import find_engine, split_url
+from agentcore_rl_toolkit.runtime.isolation.linux import cgroups, landlock, seccomp
 from agentcore_rl_toolkit.runtime.isolation.tiers import TIERS
 
 from .conftest import linux_only

@@ -130,6 +130,22 @@ def round_interval_s(*, idle_s: float, round_cost_s: float, min_s: float, max_s:
     return min(max_s, max(min_s, idle_s * IDLE_SHARE, round_cost_s / CPU_SHARE))
 
 
+@dataclass(kw_only=True)
+class LookPace:
+    """How often to look. Units: seconds. ``push_works``: notifications arrive, so looking is only for what gets lost."""
+
+    min_s: float
+    max_s: float
+    push_s: float
+    push_works: bool = False
+
+    def interval_s(self, *, idle_s: float, round_cost_s: float) -> float:
+        least_s, most_s = self.min_s, self.max_s
+        if self.push_works:
+            least_s, most_s = self.push_s, max(self.max_s, self.push_s)
+        return round_interval_s(idle_s=idle_s, round_cost_s=round_cost_s, min_s=least_s, max_s=most_s)
+
+
 class Watcher:
     """Watches the rollouts of one experiment in one store. Lives on the engine's loop."""
 
@@ -148,12 +164,11 @@ class Watcher:
         self._store = store
         self._root = root
         self._cost = LOCAL_COST if local else REMOTE_COST
-        self._min_s, self._max_s, self._push_s = min_s, max_s, push_s
+        self._pace = LookPace(min_s=min_s, max_s=max_s, push_s=push_s)
         self._waiters: dict[str, Waiter] = {}
         self._by_alive: dict[str, Waiter] = {}
         self._known: dict[str, int] = {}
         self._may_list = True
-        self._push_works = False
         self._unlistable_s: dict[str, float] = {}  # prefix -> when its listing last failed for good
         self._news_at_s = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -212,7 +227,7 @@ class Watcher:
 
     def push_was_true(self) -> None:
         """A notification led to a record: agents here do tell, so looking is only for what gets lost on the way."""
-        self._push_works = True
+        self._pace.push_works = True
 
     def missing(self, waiter: Waiter) -> Waiter:
         """A read found no record after all: look on."""
@@ -267,11 +282,8 @@ class Watcher:
             if self._failures:
                 await asyncio.sleep(self._pause_s())
                 continue
-            interval_s = round_interval_s(
-                idle_s=time.monotonic() - self._news_at_s,
-                round_cost_s=self._round_cost_s(),
-                min_s=self._push_s if self._push_works else self._min_s,
-                max_s=max(self._max_s, self._push_s) if self._push_works else self._max_s,
+            interval_s = self._pace.interval_s(
+                idle_s=time.monotonic() - self._news_at_s, round_cost_s=self._round_cost_s()
             )
             patience_s = min((w.silence_s for w in self._waiters.values()), default=math.inf) / 3
             await asyncio.sleep(min(interval_s, patience_s))
@@ -292,7 +304,7 @@ class Watcher:
         )
 
     def _pause_s(self) -> float:
-        return backoff_s(self._failures, base_s=max(0.1, self._min_s), cap_s=LONGEST_PAUSE_S)
+        return backoff_s(self._failures, base_s=max(0.1, self._pace.min_s), cap_s=LONGEST_PAUSE_S)
 
     def _round_cost_s(self) -> float:
         """CPU time of the last look at a local store, from counts: its wall time would grow with the load of the machine."""

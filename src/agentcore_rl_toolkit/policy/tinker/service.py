@@ -32,7 +32,7 @@ from typing import Any
 from ..._parsing import parse_json
 from ...errors import AgentCoreRLError
 from .listening import Answer, Asked, Listener
-from .messages import Completion, Sampled, write_sample
+from .messages import Completion, ForwardBackward, Sampled, write_sample
 from .promises import Promise, Promises, refuse
 from .runs import PROTOBUF, Runs
 from .scripted import ScriptedModel, TinkerModel
@@ -95,15 +95,21 @@ class TinkerServer:
         self._numbers = itertools.count(1)
         self._promises = Promises()
         self._sampling: dict[str, tuple[SampleCall, asyncio.Task[None]]] = {}
-        self._numbered: dict[tuple[str, int], str] = {}
         self._runs = Runs(model, self._promises, self._new_sampler)
-        self.updates, self.steps = self._runs.updates, self._runs.steps
         self._sampler = ThreadPoolExecutor(64, "tinker-sample")
         self._listener = Listener(self._answer)
 
     @property
     def url(self) -> str:
         return self._listener.url
+
+    @property
+    def updates(self) -> list[ForwardBackward]:
+        return self._runs.updates
+
+    @property
+    def steps(self) -> list[dict[str, float]]:
+        return self._runs.steps
 
     async def start(self, port: int = 0) -> None:
         await self._listener.start(port=port)
@@ -252,9 +258,9 @@ class TinkerServer:
         sampler = body["sampling_session_id"]
         if sampler not in self.samplers:
             return refuse(404, f"there is no sampling session {sampler!r}")
-        known = self._numbered.get((sampler, body["seq_id"]))
-        if known is not None:
-            return self._promise_told(known, body)
+        request_id = f"{sampler}:sample:{body['seq_id']}"
+        if request_id in self._sampling:  # asked again
+            return self._promise_told(request_id, body)
         fault = self.faults.popleft() if self.faults else Fault()
         if fault.status != 200 or fault.body is not None:
             told = fault.body if fault.body is not None else json.dumps({"detail": "scripted failure"}).encode()
@@ -262,8 +268,6 @@ class TinkerServer:
         ids = [token for chunk in body["prompt"]["chunks"] for token in chunk["tokens"]]
         call = SampleCall(sampler, self.samplers[sampler], body, asked.headers, ids)
         self.calls.append(call)
-        request_id = f"{sampler}:sample:{body['seq_id']}"
-        self._numbered[sampler, body["seq_id"]] = request_id
         promise = self._promises.make(request_id, drop_after=fault.drop_after)
         self._sampling[request_id] = call, self._promises.start(self._sample(promise, call, fault))
         return self._promise_told(request_id, body)

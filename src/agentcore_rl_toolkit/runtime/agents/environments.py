@@ -35,6 +35,7 @@ from ...errors import LocalRuntimeError
 
 BUILD_TIMEOUT_S = 900
 KEPT = 32  # environments of the largest of our examples take half a gigabyte each, most of it shared with uv's cache
+KEPT_WHEELS = 4
 KEEP_VARIABLE = "AGENTCORE_RL_ENVIRONMENTS"
 _in_use: dict[Path, int] = {}  # environments of this process, and descriptors of the files that it holds locked
 _LISTED = re.compile(r"(?:-r|-c|--requirement|--constraint)(?:\s+|=)?(\S+)")
@@ -111,14 +112,20 @@ def _wants_toolkit(folder: Path, file: Path) -> bool:
 
 @functools.cache
 def toolkit_wheel() -> Path:
-    """The wheel of the version that runs here, in a folder of the cache named after its content."""
+    """The wheel of the version that runs here, in a folder of the cache named after its content. The newest are kept."""
     wheels = cache_dir().with_name("wheels")
     wheels.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=wheels) as scratch:
         made = write_wheel(Path(scratch))
         home = wheels / hashlib.sha256(made.read_bytes()).hexdigest()[:20]
         home.mkdir(exist_ok=True)
-        return made.replace(home / made.name)
+        wheel = made.replace(home / made.name)
+    os.utime(home)
+    homes = sorted((path for path in wheels.iterdir() if path.is_dir()), key=_last_use, reverse=True)
+    for old in homes[KEPT_WHEELS:]:
+        if time.time() - _last_use(old) > BUILD_TIMEOUT_S:  # none that an environment is being built with
+            shutil.rmtree(old, ignore_errors=True)
+    return wheel
 
 
 def _named_in(file: Path) -> Iterator[tuple[Path, bool]]:

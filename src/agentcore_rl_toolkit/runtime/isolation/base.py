@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -11,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...errors import ConfigError
-from . import cgroups, rlimits
+from .limits import wants_groups
+from .linux import cgroups
 from .spec import IsolationSpec, Network, system_paths
 
 TierName = Literal["namespaces", "landlock", "process", "docker", "gvisor"]
-log = logging.getLogger(__name__)
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run.py")
+BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,27 +95,7 @@ class Tier(ABC):
 def helper_argv(name: TierName, spec: IsolationSpec, argv: Sequence[str]) -> list[str]:
     # The helper starts without site packages, for speed; what this interpreter can see is told to it.
     told = spec if spec.system is not None else replace(spec, system=system_paths())
-    return [sys.executable, "-I", "-S", SCRIPT, "exec", name, told.to_json(), "--", *argv]
-
-
-def wants_groups(spec: IsolationSpec) -> bool:
-    limits = spec.limits
-    return limits.memory_bytes is not None or limits.processes is not None or limits.cpus is not None
-
-
-def set_limits(spec: IsolationSpec) -> None:
-    """Join the session's control group and remember what it does not hold, to be set as rlimits at the very end."""
-    held = cgroups.attach(spec.name, spec.limits) if wants_groups(spec) else frozenset()
-    if spec.limits.cpus is not None and "cpu" not in held:
-        log.warning(
-            "no control group for CPU is usable here: session %s is not held to %s cores", spec.name, spec.limits.cpus
-        )
-    if spec.limits.processes is not None and "pids" not in held and os.geteuid() == 0 and sys.platform == "linux":
-        log.warning(
-            "root is exempt from RLIMIT_NPROC and no control group is usable: processes of %s are not bounded",
-            spec.name,
-        )
-    rlimits.apply(spec.limits, held)
+    return [sys.executable, "-I", "-S", BOOT, "isolation.run", "exec", name, told.to_json(), "--", *argv]
 
 
 def settle(spec: IsolationSpec) -> None:
@@ -124,14 +103,3 @@ def settle(spec: IsolationSpec) -> None:
         os.environ.clear()
         os.environ.update(spec.env)
     os.chdir(spec.cwd or spec.session_dir)
-
-
-def limits_report(extra: dict[str, str] | None = None) -> dict[str, str]:
-    out = dict.fromkeys(sorted(rlimits.enforceable()), "rlimit")
-    where = cgroups.detect()
-    for controller, name in (("memory", "memory_bytes"), ("pids", "processes"), ("cpu", "cpus")):
-        if where is not None and controller in where.controllers:
-            out[name] = f"cgroup v{where.version}"
-    if out.get("processes") == "rlimit" and os.geteuid() == 0 and sys.platform == "linux":
-        del out["processes"]  # root is exempt
-    return {**out, **(extra or {})}

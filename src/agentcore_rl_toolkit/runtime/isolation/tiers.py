@@ -36,10 +36,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import ConfigError, LocalRuntimeError
-from . import bubblewrap, cgroups, landlock, namespaces, rootfs, seccomp
-from ._linux import PR_SET_NO_NEW_PRIVS, drop_capabilities, prctl
-from .base import SCRIPT, Tier, TierName, TierReport, helper_argv, limits_report, set_limits, settle, wants_groups
+from . import bubblewrap
+from .base import BOOT, Tier, TierName, TierReport, helper_argv, settle
 from .engines import engine_unavailable, gvisor_unavailable
+from .limits import limits_report, set_limits, wants_groups
+from .linux import cgroups, landlock, namespaces, rootfs, seccomp
+from .linux.calls import PR_SET_NO_NEW_PRIVS, drop_capabilities, prctl
 from .spec import NETWORKS, IsolationSpec, Limits, Network
 
 __all__ = ["TIERS", "Tier", "TierReport", "available_tiers", "choose_tier"]
@@ -328,7 +330,7 @@ def _namespaces_unavailable() -> str | None:
 
 
 def _probe(what: str, directory: str) -> str | None:
-    command = [sys.executable, "-I", SCRIPT, what, directory]
+    command = [sys.executable, "-I", BOOT, "isolation.run", what, directory]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:

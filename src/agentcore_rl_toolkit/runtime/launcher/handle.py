@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, LocalRuntimeError
-from ..isolation import cgroups
+from ..isolation.linux import cgroups
 from . import linux
 from .disk import hold_to
 from .fair_deadline import FairDeadline
@@ -24,7 +24,7 @@ from .pids import Children
 from .session_log import log_tail
 
 log = logging.getLogger(__name__)
-BOOT = Path(__file__).with_name("boot.py")
+BOOT = Path(__file__).parents[1] / "boot.py"
 LOAD_TIMEOUT_S = 120.0
 LOAD_LOOK_S = 1.0
 END_S = 8.0
@@ -176,6 +176,7 @@ class TemplateProcess:
                 self.process = await asyncio.create_subprocess_exec(
                     str(self.spec.python),
                     str(BOOT),
+                    "template.process",
                     str(theirs.fileno()),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,

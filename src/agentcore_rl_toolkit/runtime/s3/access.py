@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .errors import S3Error
-from .request import Request
+from .wire.errors import S3Error
+from .wire.request import Request
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from . import buckets, objects, xml
+from . import buckets, objects
 from .access import Access, Scope
 from .disk import Bucket, Disk
-from .errors import S3Error
 from .incoming import Incoming
 from .multipart import Uploads
-from .request import MAX_DOCUMENT_BYTES, Answer, ClientGoneError, Receive, Request, Send, xml_answer
-from .signatures import claimed_key, verify
+from .wire import xml
+from .wire.errors import S3Error
+from .wire.request import MAX_DOCUMENT_BYTES, Answer, ClientGoneError, Receive, Request, Send, xml_answer
+from .wire.signatures import claimed_key, verify
 
 log = logging.getLogger(__name__)
 

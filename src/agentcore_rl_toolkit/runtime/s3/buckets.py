@@ -7,14 +7,14 @@ import binascii
 import re
 from collections.abc import Callable
 
-from . import xml
 from .conditions import check_write
 from .disk import Bucket, Disk, StoredObject
-from .errors import S3Error
 from .listing import page
 from .multipart import Uploads
 from .objects import iso
-from .request import Answer, Request, xml_answer
+from .wire import xml
+from .wire.errors import S3Error
+from .wire.request import Answer, Request, xml_answer
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _LIKE_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")

@@ -10,7 +10,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 from .disk import StoredObject
-from .errors import S3Error
+from .wire.errors import S3Error
 
 
 def _matches(header: str, etag: str) -> bool:

@@ -9,11 +9,11 @@ import hashlib
 import hmac
 import os
 
-from . import checksums
-from .chunked import ChunkedDecoder
 from .disk import Disk, StoredObject, discard_file
-from .errors import S3Error
-from .request import Request
+from .wire import checksums
+from .wire.chunked import ChunkedDecoder
+from .wire.errors import S3Error
+from .wire.request import Request
 
 _PIECE = 2**20  # from this size on, bytes are hashed and written off the event loop
 _HEADER_ROOM = 1024  # for what is known only in the end: etag, size, time, checksums

@@ -13,13 +13,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import checksums, xml
 from .conditions import byte_range, check_write
 from .disk import Bucket, Disk, StoredObject, discard_file, read_stored
-from .errors import S3Error
 from .incoming import Incoming
 from .objects import checksum_headers, commit, copy_source, iso, settle, write_file
-from .request import Answer, Request, xml_answer
+from .wire import checksums, xml
+from .wire.errors import S3Error
+from .wire.request import Answer, Request, xml_answer
 
 MIN_PART_BYTES = 5 * 2**20
 MAX_PARTS = 10_000

@@ -9,13 +9,13 @@ import time
 from email.utils import formatdate
 from urllib.parse import unquote
 
-from . import checksums
 from .conditions import byte_range, check_write, may_read
 from .disk import Bucket, Disk, StoredObject, discard_file
-from .errors import S3Error
 from .incoming import MAX_PUT_BYTES, Incoming
-from .request import Answer, Request, xml_answer
-from .xml import document, element
+from .wire import checksums
+from .wire.errors import S3Error
+from .wire.request import Answer, Request, xml_answer
+from .wire.xml import document, element
 
 _COPY_PIECE = 2**20
 _OVERRIDES = {

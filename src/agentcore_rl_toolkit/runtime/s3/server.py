@@ -15,7 +15,7 @@ from ..._servers.host_check import HostCheck
 from ..._servers.open_files import raise_file_limit
 from ..._servers.process import listen, parent_gone, url_of, write_ready
 from .app import S3App, S3Config
-from .xml import refusal_document
+from .wire.xml import refusal_document
 
 IDLE_S = 75  # uvicorn's 5 s end connections that clients count on between two rollouts
 

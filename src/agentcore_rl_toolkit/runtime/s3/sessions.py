@@ -15,7 +15,7 @@ from ..sessions.grants import is_record
 from ..sessions.s3_keys import SessionKeys
 from ..sessions.session import Session
 from .access import Scope
-from .errors import S3Error
+from .wire.errors import S3Error
 
 
 class SessionAccess:

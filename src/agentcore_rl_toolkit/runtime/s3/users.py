@@ -12,7 +12,7 @@ from typing import Any
 from ..http.protocol import PEER, Peer
 from ..sessions.callers import Callers
 from .access import Scope
-from .errors import S3Error
+from .wire.errors import S3Error
 
 
 class UsersOnly:

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import linux, trees
+from ..launcher import linux, trees
 from .child import Command, Session, become_command, become_session
 from .confine import Confinement
 from .guardian import end_children

@@ -18,7 +18,7 @@ import struct
 import sys
 from dataclasses import dataclass
 
-from . import _linux
+from . import calls
 
 _SET_MODE_FILTER, _FLAG_SPEC_ALLOW = 1, 4
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -56,8 +56,8 @@ def restrict() -> None:
     program = _program(machine)
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-    _linux.prctl(_linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
-    _linux.syscall(machine.seccomp, _SET_MODE_FILTER, _FLAG_SPEC_ALLOW, header, what="seccomp")
+    calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+    calls.syscall(machine.seccomp, _SET_MODE_FILTER, _FLAG_SPEC_ALLOW, header, what="seccomp")
 
 
 def _program(machine: _Machine) -> bytes:

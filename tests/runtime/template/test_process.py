@@ -75,16 +75,16 @@ def run_serve(*options: str) -> subprocess.CompletedProcess[str]:
 
 def test_agent_that_does_not_import_ends_serve_with_its_traceback() -> None:
     done = run_serve("--agent", f"broken={AGENTS / 'broken.py'}")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "No module named 'nothing_of_this_name'" in done.stderr
     assert f'File "{AGENTS / "broken.py"}", line 3' in done.stderr
-    assert "launcher" not in done.stderr
+    assert "agentcore_rl_toolkit/runtime" not in done.stderr
 
 
 def test_agent_that_never_runs_a_server_is_told_how(tmp_path: Path) -> None:
     (tmp_path / "silent.py").write_text("x = 1\n")
     done = run_serve("--agent", f"silent={tmp_path / 'silent.py'}")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "app.run()" in done.stderr
 
 
@@ -131,14 +131,14 @@ def test_a_script_that_does_not_come_to_its_server_ends_at_the_deadline(tmp_path
 def test_agent_that_ends_its_process_is_reported(tmp_path: Path, ending: str) -> None:
     (tmp_path / "ends.py").write_text(f"print('last words', flush=True)\n{ending}\n")
     done = run_serve("--agent", f"ends={tmp_path / 'ends.py'}")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "ends.py" in done.stderr
 
 
 def test_certificates_are_read_when_tls_is_used_and_not_before(tmp_path: Path) -> None:
     code = """
 import json, ssl, sys
-from agentcore_rl_toolkit.runtime.launcher.warm import defer_certificates
+from agentcore_rl_toolkit.runtime.template.warm import defer_certificates
 bundle = sys.argv[1]
 eager = ssl.create_default_context(cafile=bundle)
 defer_certificates()
@@ -165,7 +165,7 @@ def test_only_safe_modules_are_preloaded(tmp_path: Path) -> None:
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     code = """
-from agentcore_rl_toolkit.runtime.launcher.warm import safe_to_import
+from agentcore_rl_toolkit.runtime.template.warm import safe_to_import
 print(safe_to_import(["quiet_module", "failing_module", "threading_module", "quiet_module"]))
 """
     done = subprocess.run(
@@ -189,7 +189,7 @@ def test_a_server_that_cannot_be_reached_is_refused_at_once(
     )
     if start == "fork":
         done = run_serve("--agent", f"other={tmp_path / 'other.py'}")
-        assert done.returncode == 2
+        assert done.returncode == 1
         said = done.stderr
     else:
         server = start_server("--start", "exec", agent=tmp_path / "other.py")
@@ -203,5 +203,5 @@ def test_a_server_that_cannot_be_reached_is_refused_at_once(
 @pytest.mark.parametrize(("options", "agent"), [(("--start", "exec"), "probe"), ((), "threads")])
 def test_strict_snapshot_refuses_what_is_none(options: tuple[str, ...], agent: str) -> None:
     done = run_serve("--agent", f"probe={AGENTS / f'{agent}.py'}", "--strict-snapshot", *options)
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "--strict-snapshot needs forked sessions" in done.stderr

@@ -12,8 +12,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import _linux, namespaces
-from .spec import IsolationSpec
+from ..spec import IsolationSpec
+from . import calls, namespaces
 
 _STAGING = (
     "/tmp",
@@ -28,7 +28,7 @@ _LINKS |= {"/dev/stderr": "/proc/self/fd/2", "/dev/ptmx": "pts/ptmx", "/var/tmp"
 # Host-wide switches that uid 0 may write even without capabilities.
 _PROC_READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _PROC_MASKED = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg")
-_TMPFS = _linux.MS_NOSUID | _linux.MS_NODEV
+_TMPFS = calls.MS_NOSUID | calls.MS_NODEV
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,11 @@ def build(spec: IsolationSpec, *, loader: bool = False) -> None:
     """
     plan = _plan(spec.readable_paths, spec.writable_paths[1:], spec.hidden_paths)
     mounts = {**plan.mounts, os.path.realpath(spec.session_dir): True}
-    _linux.mount("none", "/", None, _linux.MS_REC | _linux.MS_PRIVATE)
+    calls.mount("none", "/", None, calls.MS_REC | calls.MS_PRIVATE)
     clones = {path: _clone(path, writable) for path, writable in mounts.items()}
     devices = {name: _device(name) for name in plan.devices}
 
-    _linux.mount("tmpfs", plan.staging, "tmpfs", _TMPFS, "size=1m,mode=755")
+    calls.mount("tmpfs", plan.staging, "tmpfs", _TMPFS, "size=1m,mode=755")
     os.chdir(
         plan.staging
     )  # relative targets from here on, so that the new root is meant even where a mount covers a name
@@ -74,13 +74,11 @@ def build(spec: IsolationSpec, *, loader: bool = False) -> None:
     _tmpfs("dev/shm", spec.limits.tmp_bytes, 0o1777)
     for name, fd in devices.items():
         _place(fd, f"dev/{name}", directory=False)
-    _linux.mount(
-        "devpts", "dev/pts", "devpts", _linux.MS_NOSUID | _linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
-    )
+    calls.mount("devpts", "dev/pts", "devpts", calls.MS_NOSUID | calls.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
     os.mkdir("proc")
     read_only_proc = loader or bool(os.statvfs("/proc").f_flag & os.ST_RDONLY)
-    flags = _TMPFS | _linux.MS_NOEXEC | (_linux.MS_RDONLY if read_only_proc and not loader else 0)
-    _linux.mount("proc", "proc", "proc", flags)
+    flags = _TMPFS | calls.MS_NOEXEC | (calls.MS_RDONLY if read_only_proc and not loader else 0)
+    calls.mount("proc", "proc", "proc", flags)
     covers: list[str] = []
     for path in sorted({*clones, *plan.hidden}, key=lambda p: p.count("/")):
         inside = path.lstrip("/")
@@ -93,31 +91,31 @@ def build(spec: IsolationSpec, *, loader: bool = False) -> None:
         else:
             _place(clones[path], inside, directory=stat.S_ISDIR(os.fstat(clones[path]).st_mode))
     for path in plan.read_only if not read_only_proc else ():
-        _over(path, path.lstrip("/"), _linux.ATTR_RDONLY)
+        _over(path, path.lstrip("/"), calls.ATTR_RDONLY)
     for path in plan.masked if not loader else ():
-        _over(path, "dev/null", _linux.ATTR_RDONLY)
+        _over(path, "dev/null", calls.ATTR_RDONLY)
     for path in ("var", "run", "root"):
         os.makedirs(path, exist_ok=True)
     for link, target in plan.links.items():
         _link(link.lstrip("/"), target)
     for inside in covers:
-        _linux.mount("none", inside, None, _TMPFS | _linux.MS_REMOUNT | _linux.MS_RDONLY)
+        calls.mount("none", inside, None, _TMPFS | calls.MS_REMOUNT | calls.MS_RDONLY)
     root = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
-        _linux.set_mount_flags(root, _linux.ATTR_RDONLY, recursive=False)
+        calls.set_mount_flags(root, calls.ATTR_RDONLY, recursive=False)
     finally:
         os.close(root)
-    _linux.enter_root(".")
+    calls.enter_root(".")
     if loader:
         _lock()
 
 
 def _lock() -> None:
-    writable = _linux.clone_mount("/proc")
+    writable = calls.clone_mount("/proc")
     try:
         shown = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
         try:
-            _linux.set_mount_flags(shown, _linux.ATTR_RDONLY)
+            calls.set_mount_flags(shown, calls.ATTR_RDONLY)
         finally:
             os.close(shown)
         namespaces.lock_mounts(writable)
@@ -155,22 +153,22 @@ def _plan(readable: tuple[Path, ...], writable: tuple[Path, ...], hidden: tuple[
 
 
 def _clone(path: str, writable: bool) -> int:
-    fd = _linux.clone_mount(path)
-    _linux.set_mount_flags(fd, _linux.ATTR_NOSUID | _linux.ATTR_NODEV | (0 if writable else _linux.ATTR_RDONLY))
+    fd = calls.clone_mount(path)
+    calls.set_mount_flags(fd, calls.ATTR_NOSUID | calls.ATTR_NODEV | (0 if writable else calls.ATTR_RDONLY))
     return fd
 
 
 def _device(name: str) -> int:
     """A device of the machine. It can be written to; its owner, mode and times are the machine's own and stay as they are."""
-    fd = _linux.clone_mount(f"/dev/{name}")
-    _linux.set_mount_flags(fd, _linux.ATTR_RDONLY | _linux.ATTR_NOSUID | _linux.ATTR_NOEXEC)
+    fd = calls.clone_mount(f"/dev/{name}")
+    calls.set_mount_flags(fd, calls.ATTR_RDONLY | calls.ATTR_NOSUID | calls.ATTR_NOEXEC)
     return fd
 
 
 def _tmpfs(target: str, size: int | None, mode: int) -> None:
     os.makedirs(target, exist_ok=True)
     options = f"mode={mode:o}" + (f",size={size}" if size is not None else "")
-    _linux.mount("tmpfs", target, "tmpfs", _TMPFS, options)
+    calls.mount("tmpfs", target, "tmpfs", _TMPFS, options)
 
 
 def _place(fd: int, target: str, *, directory: bool) -> None:
@@ -179,14 +177,14 @@ def _place(fd: int, target: str, *, directory: bool) -> None:
     elif not os.path.lexists(target):
         os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o644))
-    _linux.place_mount(fd, target)
+    calls.place_mount(fd, target)
 
 
 def _over(path: str, source: str, attributes: int) -> None:
     """Mount ``source`` over ``path``, both inside the new root."""
-    fd = _linux.clone_mount(source, recursive=False)
-    _linux.set_mount_flags(fd, attributes, recursive=False)
-    _linux.place_mount(fd, path.lstrip("/"))
+    fd = calls.clone_mount(source, recursive=False)
+    calls.set_mount_flags(fd, attributes, recursive=False)
+    calls.place_mount(fd, path.lstrip("/"))
 
 
 def _hide(target: str, is_directory: bool) -> bool:
@@ -194,9 +192,9 @@ def _hide(target: str, is_directory: bool) -> bool:
     if not os.path.lexists(target):
         return False
     if is_directory:
-        _linux.mount("tmpfs", target, "tmpfs", _TMPFS, "size=64k,mode=755")
+        calls.mount("tmpfs", target, "tmpfs", _TMPFS, "size=64k,mode=755")
     else:
-        _over(target, "dev/null", _linux.ATTR_RDONLY)
+        _over(target, "dev/null", calls.ATTR_RDONLY)
     return is_directory
 
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from . import linux
+from ..launcher import linux
 from .script import run_script
 from .serve import leave, make_config, serve, stop_early
 

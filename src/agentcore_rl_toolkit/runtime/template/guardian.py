@@ -11,7 +11,7 @@ import signal
 import time
 from typing import Any
 
-from . import linux
+from ..launcher import linux
 
 GRACE_S = 30  # for a template to end its sessions and remove their folders when the runtime is gone
 END_S = 20.0

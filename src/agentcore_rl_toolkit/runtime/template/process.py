@@ -34,7 +34,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import aws_keys, guardian, linux, serve, warm
+from ..launcher import linux
+from . import aws_keys, guardian, serve, warm
 from .child import Session
 from .confine import Confinement
 from .keeper import Keeper
@@ -126,8 +127,9 @@ class Template:
         return True
 
 
-def main(control_fd: int) -> None:
+def main(control: str) -> None:
     """Run the template over this inherited socket until the runtime goes away."""
+    control_fd = int(control)
     linux.die_with_parent(signal.SIGKILL)
     serve.runtime_pid = os.getppid()
     os.set_inheritable(control_fd, False)

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import _linux
-from .spec import IsolationSpec, parse_endpoint
+from ..spec import IsolationSpec, parse_endpoint
+from . import calls
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
@@ -35,7 +35,7 @@ def abi() -> int:
     if sys.platform != "linux":
         return 0
     try:
-        return _linux.syscall(_linux.SYS_LANDLOCK_CREATE, 0, 0, _CREATE_VERSION, what="landlock_create_ruleset")
+        return calls.syscall(calls.SYS_LANDLOCK_CREATE, 0, 0, _CREATE_VERSION, what="landlock_create_ruleset")
     except OSError:
         return 0
 
@@ -101,7 +101,7 @@ def restrict(spec: IsolationSpec) -> None:
     scopes = _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL if version >= ABI_SCOPES else 0
     attributes = struct.pack("QQQ", handled, network, scopes)
     size = 24 if version >= ABI_SCOPES else 16 if version >= ABI_TCP else 8
-    ruleset = _linux.syscall(_linux.SYS_LANDLOCK_CREATE, attributes, size, 0, what="landlock_create_ruleset")
+    ruleset = calls.syscall(calls.SYS_LANDLOCK_CREATE, attributes, size, 0, what="landlock_create_ruleset")
     try:
         readable, writable = _granted(spec.readable_paths, spec.writable_paths[1:], spec.hidden_paths)
         for path in readable:
@@ -113,9 +113,9 @@ def restrict(spec: IsolationSpec) -> None:
         if spec.network == "loopback" and network:
             for endpoint in spec.endpoints:
                 rule = struct.pack("QQ", _CONNECT_TCP, parse_endpoint(endpoint)[1])
-                _linux.syscall(_linux.SYS_LANDLOCK_ADD, ruleset, _RULE_PORT, rule, 0, what="landlock_add_rule port")
-        _linux.prctl(_linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
-        _linux.syscall(_linux.SYS_LANDLOCK_RESTRICT, ruleset, 0, what="landlock_restrict_self")
+                calls.syscall(calls.SYS_LANDLOCK_ADD, ruleset, _RULE_PORT, rule, 0, what="landlock_add_rule port")
+        calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+        calls.syscall(calls.SYS_LANDLOCK_RESTRICT, ruleset, 0, what="landlock_restrict_self")
     finally:
         os.close(ruleset)
 
@@ -125,10 +125,10 @@ def restrict_abstract_sockets() -> None:
     if abi() < ABI_SCOPES:
         return
     attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX)
-    ruleset = _linux.syscall(_linux.SYS_LANDLOCK_CREATE, attributes, 24, 0, what="landlock_create_ruleset")
+    ruleset = calls.syscall(calls.SYS_LANDLOCK_CREATE, attributes, 24, 0, what="landlock_create_ruleset")
     try:
-        _linux.prctl(_linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
-        _linux.syscall(_linux.SYS_LANDLOCK_RESTRICT, ruleset, 0, what="landlock_restrict_self")
+        calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+        calls.syscall(calls.SYS_LANDLOCK_RESTRICT, ruleset, 0, what="landlock_restrict_self")
     finally:
         os.close(ruleset)
 
@@ -142,6 +142,6 @@ def _allow_path(ruleset: int, path: str, rights: int) -> None:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= _ON_FILES
         rule = struct.pack("=Qi", rights, fd)
-        _linux.syscall(_linux.SYS_LANDLOCK_ADD, ruleset, _RULE_PATH, rule, 0, what=f"landlock_add_rule {path}")
+        calls.syscall(calls.SYS_LANDLOCK_ADD, ruleset, _RULE_PATH, rule, 0, what=f"landlock_add_rule {path}")
     finally:
         os.close(fd)

@@ -14,8 +14,8 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from .cases import fetch, refused
-from .conftest import ACCESS, SECRET, Server, client_for
+from ..cases import fetch, refused
+from ..conftest import ACCESS, SECRET, Server, client_for
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import linux
+from ..launcher import linux
 
 # Loaded library -> modules it imports on first use.
 LATE_IMPORTS = {

@@ -44,8 +44,8 @@ class Confinement:
         """
         if self._tier is None:
             return False
-        from ..isolation import cgroups
-        from ..isolation.base import wants_groups
+        from ..isolation.limits import wants_groups
+        from ..isolation.linux import cgroups
         from ..isolation.spec import Limits
 
         writable = [*self._common["writable"], *(Path(p) for p in settings["writable"])]
@@ -83,7 +83,7 @@ class Confinement:
         """How many of the session's processes the kernel killed for its memory limit, as long as it is not released."""
         if self._tier is None or self._common["limits"].memory_bytes is None:
             return 0
-        from ..isolation.cgroups import out_of_memory_kills
+        from ..isolation.linux.cgroups import out_of_memory_kills
 
         return out_of_memory_kills(self._spec(directory).name) or 0
 

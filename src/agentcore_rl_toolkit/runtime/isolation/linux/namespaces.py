@@ -23,17 +23,17 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from . import _linux
-from .spec import IsolationSpec
+from ..spec import IsolationSpec
+from . import calls
 
-_PER_SESSION = _linux.CLONE_NEWNS | _linux.CLONE_NEWIPC | _linux.CLONE_NEWUTS
+_PER_SESSION = calls.CLONE_NEWNS | calls.CLONE_NEWIPC | calls.CLONE_NEWUTS
 _JOINED = {
-    "user": _linux.CLONE_NEWUSER,
-    "pid": _linux.CLONE_NEWPID,
-    "mnt": _linux.CLONE_NEWNS,
-    "ipc": _linux.CLONE_NEWIPC,
-    "uts": _linux.CLONE_NEWUTS,
-    "net": _linux.CLONE_NEWNET,
+    "user": calls.CLONE_NEWUSER,
+    "pid": calls.CLONE_NEWPID,
+    "mnt": calls.CLONE_NEWNS,
+    "ipc": calls.CLONE_NEWIPC,
+    "uts": calls.CLONE_NEWUTS,
+    "net": calls.CLONE_NEWNET,
 }
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
@@ -46,12 +46,12 @@ def fork(spec: IsolationSpec) -> int:
     """Fork a child that is pid 1 of a new pid namespace. Returns: 0 in the child, its pid (a direct child) in the caller."""
     parent = os.pidfd_open(os.getpid())
     try:
-        if not _linux.has_sys_admin():
+        if not calls.has_sys_admin():
             pid = _fork_through_middle()
         elif _owns_pid_namespace():
             pid = _fork_privileged()
         else:  # a confined loader: it may make namespaces, but not come back to its own
-            pid = _fork_through_middle(functools.partial(_linux.unshare, _linux.CLONE_NEWPID))
+            pid = _fork_through_middle(functools.partial(calls.unshare, calls.CLONE_NEWPID))
         if pid == 0 and spec.die_with_parent:
             _die_with(parent)
         return pid
@@ -76,13 +76,13 @@ def _owns_pid_namespace() -> bool:
 def _fork_privileged() -> int:
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _linux.unshare(_linux.CLONE_NEWPID)
+        calls.unshare(calls.CLONE_NEWPID)
         pid = -1
         try:
             pid = os.fork()
         finally:
             if pid != 0:
-                _linux.setns(own, _linux.CLONE_NEWPID)
+                calls.setns(own, calls.CLONE_NEWPID)
         return pid
     finally:
         os.close(own)
@@ -90,7 +90,7 @@ def _fork_privileged() -> int:
 
 def _fork_through_middle(enter: Callable[[], None] | None = None) -> int:
     """Fork by way of a middle process that ends at once; the session becomes our child because we are its subreaper."""
-    _linux.prctl(_PR_SET_CHILD_SUBREAPER, 1, what="subreaper")
+    calls.prctl(_PR_SET_CHILD_SUBREAPER, 1, what="subreaper")
     read, write = os.pipe()
     middle = os.fork()
     if middle:
@@ -124,7 +124,7 @@ def _fork_through_middle(enter: Callable[[], None] | None = None) -> int:
 
 def _new_user_and_pid() -> None:
     new_user_namespace()
-    _linux.unshare(_linux.CLONE_NEWPID)
+    calls.unshare(calls.CLONE_NEWPID)
 
 
 def new_user_namespace(proc: int | None = None) -> None:
@@ -133,7 +133,7 @@ def new_user_namespace(proc: int | None = None) -> None:
     ``proc``: a descriptor of a proc file system, where the one at /proc cannot be written.
     """
     uid, gid = os.geteuid(), os.getegid()
-    _linux.unshare(_linux.CLONE_NEWUSER)
+    calls.unshare(calls.CLONE_NEWUSER)
     for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         fd = os.open(f"/proc/self/{file}" if proc is None else f"self/{file}", os.O_WRONLY, dir_fd=proc)
         try:
@@ -149,7 +149,7 @@ def enter_as_loader(spec: IsolationSpec) -> None:
     child does. When the process above that is gone, the child has half a minute to end by itself.
     """
     new_user_namespace()
-    _linux.unshare(_linux.CLONE_NEWPID)
+    calls.unshare(calls.CLONE_NEWPID)
     above = os.getppid()
     parent = os.pidfd_open(os.getpid())
     child = os.fork()
@@ -158,9 +158,9 @@ def enter_as_loader(spec: IsolationSpec) -> None:
         _stand_in_for(child)
     _die_with(parent)
     os.close(parent)
-    network = _linux.CLONE_NEWNET if spec.network != "host" else 0
-    _linux.unshare(_PER_SESSION | network)
-    _linux.sethostname(spec.hostname)
+    network = calls.CLONE_NEWNET if spec.network != "host" else 0
+    calls.unshare(_PER_SESSION | network)
+    calls.sethostname(spec.hostname)
     if spec.network == "loopback":
         bring_up_loopback()
 
@@ -171,7 +171,7 @@ def lock_mounts(proc: int) -> None:
     ``proc``: a descriptor of a proc file system that can be written.
     """
     new_user_namespace(proc)
-    _linux.unshare(_linux.CLONE_NEWNS)
+    calls.unshare(calls.CLONE_NEWNS)
 
 
 def _watch_above(above: int, child: int) -> None:
@@ -180,28 +180,28 @@ def _watch_above(above: int, child: int) -> None:
 
     signal.signal(signal.SIGHUP, is_gone)
     signal.signal(signal.SIGALRM, lambda number, frame: os.kill(child, signal.SIGKILL))
-    _linux.prctl(_linux.PR_SET_PDEATHSIG, signal.SIGHUP, what="parent death signal")
+    calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGHUP, what="parent death signal")
     if os.getppid() != above:
         signal.alarm(_ORPHAN_GRACE_S)
 
 
 def _die_with(parent: int) -> None:
     """Be killed with the parent, also when it was already gone before the request could be made."""
-    _linux.prctl(_linux.PR_SET_PDEATHSIG, signal.SIGKILL, what="parent death signal")
+    calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL, what="parent death signal")
     if select.select([parent], [], [], 0)[0]:
         os._exit(1)
 
 
 def enter(spec: IsolationSpec) -> None:
     """Put this process into namespaces of its own, all but the file system view. Raises: OSError."""
-    if os.getpid() != 1 or not _linux.has_sys_admin():
-        if not _linux.has_sys_admin():
+    if os.getpid() != 1 or not calls.has_sys_admin():
+        if not calls.has_sys_admin():
             new_user_namespace()
-        _linux.unshare(_linux.CLONE_NEWPID)
+        calls.unshare(calls.CLONE_NEWPID)
         _split(spec)
-    network = _linux.CLONE_NEWNET if spec.network != "host" else 0
-    _linux.unshare(_PER_SESSION | network)
-    _linux.sethostname(spec.hostname)
+    network = calls.CLONE_NEWNET if spec.network != "host" else 0
+    calls.unshare(_PER_SESSION | network)
+    calls.sethostname(spec.hostname)
     if spec.network == "loopback":
         bring_up_loopback()
 
@@ -261,7 +261,7 @@ def fork_into(pid: int, before: Callable[[], object]) -> int:
         for name, flag in _JOINED.items():
             if os.stat(f"/proc/{pid}/ns/{name}").st_ino != os.stat(f"/proc/self/ns/{name}").st_ino:
                 flags |= flag
-        _linux.setns(target, flags)
+        calls.setns(target, flags)
 
     try:
         return _fork_through_middle(join)

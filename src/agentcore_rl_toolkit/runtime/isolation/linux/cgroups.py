@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .spec import Limits
+from ..spec import Limits
 
 _PERIOD_US = 100_000
 _JOINING_S = 60.0

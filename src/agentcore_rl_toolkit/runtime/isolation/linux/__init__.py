@@ -1,0 +1,1 @@
+"""What the Linux kernel offers to confine a process: namespaces, Landlock, seccomp, control groups."""

@@ -1,0 +1,33 @@
+"""The process of a runtime: what signals do to it at any moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+STOPPED_WHILE_IT_STARTS = """
+import os, pathlib, signal, sys
+import uvicorn
+from agentcore_rl_toolkit.runtime import roots, service
+from agentcore_rl_toolkit.runtime.config import IsolationConfig, RuntimeConfig
+
+startup = uvicorn.Server.startup
+
+async def stopped(self, sockets=None):
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    await startup(self, sockets)
+
+uvicorn.Server.startup = stopped
+service.run(RuntimeConfig(isolation=IsolationConfig(tier="process")), [])
+print([p.name for p in roots.base_dir().iterdir() if p.name.startswith(str(os.getpid()))])
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_stop_while_the_server_starts_is_a_graceful_one(name: str) -> None:
+    command = [sys.executable, "-c", STOPPED_WHILE_IT_STARTS, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stderr
+    assert "Traceback" not in done.stderr
