@@ -151,7 +151,7 @@ ROOMS = {
             "sessions",
         ),
         *("config", "api", "agents", "roots", "template", "launcher", "isolation", "boot"),
-        *("private_files", "peers", "wire"),
+        *("private_files", "peers", "procfs", "wire"),
     ],
     "client": [
         *(

@@ -95,3 +95,15 @@ def test_every_error_is_on_the_page_of_errors() -> None:
     for name, value in vars(errors).items():
         if isinstance(value, type) and value.__module__ == errors.__name__:
             assert f"`{name}`" in page
+
+
+@pytest.mark.parametrize(("error", "code"), [("ConfigError", 2), ("LocalRuntimeError", 1)])
+def test_what_broke_and_what_was_asked_wrongly_have_codes_of_their_own(error: str, code: int) -> None:
+    broken = (
+        "import sys; sys.argv = ['agentcore-rl', 'version']; from agentcore_rl_toolkit import errors;"
+        "from agentcore_rl_toolkit.cli import main\n"
+        f"def fails(): raise errors.{error}('why')\n"
+        "main.version.callback = fails; main.main()"
+    )
+    done = run(code=broken)
+    assert (done.returncode, done.stderr) == (code, "error: why\n")

@@ -8,6 +8,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from .procfs import parent, pid_namespace
+
 T = TypeVar("T")
 OUTSIDE = 0  # the id of a process that is in no pid namespace of ours
 
@@ -34,24 +36,8 @@ def owner_of(pid: int, firsts: Mapping[int, T]) -> T | None:
         if above in firsts:
             return firsts[above]
         above = parent(above)
-    space = _pid_namespace(pid)
-    if space is None or space == _pid_namespace(own):
+    space = pid_namespace(pid)
+    if space is None or space == pid_namespace(own):
         return None
-    here = {id(owner): owner for first, owner in firsts.items() if _pid_namespace(first) == space}
+    here = {id(owner): owner for first, owner in firsts.items() if pid_namespace(first) == space}
     return here.popitem()[1] if len(here) == 1 else None
-
-
-def parent(pid: int) -> int:
-    """The process above one; 0 for a process that is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
-            return int(f.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def _pid_namespace(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
-    except OSError:
-        return None

@@ -27,7 +27,7 @@ from .config import RuntimeConfig
 from .http.app import RuntimeApp
 from .http.protocol import RuntimeProtocol, aws_error
 from .runtime import Runtime
-from .s3.sessions import SessionAccess
+from .s3.callers import SessionAccess
 from .s3.wire.xml import refusal_document
 from .sessions.s3_keys import SessionKeys
 

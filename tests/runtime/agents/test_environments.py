@@ -193,3 +193,19 @@ def test_its_environment_has_exactly_that_version(tmp_path: Path, named: str, mo
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
     assert Path(found.stdout.strip()).is_relative_to(python.parents[1]), found.stderr
     assert Path(found.stdout.strip()).read_bytes() == source
+
+
+def test_of_the_toolkits_wheels_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTCORE_RL_CACHE", str(tmp_path))
+    wheels = tmp_path / "wheels"
+    for age_s in (10, *range(10_000, 20_000, 1_000)):  # of one an environment may be being built with just now
+        (wheels / f"old-{age_s}").mkdir(parents=True)
+        os.utime(wheels / f"old-{age_s}", (time.time() - age_s,) * 2)
+    environments.toolkit_wheel.cache_clear()
+    try:
+        made = environments.toolkit_wheel()
+    finally:
+        environments.toolkit_wheel.cache_clear()
+    kept = {path.name for path in wheels.iterdir()}
+    assert kept == {made.parent.name, "old-10", "old-10000", "old-11000"}
+    assert made.is_file()

@@ -19,6 +19,7 @@ from ..sessions.endings import MAX_ASKED, endings_of
 from ..sessions.session import Session
 from ..sessions.usage import usage
 from ..wire import Route, WireError, invalid, not_found
+from .responses import reply
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 LOG_BYTES = 1_000_000
@@ -45,7 +46,7 @@ async def answer(
         case ("GET", "status"):
             await _json(send, runtime.status() if caller.is_user else runtime.counts())
         case ("GET", "metrics"):
-            await _send(send, _metrics(runtime), b"text/plain; version=0.0.4")
+            await reply(send, 200, _metrics(runtime), kind=b"text/plain; version=0.0.4")
         case ("POST", "endings"):
             await _json(send, {"ended": _endings(runtime, _parsed(body), caller)})
         case ("POST", "usage"):
@@ -55,7 +56,7 @@ async def answer(
             await _json(send, {"usage": await asyncio.gather(*(_usage(runtime, str(name)) for name in wanted))})
         case ("GET", "sessions", session_id, "log"):
             text, size = await _log(runtime, session_id, _whole(query, "offset"))
-            await _send(send, text, b"text/plain; charset=utf-8", (b"x-log-bytes", b"%d" % size))
+            await reply(send, 200, text, [(b"x-log-bytes", b"%d" % size)], b"text/plain; charset=utf-8")
         case ("DELETE", "sessions", session_id):
             grace_s = _seconds(query, "grace_s")
             found = _find(runtime, session_id)
@@ -195,10 +196,4 @@ def _metrics(runtime: Runtime) -> bytes:
 
 
 async def _json(send: Send, content: Any) -> None:
-    await _send(send, json.dumps(content).encode(), b"application/json")
-
-
-async def _send(send: Send, body: bytes, kind: bytes, *more: tuple[bytes, bytes]) -> None:
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *more]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await reply(send, 200, json.dumps(content).encode())

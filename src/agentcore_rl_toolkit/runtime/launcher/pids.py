@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..procfs import status
 from . import linux
 
 
@@ -39,11 +40,4 @@ class Children:
 
 def _numbers(pid: int) -> list[int]:
     """A process's ids from our namespace down to its own."""
-    try:
-        with open(f"/proc/{pid}/status") as lines:
-            for line in lines:
-                if line.startswith("NSpid:"):
-                    return [int(word) for word in line.split()[1:]]
-    except OSError:
-        return []
-    return []
+    return [int(word) for word in status(pid, "NSpid") or ()]

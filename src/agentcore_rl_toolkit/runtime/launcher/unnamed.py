@@ -10,6 +10,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from ..procfs import parent, pid_namespace
+
 K = TypeVar("K")
 _GONE = " (deleted)"
 
@@ -24,12 +26,12 @@ def unnamed_bytes(top: int, sessions: Mapping[K, tuple[int | None, str]], device
     """
     on = frozenset(devices)
     owners = {pid: key for key, (pid, _) in sessions.items() if pid is not None}
-    spaces = {space: key for pid, key in owners.items() if (space := _pid_space(pid)) != _pid_space(top)}
+    spaces = {space: key for pid, key in owners.items() if (space := pid_namespace(pid)) != pid_namespace(top)}
     held: dict[K, dict[tuple[int, int], int]] = {key: {} for key in sessions}
     for pid, way in _descendants(top).items():
         owner = next((owners[p] for p in way if p in owners), None)
         if owner is None:
-            owner = spaces.get(_pid_space(pid))
+            owner = spaces.get(pid_namespace(pid))
         for path, identity, size in _held_by(pid, on):
             key = owner if owner is not None else _by_folder(path, sessions)
             if key is not None:
@@ -45,12 +47,8 @@ def _descendants(top: int) -> dict[int, list[int]]:
     """Every process below ``top``, with the way up: itself first."""
     parents: dict[int, int] = {}
     for name in _listed("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
+        if name.isdigit() and (above := parent(int(name))):
+            parents[int(name)] = above
     ways: dict[int, list[int]] = {}
     for pid in parents:
         way, above = [pid], parents[pid]
@@ -98,13 +96,6 @@ def _held_by(pid: int, devices: frozenset[int]) -> list[tuple[str, tuple[int, in
             size = int(fields[2], 16) + last - first
         found.append((fields[5], (device, inode), size))
     return found
-
-
-def _pid_space(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
-    except OSError:
-        return None
 
 
 def _listed(folder: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from ...errors import ConfigError
 from . import buckets, objects
 from .access import Access, Scope
-from .disk import Bucket, Disk
+from .disk import Bucket, Disk, pieces
 from .incoming import Incoming
 from .multipart import Uploads
 from .wire import xml
@@ -27,7 +27,6 @@ from .wire.signatures import claimed_key, verify
 log = logging.getLogger(__name__)
 
 _READ_ON_LOOP = 2**18  # a body up to this size is read at once; longer ones piece by piece in a thread
-_PIECE = 2**20
 # Parameters that select another operation than the plain one; those not served are refused, never mistaken for it.
 _SUBRESOURCES = frozenset(
     [
@@ -275,9 +274,8 @@ async def _reply(answer: Answer, request_id: str, method: str, send: Send) -> No
 
 
 async def _send_file(fd: int, offset: int, length: int, send: Send) -> None:
+    reading = pieces(fd, offset, length)
     while length:
-        piece = await asyncio.to_thread(os.pread, fd, min(_PIECE, length), offset)
-        if not piece:
-            raise OSError("the object's file is shorter than it says")
-        offset, length = offset + len(piece), length - len(piece)
+        piece = await asyncio.to_thread(next, reading)
+        length -= len(piece)
         await send({"type": "http.response.body", "body": piece, "more_body": length > 0})

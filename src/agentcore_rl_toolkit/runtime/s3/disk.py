@@ -31,6 +31,7 @@ from typing import IO, Any
 
 from ..._installation import missing_extra
 from ...errors import ConfigError
+from .wire.errors import S3Error
 
 try:
     from sortedcontainers import SortedList
@@ -38,6 +39,7 @@ except ImportError as e:
     raise missing_extra("the S3 endpoint needs sortedcontainers", "runtime") from e
 
 _FIRST_READ = 4096
+PIECE_BYTES = 2**20  # of bodies that are worth a thread, and read and written so many bytes at a time
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,6 +171,23 @@ class Disk:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+
+def pieces(fd: int, offset: int, length: int) -> Iterator[bytes]:
+    """``length`` bytes of an open file, piece by piece. Blocks. Raises: S3Error when it is shorter."""
+    end = offset + length
+    while offset < end:
+        piece = os.pread(fd, min(PIECE_BYTES, end - offset), offset)
+        if not piece:
+            raise S3Error("InternalError")
+        offset += len(piece)
+        yield piece
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def discard_file(file: str) -> None:

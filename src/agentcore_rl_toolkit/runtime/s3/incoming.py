@@ -9,13 +9,12 @@ import hashlib
 import hmac
 import os
 
-from .disk import Disk, StoredObject, discard_file
+from .disk import PIECE_BYTES, Disk, StoredObject, discard_file, pieces, write_all
 from .wire import checksums
 from .wire.chunked import ChunkedDecoder
 from .wire.errors import S3Error
 from .wire.request import Request
 
-_PIECE = 2**20  # from this size on, bytes are hashed and written off the event loop
 _HEADER_ROOM = 1024  # for what is known only in the end: etag, size, time, checksums
 MAX_PUT_BYTES = 5 * 2**30
 
@@ -62,7 +61,7 @@ class Incoming:
             self.size += len(payload)
             if self.size > MAX_PUT_BYTES:
                 raise S3Error("EntityTooLarge", MaxSizeAllowed=str(MAX_PUT_BYTES))
-            if self._pending >= _PIECE:
+            if self._pending >= PIECE_BYTES:
                 await asyncio.to_thread(self._spill)
         if decoder is not None:
             _end(decoder, request, expected)
@@ -82,15 +81,11 @@ class Incoming:
     def take_file(self, fd: int, offset: int, length: int, algorithm: str | None) -> None:
         """Take ``length`` bytes of another file as the body. Blocks."""
         self._sums = {algorithm: checksums.new(algorithm)} if algorithm else {}
-        while length:
-            piece = os.pread(fd, min(_PIECE, length), offset)
-            if not piece:
-                raise S3Error("InternalError")
-            offset, length = offset + len(piece), length - len(piece)
+        for piece in pieces(fd, offset, length):
             self._pieces.append(piece)
             self._pending += len(piece)
             self.size += len(piece)
-            if self._pending >= _PIECE:
+            if self._pending >= PIECE_BYTES:
                 self._spill()
         self._hash()
 
@@ -126,7 +121,7 @@ class Incoming:
             os.lseek(self._fd, self._room, os.SEEK_SET)
         self._pieces = [b"".join(self._pieces)]
         self._hash()
-        _write_all(self._fd, self._pieces[0])
+        write_all(self._fd, self._pieces[0])
         self._pieces.clear()
         self._pending = 0
 
@@ -145,9 +140,9 @@ class Incoming:
             self._file = self._disk.new_file()
             self._fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             line = stored.to_line()
-            _write_all(self._fd, line + body)
+            write_all(self._fd, line + body)
         else:
-            _write_all(self._fd, body)
+            write_all(self._fd, body)
             line = stored.to_line(self._room)
             if len(line) > self._room:
                 raise S3Error("InternalError")
@@ -169,12 +164,6 @@ class Incoming:
             self._fd = -1
         if self._file:
             discard_file(self._file)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _expected(headers: dict[str, str], default_algorithm: str | None) -> dict[str, str | None]:

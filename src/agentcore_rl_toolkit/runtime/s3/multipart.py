@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .conditions import byte_range, check_write
-from .disk import Bucket, Disk, StoredObject, discard_file, read_stored
+from .disk import Bucket, Disk, StoredObject, discard_file, pieces, read_stored
 from .incoming import Incoming
 from .objects import checksum_headers, commit, copy_source, iso, settle, write_file
 from .wire import checksums, xml
@@ -39,6 +39,10 @@ class Upload:
     algorithm: str | None
     checksum_type: str | None
     parts: dict[int, StoredObject] = field(default_factory=dict)
+
+    def elements(self) -> list[str]:
+        """What documents name it by."""
+        return [xml.element("Bucket", self.bucket), xml.element("Key", self.key), xml.element("UploadId", self.id)]
 
 
 class Uploads:
@@ -113,11 +117,7 @@ class Uploads:
         draft.write_text(json.dumps(known))
         draft.rename(path / "upload.json")
         self._by_id[upload.id] = upload
-        parts = [
-            xml.element("Bucket", upload.bucket),
-            xml.element("Key", upload.key),
-            xml.element("UploadId", upload.id),
-        ]
+        parts = upload.elements()
         answer = xml_answer(xml.document("InitiateMultipartUploadResult", parts))
         if algorithm is not None and kind is not None:
             answer.headers |= {"x-amz-checksum-algorithm": algorithm, "x-amz-checksum-type": kind}
@@ -272,11 +272,7 @@ class Uploads:
         after = _number(request, "part-number-marker", 0)
         numbers = sorted(n for n in upload.parts if n > after)
         shown = numbers[: min(limit, 1000)]
-        parts = [
-            xml.element("Bucket", upload.bucket),
-            xml.element("Key", upload.key),
-            xml.element("UploadId", upload.id),
-        ]
+        parts = upload.elements()
         parts += [xml.element("PartNumberMarker", after), xml.element("MaxParts", limit)]
         parts.append(xml.element("NextPartNumberMarker", shown[-1] if shown else 0))
         parts.append(xml.element("IsTruncated", "true" if len(shown) < len(numbers) else "false"))
@@ -303,12 +299,8 @@ def _whole_checksum(upload: Upload, chosen: list[tuple[int, StoredObject]], rang
             checksum.update(base64.b64decode(part.checksums[algorithm]))
         return f"{checksums.encode(checksum.digest())}-{len(chosen)}"
     for fd, offset, length in ranges:
-        while length:
-            piece = os.pread(fd, min(length, 2**20), offset)
-            if not piece:
-                raise S3Error("InternalError")
+        for piece in pieces(fd, offset, length):
             checksum.update(piece)
-            offset, length = offset + len(piece), length - len(piece)
     return checksums.encode(checksum.digest())
 
 

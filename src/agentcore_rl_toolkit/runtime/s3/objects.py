@@ -10,14 +10,13 @@ from email.utils import formatdate
 from urllib.parse import unquote
 
 from .conditions import byte_range, check_write, may_read
-from .disk import Bucket, Disk, StoredObject, discard_file
+from .disk import PIECE_BYTES, Bucket, Disk, StoredObject, discard_file, pieces, write_all
 from .incoming import MAX_PUT_BYTES, Incoming
 from .wire import checksums
 from .wire.errors import S3Error
 from .wire.request import Answer, Request, xml_answer
 from .wire.xml import document, element
 
-_COPY_PIECE = 2**20
 _OVERRIDES = {
     f"response-{n}": n
     for n in ("content-type", "content-language", "expires", "cache-control", "content-disposition", "content-encoding")
@@ -189,7 +188,7 @@ async def copy(disk: Disk, bucket: Bucket, request: Request) -> Answer:
         line = stored.to_line()
         stored.body_offset = len(line)
         ranges = [(fd, source.body_offset, source.size)]
-        if source.size <= _COPY_PIECE and not disk.fsync:
+        if source.size <= PIECE_BYTES and not disk.fsync:
             write_file(file, line, ranges, fsync=False)
         else:
             await asyncio.to_thread(write_file, file, line, ranges, fsync=disk.fsync)
@@ -206,15 +205,10 @@ async def copy(disk: Disk, bucket: Bucket, request: Request) -> Answer:
 def _digest(fd: int, offset: int, size: int, algorithm: str | None) -> tuple[str, str]:
     md5 = hashlib.md5(usedforsecurity=False)
     other = checksums.new(algorithm) if algorithm else None
-    end = offset + size
-    while offset < end:
-        piece = os.pread(fd, min(_COPY_PIECE, end - offset), offset)
-        if not piece:
-            raise S3Error("InternalError")
+    for piece in pieces(fd, offset, size):
         md5.update(piece)
         if other is not None:
             other.update(piece)
-        offset += len(piece)
     return md5.hexdigest(), checksums.encode(other.digest()) if other is not None else ""
 
 
@@ -232,17 +226,13 @@ def write_file(file: str, line: bytes, ranges: list[tuple[int, int, int]], *, fs
 
 
 def _copy_range(fd: int, offset: int, length: int, out: int) -> None:
-    in_kernel = hasattr(os, "copy_file_range")
-    while length:
-        if in_kernel:
-            try:
-                done = os.copy_file_range(fd, out, min(length, 2**30), offset)
-            except OSError:  # not every file system can
-                in_kernel = False
-                continue
-        else:
-            done = os.write(out, os.pread(fd, min(length, _COPY_PIECE), offset))
+    while length and hasattr(os, "copy_file_range"):
+        try:
+            done = os.copy_file_range(fd, out, min(length, 2**30), offset)
+        except OSError:  # not every file system can
+            break
         if done == 0:
             raise S3Error("InternalError")
-        offset += done
-        length -= done
+        offset, length = offset + done, length - done
+    for piece in pieces(fd, offset, length):
+        write_all(out, piece)

@@ -41,11 +41,12 @@ def serve(
     """
     try:
         import uvicorn
+        import uvloop
 
         from ..._servers.bounded_http import Bounds
         from ..http.protocol import RuntimeProtocol
         from ..sessions.callers import Callers
-        from .users import UsersOnly
+        from .callers import UsersOnly
     except ImportError as e:
         raise missing_extra("the S3 endpoint needs uvicorn", "runtime") from e
     raise_file_limit()
@@ -87,7 +88,7 @@ def serve(
     # uvicorn re-raises the signal that stopped it once it has shut down; a stop on request is a success.
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
     finally:
         for number, handler in previous.items():
@@ -95,15 +96,6 @@ def serve(
         app.close()
         asked.close()
         sock.close()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 async def _stop_without_parent(server: Any, parent_pid: int) -> None:

@@ -36,7 +36,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ..peers import owner_of, parent
+from ..peers import owner_of
+from ..procfs import parent, status
 from ..roots import MARKER
 from ..wire import WireError
 from .session import Session
@@ -377,8 +378,5 @@ def _marked(pid: int) -> bool:
 
 
 def _may_not_gain(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/status") as lines:
-            return any(line.split() == ["NoNewPrivs:", "1"] for line in lines)
-    except OSError:
-        return True  # gone: nothing is known of it
+    """Whether it has given up gaining privileges; so has one that is gone, of which nothing is known."""
+    return status(pid, "NoNewPrivs") in (["1"], None)

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ... import procfs
 from ..spec import Limits
 
 _PERIOD_US = 100_000
@@ -252,11 +253,9 @@ def owned(group: str) -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When the process began, in clock ticks since the machine did (proc_pid_stat(5), field 22); None when there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
+    """When the process began, in clock ticks since the machine did; None when there is none."""
+    fields = procfs.stat(pid)
+    return None if fields is None else fields[procfs.STARTED_TICKS]
 
 
 def remove_below(group: Path) -> bool:

@@ -1,7 +1,9 @@
-"""Which session calls the S3 endpoint of a runtime, and which objects are its own.
+"""Who calls an S3 endpoint, and which objects are its own.
 
-A session is known by the key that it got, or by the kernel where it signs with another one or not at all: clients that were made
-before there was a session have placeholders. Whoever else is no user of this machine needs one of the runtime's credentials.
+`SessionAccess` is for the endpoint of a runtime. A session is known by the key that it got, or by the kernel where it signs with
+another one or not at all: clients that were made before there was a session have placeholders. Whoever else is no user of this
+machine needs one of the runtime's credentials. `UsersOnly` is for an endpoint alone, which demands no signature and knows no
+sessions: what runs on this machine as this user or root may use all of it.
 """
 
 from __future__ import annotations
@@ -10,12 +12,41 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..http.protocol import PEER, Peer
-from ..sessions.callers import Callers
+from ..sessions.callers import Caller, Callers
 from ..sessions.grants import is_record
 from ..sessions.s3_keys import SessionKeys
 from ..sessions.session import Session
 from .access import Scope
 from .wire.errors import S3Error
+
+
+async def _caller(callers: Callers, asgi_scope: Mapping[str, Any]) -> Caller:
+    """The kernel is asked once per connection."""
+    peer: Peer = asgi_scope.get(PEER) or Peer()
+    if peer.caller is None:
+        peer.caller = await callers.ask(asgi_scope["client"], asgi_scope["server"])
+    caller: Caller = peer.caller
+    return caller
+
+
+class UsersOnly:
+    """Refuses other users of this machine, and other machines."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+
+    def secrets_of(self, access_key: str) -> Mapping[str, str]:
+        return {}
+
+    async def scope(self, asgi_scope: Mapping[str, Any], access_key: str) -> Scope | None:
+        caller = await _caller(self._callers, asgi_scope)
+        if caller.is_user or caller.confined:
+            return None
+        raise S3Error(
+            "AccessDenied",
+            f"Access Denied: this store is not open to {caller.reason}; start it with --credential-file and sign, or with "
+            "--callers any",
+        )
 
 
 class SessionAccess:
@@ -35,10 +66,7 @@ class SessionAccess:
         found = self._keys.find(access_key)
         if found is not None:
             return self._scope_of(found[1])
-        peer: Peer = asgi_scope.get(PEER) or Peer()
-        if peer.caller is None:
-            peer.caller = await self._callers.ask(asgi_scope["client"], asgi_scope["server"])
-        caller = peer.caller
+        caller = await _caller(self._callers, asgi_scope)
         if caller.session is not None:
             return self._scope_of(caller.session)
         if self._signed_only:
