@@ -340,7 +340,7 @@ def test_what_is_not_served_is_refused_not_mistaken(bucket: str, s3: Any) -> Non
 
 
 def test_documents_with_entities_are_refused(server: Server, bucket: str, s3: Any) -> None:
-    from .test_signatures import send, signed
+    from .wire.test_signatures import send, signed
 
     url = f"{server.url}/{bucket}?delete"
     bomb = b'<!DOCTYPE d [<!ENTITY a "aaaa">]><Delete><Object><Key>&a;</Key></Object></Delete>'
