@@ -31,6 +31,9 @@ RUNS_ONCE_FIELD = (
     "runs_once"  # True in an agent's reply: this session's payload runs once however often it is delivered
 )
 TURNS_USED = "model calls, all are used"  # in the gateway's refusal of a call beyond `max_turns`, in every dialect
+PROBE_FIELD = "_probe"  # of a payload: the doctor asks what a session can reach
+PROBED = "probed"  # `status` of an agent's reply to a probe; `probe` has what it found
+PROBE_EXPERIMENT = "agentcore-rl-doctor"  # the doctor's keys, and no training's, begin with it
 REFUSED = "refused"  # `status` of an agent's reply when it cannot store its record; `error` says why
 RECORD_SUFFIX = ".json"
 ALIVE_SUFFIX = ".alive"

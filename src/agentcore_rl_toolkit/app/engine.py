@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..contract import REFUSED, ROLLOUT_FIELD, RUNS_ONCE_FIELD, RolloutConfig, redact_payload, result_key
+from ..contract import PROBE_FIELD, REFUSED, ROLLOUT_FIELD, RUNS_ONCE_FIELD, RolloutConfig, redact_payload, result_key
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
@@ -86,8 +86,12 @@ class Engine:
         settings = self.settings
         if self._closing:
             raise AgentCoreRLError(f"no new rollout: {self._closing}")
-        config = RolloutConfig.from_payload(payload) if isinstance(payload, Mapping) else None
         session_id = getattr(context, "session_id", None) or str(uuid.uuid4())
+        if isinstance(payload, Mapping) and PROBE_FIELD in payload:
+            from . import probe  # a rollout does not pay for what it loads
+
+            return await probe.answer(payload, session_id, settings, self.store_for)
+        config = RolloutConfig.from_payload(payload) if isinstance(payload, Mapping) else None
         seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
         args = (seen, context) if takes_context else (seen,)
         if config is None or config.exp_id is None or config.input_id is None or config.s3_bucket is None:

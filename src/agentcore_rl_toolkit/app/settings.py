@@ -27,6 +27,7 @@ class AgentSettings:
     notify_timeout_s: float = 5.0
     max_record_bytes: int = 100_000_000
     reseed: bool = True
+    probe: bool = True  # answer `agentcore-rl doctor`
     records: str = ""  # the local runtime's socket for records that go to directories
 
     @classmethod

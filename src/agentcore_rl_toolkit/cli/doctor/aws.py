@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
+from ...contract import PROBE_EXPERIMENT, new_session_id
+from ...deploy import quotas
 from ...errors import (
     AgentCoreRLError,
     ContractError,
@@ -20,24 +22,31 @@ from ...errors import (
     StoreError,
     StorePermissionError,
 )
+from . import deployed, session
 from .finding import Finding, fail, note, ok
 
-PROBE = "agentcore-rl-doctor"
+PROBE = PROBE_EXPERIMENT
 MOST_SKEW_S = 60.0  # AWS refuses signatures that are five minutes off
 DEADLINE_S = 20.0
-# Of Bedrock AgentCore's quotas those that bound a run. Source: the service quotas page of Bedrock AgentCore.
-QUOTAS = ("session", "InvokeAgentRuntime", "new session")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What is to be checked; None: nothing is known of it."""
+    """What is to be checked; None: nothing is known of it.
+
+    ``session_gateway_url``: the gateway as sessions see it, where that is another address. ``rollouts`` and ``concurrent``: of
+    the run that is planned. ``from_session``: start a session of the agent and ask it, too.
+    """
 
     agent_arn: str | None
     bucket: str | None
     gateway_url: str | None
     gateway_admin_key: str | None
     model_id: str | None
+    session_gateway_url: str | None = None
+    rollouts: int | None = None
+    concurrent: int | None = None
+    from_session: bool = True
 
     @cached_property
     def session(self) -> Any:
@@ -103,6 +112,9 @@ class Account:
 
         if self.bucket is None:
             return [note("bucket", "none given", "--bucket NAME, or export AGENTCORE_S3_BUCKET")]
+        elsewhere = self._bucket_region()
+        if elsewhere is not None:
+            return [elsewhere]
         store = open_store(self.bucket)
         key = f"{PROBE}/{secrets.token_hex(8)}.json"
         found: list[Finding] = []
@@ -135,9 +147,41 @@ class Account:
             step("delete", "s3:DeleteObject", lambda: store.delete(key, timeout_s=DEADLINE_S))
         return found
 
-    def runtime(self) -> Finding:
-        """Whether the agent is there and ready. The control plane is asked: an invoke would run the agent."""
+    def _bucket_region(self) -> Finding | None:
+        """A finding where the bucket is in another region than the agent, None where it is not, or cannot be told."""
         from botocore.exceptions import BotoCoreError, ClientError
+
+        from ...store import parse_url
+
+        url = parse_url(str(self.bucket))
+        if url.scheme != "s3":
+            return None
+        try:
+            found = self.client("s3").head_bucket(Bucket=url.bucket)["ResponseMetadata"]
+        except ClientError as e:
+            found = e.response.get("ResponseMetadata", {})
+        except BotoCoreError:
+            return None  # the steps that follow say what is wrong
+        theirs = found.get("HTTPHeaders", {}).get("x-amz-bucket-region")
+        if theirs in (None, self.region):
+            return None
+        advice = f"give the run a bucket in {self.region}, where the agent is; or deploy the agent to {theirs}"
+        return fail("bucket region", f"{url.bucket} is in {theirs}, not in {self.region}", advice)
+
+    @cached_property
+    def _described(self) -> Any:
+        """What the control plane says of the agent, or the exception of asking."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            name = str(self.agent_arn).rpartition("/")[2]
+            return self.client("bedrock-agentcore-control").get_agent_runtime(agentRuntimeId=name)
+        except (ClientError, BotoCoreError) as e:
+            return e
+
+    def runtime(self) -> Finding:
+        """Whether the agent is there and ready."""
+        from botocore.exceptions import ClientError
 
         if self.agent_arn is None:
             return note("agent", "none given", "--agent ARN, or export AGENTCORE_AGENT_ARN")
@@ -145,41 +189,78 @@ class Account:
         if not self.agent_arn.startswith("arn:") or ":runtime/" not in self.agent_arn:
             advice = "it reads arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
             return fail("agent", f"{self.agent_arn!r} is not the ARN of an agent", advice)
-        try:
-            told = self.client("bedrock-agentcore-control").get_agent_runtime(agentRuntimeId=name)
-        except ClientError as e:
-            code, message = e.response["Error"]["Code"], e.response["Error"].get("Message", "")
+        now = self._described
+        if isinstance(now, ClientError):
+            code, message = now.response["Error"]["Code"], now.response["Error"].get("Message", "")
             advice = {
                 "AccessDeniedException": "allow bedrock-agentcore:GetAgentRuntime, InvokeAgentRuntime and StopRuntimeSession",
                 "ResourceNotFoundException": f"check account, region ({self.region}) and name of the ARN",
             }.get(code, "see AWS's message")
             return fail("agent", f"{code}: {message}", advice)
-        except BotoCoreError as e:
-            return fail("agent", str(e), "check the network and AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL")
-        if told["status"] != "READY":
-            reason = told.get("failureReason", "")
-            return fail("agent", f"{name} is {told['status']}. {reason}".strip(), "wait, or deploy it again")
-        return ok("agent", f"{name}, version {told.get('agentRuntimeVersion', '?')}, READY")
+        if isinstance(now, Exception):
+            return fail("agent", str(now), "check the network and AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL")
+        if now["status"] != "READY":
+            reason = now.get("failureReason", "")
+            return fail("agent", f"{name} is {now['status']}. {reason}".strip(), "wait, or deploy it again")
+        return ok("agent", f"{name}, version {now.get('agentRuntimeVersion', '?')}, READY")
+
+    def made_of(self) -> list[Finding]:
+        """The agent's role, image and network."""
+        if self.agent_arn is None or not isinstance(self._described, dict):
+            return []
+        now = self._described
+        found = [deployed.role(self.client, now["roleArn"])]
+        image = deployed.image(self.client, now.get("agentRuntimeArtifact", {}))
+        found += [image] if image is not None else []
+        return found + deployed.network(self.client, now.get("networkConfiguration", {}), self.region)
 
     def quotas(self) -> Finding:
-        from botocore.exceptions import BotoCoreError, ClientError
+        """The account's, and what the planned run meets of them."""
+        archive = isinstance(self._described, dict) and "codeConfiguration" in self._described.get(
+            "agentRuntimeArtifact", {}
+        )
+        found = quotas.read(self.client("service-quotas"), self.region, archive=archive)
+        text = quotas.line(found, rollouts=self.rollouts, concurrent=self.concurrent)
+        refusal = quotas.nothing_runs(found.quotas)
+        if refusal is not None:
+            return fail("quotas", refusal.partition(": ")[0], quotas.HOW_TO_RAISE)
+        if self.concurrent is not None and self.concurrent > found.quotas.sessions:
+            return fail("quotas", text, f"run at most {found.quotas.sessions} at once, or {quotas.HOW_TO_RAISE}")
+        if found.why:
+            advice = "allow servicequotas:ListServiceQuotas, or look at them in the console"
+            return note("quotas", text, advice)
+        return ok("quotas", text)
 
-        try:
-            pages = (
-                self.client("service-quotas")
-                .get_paginator("list_service_quotas")
-                .paginate(ServiceCode="bedrock-agentcore")
-            )
-            listed = [quota for page in pages for quota in page["Quotas"]]
-        except (ClientError, BotoCoreError) as e:
-            advice = (
-                "allow servicequotas:ListServiceQuotas, or look at them in the console; docs/client.md has the defaults"
-            )
-            return note("quotas", f"not readable: {str(e).splitlines()[0][:120]}", advice)
-        mine = [q for q in listed if any(word.lower() in q["QuotaName"].lower() for word in QUOTAS)]
-        if not mine:
-            return note("quotas", "AWS lists none for Bedrock AgentCore here", "docs/client.md has the defaults")
-        return ok("quotas", "; ".join(f"{q['QuotaName']}: {q['Value']:g}" for q in mine))
+    def inside(self) -> list[Finding]:
+        """What a session of the agent reaches: its bucket, the gateway with a key of its own, the model."""
+        from ...gateway import GatewayClient
+
+        ready = isinstance(self._described, dict) and self._described["status"] == "READY"
+        if not self.from_session or self.agent_arn is None or self.bucket is None or not ready:
+            return []
+        from botocore.config import Config
+
+        config = Config(connect_timeout=10, read_timeout=session.START_WITHIN_S, retries={"total_max_attempts": 1})
+        client = self.session.client("bedrock-agentcore", region_name=self.region, config=config)
+        session_id = new_session_id()
+
+        def ask(**model: str | None) -> list[Finding]:
+            block = session.block(str(self.bucket), **{"base_url": None, "api_key": None, "model_id": None, **model})
+            return session.ask(client, str(self.agent_arn), session_id, block)
+
+        if self.gateway_url is None:
+            return ask()
+        with GatewayClient(
+            self.gateway_url, admin_key=self.gateway_admin_key, public_url=self.session_gateway_url
+        ) as gateway:
+            try:
+                [made] = gateway.create_sessions([session_id], max_turns=1)
+            except (GatewayError, ContractError):
+                return ask()  # the check of the gateway says why
+            try:
+                return ask(base_url=made.base_url, api_key=made.api_key, model_id=self.model_id)
+            finally:
+                gateway.delete([session_id])
 
     def gateway(self) -> list[Finding]:
         """Reachable from here, with this key, and its engine answers. From inside a session it may still be out of reach."""
@@ -190,7 +271,6 @@ class Account:
         return [finding for url in gateway_urls(self.gateway_url) for finding in self._gateway_at(url)]
 
     def _gateway_at(self, url: str) -> list[Finding]:
-        from ...contract import new_session_id
         from ...gateway import GatewayClient
 
         where = urlsplit(url)
@@ -204,8 +284,8 @@ class Account:
                 right = e.status in (401, 403)
                 advice = "export AGENTCORE_RL_GATEWAY_ADMIN_KEY" if right else "is it started, and the address right?"
                 return [*found, fail("gateway", str(e).splitlines()[0], advice)]
-            if where.hostname in ("127.0.0.1", "localhost", "::1"):
-                advice = "sessions on AWS cannot reach it: give it an address that they can (docs/gateway.md)"
+            if self.session_gateway_url is None and where.hostname in ("127.0.0.1", "localhost", "::1"):
+                advice = "sessions on AWS cannot reach it: give it an address that they can (docs/deploy.md)"
                 found.append(note("gateway address", "only this machine can reach it", advice))
             try:
                 [session] = client.create_sessions([new_session_id()], max_turns=1)
@@ -253,8 +333,10 @@ def checks(account: Account) -> list[tuple[str, Callable[[], Finding | list[Find
         ("clock", account.clock),
         ("bucket", account.store),
         ("agent", account.runtime),
+        ("parts of the agent", account.made_of),
         ("quotas", account.quotas),
         ("gateway", account.gateway),
+        ("session", account.inside),
     ]
 
 

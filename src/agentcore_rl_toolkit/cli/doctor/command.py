@@ -23,6 +23,12 @@ from .finding import Finding
     "--gateway-url", envvar="AGENTCORE_RL_GATEWAY_URL", help="With --aws: the model gateway, several with commas."
 )
 @click.option("--gateway-admin-key", envvar="AGENTCORE_RL_GATEWAY_ADMIN_KEY", help="Better given in the environment.")
+@click.option(
+    "--session-gateway-url", metavar="URL", help="With --aws: the gateway as sessions see it. [default: --gateway-url]"
+)
+@click.option("--rollouts", type=click.IntRange(1), help="With --aws: of the run you plan, for its quotas.")
+@click.option("--concurrent", type=click.IntRange(1), help="With --aws: of them at once.")
+@click.option("--no-session", is_flag=True, help="With --aws: start no session of the agent.")
 @click.option("--model-id", help="With --aws: the model that agents ask for.")
 @click.option(
     "--model", type=click.Path(exists=True, file_okay=False), help="Folder of a model: check its chat template."
@@ -34,15 +40,20 @@ def command(
     bucket: str | None,
     gateway_url: str | None,
     gateway_admin_key: str | None,
+    session_gateway_url: str | None,
+    rollouts: int | None,
+    concurrent: int | None,
+    no_session: bool,
     model_id: str | None,
     model: str | None,
     as_json: bool,
 ) -> None:
     """Check what training needs; each line that is not ok says what to do.
 
-    Without options: this machine and this installation. With --aws: credentials, clock, bucket, agent, quotas, gateway and
-    model; what is not given is taken from the environment, or from .env in this folder. A key that it makes in the bucket is
-    deleted again; no agent is run. Ends with code 1 when a check failed.
+    Without options: this machine and this installation. With --aws: credentials, clock, bucket, the agent with its role, image
+    and network, quotas, gateway and model; then what a session of the agent reaches: one is started, asked, and stopped, and
+    the agent's function is not called. What is not given is taken from the environment, or from .env in this folder. Keys that it
+    makes in the bucket are deleted again. Ends with code 1 when a check failed.
     """
     from . import aws, machine
     from .finding import run
@@ -56,6 +67,10 @@ def command(
             gateway_url=gateway_url,
             gateway_admin_key=gateway_admin_key,
             model_id=model_id,
+            session_gateway_url=session_gateway_url,
+            rollouts=rollouts,
+            concurrent=concurrent,
+            from_session=not no_session,
         )
         checks = aws.checks(account)
     else:

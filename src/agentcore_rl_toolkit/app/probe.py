@@ -1,0 +1,155 @@
+"""The probe: a session says what it can reach, in the answer to one invoke. `agentcore-rl doctor --aws` asks for it.
+
+A probe gives its caller nothing that a rollout does not give: who may invoke the agent names gateway and store of a rollout, too.
+It is kept apart from rollouts, so that a row of a data set cannot ask for one: the payload has `_probe` and `_rollout` and
+nothing else, and the block has the doctor's experiment and a proof key, which the client writes and rows do not. What the
+session reads is not in the report, other than the names of the models served; a redirect is not followed; keys are blanked.
+``AGENTCORE_RL_PROBE=0`` turns it off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, REDACTED, ROLLOUT_FIELD, RolloutConfig, result_key
+from ..errors import AgentCoreRLError, ContractError, StorePermissionError
+from ..store import ObjectStore, parse_url, url_matches
+from .record import find_secrets
+from .settings import AgentSettings
+
+CONNECT_S, STORE_S, GATEWAY_S = 5.0, 10.0, 10.0
+MAX_REPLY_BYTES, MAX_MODELS, MAX_TEXT = 2**20, 20, 300
+
+
+async def answer(
+    payload: Mapping[str, Any],
+    session_id: str,
+    settings: AgentSettings,
+    store_for: Callable[[str], tuple[ObjectStore, bool]],
+) -> dict[str, Any]:
+    """The reply to a probe. Raises: ContractError when the payload is none of the doctor's, or probes are turned off."""
+    config = _asked_for(payload, settings)
+    key = result_key(PROBE_EXPERIMENT, str(config.input_id), session_id)
+    bucket = str(config.s3_bucket)
+    store, egress, gateway = await asyncio.gather(
+        _store(store_for(bucket)[0], key), _egress(bucket), asyncio.to_thread(_gateway, config)
+    )
+    report = {
+        "toolkit": _version(),
+        "python": platform.python_version(),
+        "architecture": platform.machine(),
+        "time_s": time.time(),
+        "store": store,
+        "egress": egress,
+        "gateway": gateway,
+    }
+    clean = json.dumps(report)
+    for secret in find_secrets(config, key, session_id):
+        clean = clean.replace(json.dumps(secret)[1:-1], REDACTED)
+    return {"status": PROBED, "probe": json.loads(clean)}
+
+
+def _asked_for(payload: Mapping[str, Any], settings: AgentSettings) -> RolloutConfig:
+    if not settings.probe:
+        raise ContractError("this agent answers no probes: AGENTCORE_RL_PROBE=0 is set")
+    config = RolloutConfig.from_payload(payload)
+    ours = config is not None and config.exp_id == PROBE_EXPERIMENT and config.input_id and config.proof_key
+    if config is None or not ours or set(payload) != {PROBE_FIELD, ROLLOUT_FIELD}:
+        raise ContractError(
+            f"a payload with {PROBE_FIELD!r} is for `agentcore-rl doctor` alone: a row of data may not have this name"
+        )
+    if settings.allowed_buckets and not url_matches(str(config.s3_bucket), settings.allowed_buckets):
+        raise ContractError(f"this agent may not write to {config.s3_bucket!r} (AGENTCORE_RL_ALLOWED_BUCKETS)")
+    if config.base_url is not None and urlsplit(config.base_url).scheme not in ("http", "https"):
+        raise ContractError("base_url must begin with http:// or https://")
+    return config
+
+
+def _found(ok: bool | None, text: str, **more: Any) -> dict[str, Any]:
+    return {"ok": ok, "text": text[:MAX_TEXT], **more}
+
+
+async def _store(store: ObjectStore, key: str) -> dict[str, Any]:
+    """Whether a record can be put where this session's would lie; it is deleted again."""
+    try:
+        await store.put_async(key, b"{}", timeout_s=STORE_S)
+    except StorePermissionError as e:
+        return _found(False, _first_line(e), right="s3:PutObject")
+    except (AgentCoreRLError, OSError) as e:
+        return _found(False, _first_line(e))
+    try:
+        await store.delete_async(key, timeout_s=STORE_S)
+    except StorePermissionError as e:
+        return _found(False, _first_line(e), right="s3:DeleteObject")
+    except (AgentCoreRLError, OSError) as e:
+        return _found(False, _first_line(e))
+    return _found(True, key)
+
+
+async def _egress(bucket: str) -> dict[str, Any]:
+    """Whether a connection to the store can be opened at all, which tells a missing route from a missing right."""
+    url = parse_url(bucket)
+    if url.scheme != "s3":
+        return _found(None, f"{url.scheme}: needs no network")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    where = urlsplit(endpoint or f"https://s3.{region}.amazonaws.com")
+    name, port = where.hostname or "", where.port or (80 if where.scheme == "http" else 443)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(name, port), CONNECT_S)
+    except TimeoutError:
+        return _found(False, f"{name}:{port} does not answer within {CONNECT_S:.0f} s")
+    except OSError as e:
+        return _found(False, f"{name}:{port}: {e.strerror or e}")
+    writer.close()
+    return _found(True, f"{name}:{port}")
+
+
+def _gateway(config: RolloutConfig) -> dict[str, Any]:
+    """Whether the gateway is reached, takes the session's key, and which models it has. No model is called."""
+    if config.base_url is None:
+        return _found(None, "none given")
+    request = urllib.request.Request(
+        f"{config.base_url.rstrip('/')}/models", headers={"authorization": f"Bearer {config.api_key or ''}"}
+    )
+    try:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=GATEWAY_S) as reply:
+            listed = json.loads(reply.read(MAX_REPLY_BYTES))["data"]
+            models = [str(model["id"])[:100] for model in listed[:MAX_MODELS]]
+    except urllib.error.HTTPError as e:
+        with e:
+            return _found(False, f"status {e.code}", reached=True, status=e.code)
+    except urllib.error.URLError as e:
+        return _found(False, _first_line(e.reason), reached=False)
+    except (ValueError, KeyError, TypeError):
+        return _found(False, "what answers is no gateway", reached=True)
+    except OSError as e:
+        return _found(False, _first_line(e), reached=False)
+    return _found(True, "reached, and the key is accepted", reached=True, models=models)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _first_line(error: object) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("agentcore-rl-toolkit")
+    except PackageNotFoundError:
+        return "unknown"

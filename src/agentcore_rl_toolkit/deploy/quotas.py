@@ -1,0 +1,151 @@
+"""An account's quotas of AgentCore Runtime, and what a run will meet of them. Read from Service Quotas, else AWS's defaults.
+
+Source: "Quotas for Amazon Bedrock AgentCore" in its developer guide, November 2026; names as Service Quotas lists them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import ConfigError
+from .cost import Quotas
+
+SERVICE = "bedrock-agentcore"
+LARGE_REGIONS = ("us-east-1", "us-west-2")
+SESSIONS_ELSEWHERE = 2500
+# What Service Quotas calls the quota of new sessions, whose default holds for archives; images have one of their own.
+NEW_SESSIONS_PER_S = 25.0
+_NAMES = {
+    "sessions": r"active session",
+    "new_sessions": r"new (runtime )?session",
+    "requests": r"runtime data plane|invokeagentruntime\b",
+}
+_PERIODS_S = {"SECOND": 1.0, "MINUTE": 60.0, "HOUR": 3600.0}
+HOW_TO_RAISE = "ask for more in the Service Quotas console, under Amazon Bedrock AgentCore"
+DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Quotas, and where they are from. ``why``: why some or all are AWS's defaults; "" when Service Quotas had them."""
+
+    quotas: Quotas
+    why: str = ""
+
+    @property
+    def source(self) -> str:
+        return "Service Quotas" if not self.why else f"AWS's defaults: {self.why}"
+
+
+def defaults(region: str | None, *, archive: bool = False) -> Quotas:
+    """AWS's own for a region. ``archive``: for an agent deployed without an image."""
+    sessions = Quotas().sessions if region in LARGE_REGIONS else SESSIONS_ELSEWHERE
+    new = NEW_SESSIONS_PER_S * 60 if archive else Quotas().new_sessions_per_min
+    return Quotas(sessions=sessions, new_sessions_per_min=new)
+
+
+def read(client: Any, region: str | None, *, archive: bool = False) -> Found:
+    """The account's, through a boto3 client of ``service-quotas``. Never fails: what cannot be read has its default."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    usual = defaults(region, archive=archive)
+    try:
+        pages = client.get_paginator("list_service_quotas").paginate(ServiceCode=SERVICE)
+        listed = [quota for page in pages for quota in page["Quotas"]]
+    except (ClientError, BotoCoreError) as e:
+        code = e.response["Error"].get("Code") if isinstance(e, ClientError) else type(e).__name__
+        return Found(quotas=usual, why=f"Service Quotas is not readable ({code}; servicequotas:ListServiceQuotas)")
+    return _merged(usual, listed, archive)
+
+
+def _merged(usual: Quotas, listed: Iterable[Mapping[str, Any]], archive: bool) -> Found:
+    found: dict[str, float] = {}
+    for quota in listed:
+        name = str(quota.get("QuotaName", ""))
+        for kind, pattern in _NAMES.items():
+            if quota.get("Value") is not None and re.search(pattern, name, re.IGNORECASE):
+                found.setdefault(kind, float(quota["Value"]) / _period_s(quota))
+    quotas = usual
+    if "sessions" in found:
+        quotas = replace(quotas, sessions=int(found["sessions"]))
+    if "requests" in found:
+        quotas = replace(quotas, requests_per_s=found["requests"])
+    new = found.get("new_sessions")
+    if new is not None and (archive or new != NEW_SESSIONS_PER_S):
+        quotas = replace(quotas, new_sessions_per_min=new * 60)
+    missing = [kind.replace("_", " ") for kind in _NAMES if kind not in found]
+    return Found(quotas=quotas, why=f"Service Quotas lists none of {', '.join(missing)}" if missing else "")
+
+
+def _period_s(quota: Mapping[str, Any]) -> float:
+    """Seconds that a rate is for. Without a period a quota is a number, or a rate per second."""
+    period = quota.get("Period") or {}
+    return float(period.get("PeriodValue", 1)) * _PERIODS_S.get(str(period.get("PeriodUnit")), 1.0)
+
+
+def nothing_runs(quotas: Quotas) -> str | None:
+    """Why no rollout can run under these at all; None where some can. New accounts may have a quota of 0."""
+    for name, value in (
+        ("sessions alive at once", quotas.sessions),
+        ("new sessions", quotas.new_sessions_per_min),
+        ("requests", quotas.requests_per_s),
+    ):
+        if value <= 0:
+            return f"this account's quota of {name} on AgentCore Runtime is 0, so that nothing can run: {HOW_TO_RAISE}"
+    return None
+
+
+def start_s(quotas: Quotas, rollouts: int) -> float:
+    """Seconds in which so many rollouts can be started. Each is a new session, and a request to start and one to stop it."""
+    return rollouts / min(quotas.new_sessions_per_min / 60, quotas.requests_per_s)
+
+
+def line(found: Found, *, rollouts: int | None = None, concurrent: int | None = None) -> str:
+    """What a run will meet, in one line."""
+    q = found.quotas
+    text = (
+        f"quotas ({found.source}): {q.sessions:,} sessions alive, {q.new_sessions_per_min:,.0f} new ones a minute, "
+        f"{q.requests_per_s:,.0f} requests a second"
+    )
+    if rollouts is not None:
+        text += f"; to start {rollouts:,} rollouts takes at least {_duration(start_s(q, rollouts))}"
+    if concurrent is not None and concurrent > q.sessions:
+        text += f"; {q.sessions:,} of the {concurrent:,} rollouts asked for run at once"
+    return text
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"
+
+
+def before_a_run(
+    arn: str, *, endpoint_url: str | None = None, rollouts: int | None = None, concurrent: int | None = None
+) -> str | None:
+    """The line for a run of a deployed agent, asked of AWS; None for an agent of a local runtime, which has quotas of its own.
+
+    Raises: ConfigError where nothing can run.
+    """
+    import boto3
+    from botocore.config import Config
+
+    from ..client.data_plane.transport import is_aws
+
+    own = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE") or os.environ.get("AWS_ENDPOINT_URL")
+    asked = os.environ.get("AWS_ENDPOINT_URL_SERVICE_QUOTAS")
+    parts = arn.split(":")
+    if len(parts) < 6 or (own and not is_aws(own) and not asked):
+        return None
+    config = Config(connect_timeout=5, read_timeout=DEADLINE_S, retries={"total_max_attempts": 2})
+    client = boto3.Session().client("service-quotas", region_name=parts[3], config=config)
+    found = read(client, parts[3])
+    refusal = nothing_runs(found.quotas)
+    if refusal is not None:
+        raise ConfigError(refusal)
+    return line(found, rollouts=rollouts, concurrent=concurrent)

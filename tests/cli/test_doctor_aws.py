@@ -1,0 +1,427 @@
+"""`agentcore-rl doctor --aws` on an account in order, and on ten accounts with one mistake each.
+
+The account: moto's IAM, EC2 and S3, the local control plane and runtime with sessions of a real agent, a real gateway. What moto has
+not (images' layers, quotas, replies of another date, expired credentials) a server on loopback answers in the service's wire
+shape, which unmodified boto3 reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import email.utils
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import boto3
+import botocore.session
+import pytest
+import requests
+from botocore.validate import ParamValidator
+from click.testing import CliRunner
+from moto.server import ThreadedMotoServer
+
+from agentcore_rl_toolkit.cli.doctor import command
+from agentcore_rl_toolkit.deploy import iam
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.runtime.local import LocalRuntime
+
+from ..conftest import reserved_port
+from ..deploy.conftest import AGENT
+
+REGION, BUCKET, ELSEWHERE, ACCOUNT = "us-west-2", "records-to-doctor", "records-in-ireland", "123456789012"
+ADMIN_KEY, MODEL = "trainers-secret-key", "scripted"
+REPOSITORY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/agentcore-rl/shop"
+PLACE = iam.Place(account=ACCOUNT, region=REGION, name="shop", bucket=BUCKET)
+
+
+class Wire(ThreadingHTTPServer):
+    """Service Quotas, ECR and STS, as far as moto has them not. What it answers is checked by botocore's model first."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.quotas: dict[str, float] = {}
+        self.architecture = "arm64"
+        self.behind_s = 0.0
+        self.expired = False
+        self.models = {
+            name: botocore.session.get_session().get_service_model(name) for name in ("service-quotas", "ecr")
+        }
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.reset()
+
+    def reset(self) -> None:
+        self.quotas = {
+            "Active Session Workloads per Account": 5000.0,
+            "Rate of new Runtime session creation": 25.0,
+            "Rate of Runtime data plane APIs": 200.0,
+        }
+        self.architecture, self.behind_s, self.expired = "arm64", 0.0, False
+
+    def answer(self, service: str, operation: str) -> dict[str, Any]:
+        reply = self._replies()[operation]
+        wrong = ParamValidator().validate(reply, self.models[service].operation_model(operation).output_shape)
+        assert not wrong.has_errors(), wrong.generate_report()
+        return reply
+
+    @property
+    def config(self) -> bytes:
+        return json.dumps({"os": "linux", "architecture": self.architecture}).encode()
+
+    def _replies(self) -> dict[str, dict[str, Any]]:
+        digest = "sha256:" + hashlib.sha256(self.config).hexdigest()
+        manifest = {"schemaVersion": 2, "config": {"digest": digest, "size": len(self.config)}, "layers": []}
+        quotas = [
+            {"ServiceCode": "bedrock-agentcore", "QuotaName": name, "Value": value}
+            for name, value in self.quotas.items()
+        ]
+        return {
+            "ListServiceQuotas": {"Quotas": quotas},
+            "BatchGetImage": {"images": [{"imageManifest": json.dumps(manifest)}], "failures": []},
+            "GetDownloadUrlForLayer": {"downloadUrl": f"{self.url}/layer", "layerDigest": digest},
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Wire
+
+    def log_message(self, *_: object) -> None: ...
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        when = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self.server.behind_s)
+        return email.utils.format_datetime(when, usegmt=True)
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self._answer(200, self.server.config)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        target = self.headers.get("x-amz-target", "")
+        if target:
+            service = "ecr" if target.startswith("AmazonEC2") else "service-quotas"
+            self._answer(200, json.dumps(self.server.answer(service, target.rpartition(".")[2])).encode())
+            return
+        assert parse_qs(body.decode())["Action"] == ["GetCallerIdentity"]
+        if self.server.expired:
+            self._answer(
+                403,
+                b"<ErrorResponse><Error><Type>Sender</Type><Code>ExpiredToken</Code><Message>The security token included in the "
+                b"request is expired</Message></Error><RequestId>1</RequestId></ErrorResponse>",
+            )
+            return
+        self._answer(
+            200,
+            b"<GetCallerIdentityResponse><GetCallerIdentityResult><Arn>arn:aws:iam::123456789012:user/x</Arn><UserId>x</UserId>"
+            b"<Account>123456789012</Account></GetCallerIdentityResult></GetCallerIdentityResponse>",
+        )
+
+
+@dataclass(kw_only=True)
+class Aws:
+    """The account in order, and the environment and options with which the doctor finds it."""
+
+    moto: str
+    wire: Wire
+    runtime: LocalRuntime
+    arn: str
+    gateway: str
+    keys: dict[str, str]
+    subnets: list[str]
+    script: Path
+    closed_port: int
+    doctor: dict[str, str] = field(default_factory=dict)
+    made_of: dict[str, Any] = field(default_factory=dict)
+
+    def root(self, service: str, region: str = REGION) -> Any:
+        keys = {"aws_access_key_id": "root", "aws_secret_access_key": "root"}
+        return boto3.client(service, endpoint_url=self.moto, region_name=region, **keys)
+
+    @property
+    def control(self) -> Any:
+        keys = {"aws_access_key_id": "root", "aws_secret_access_key": "root"}
+        return boto3.client("bedrock-agentcore-control", endpoint_url=self.runtime.url, region_name=REGION, **keys)
+
+    def agent(self, *, image: str | None = None, role: str = "agentcore-rl-shop", **changed: Any) -> None:
+        """Bring the agent up to date: `image`, `role` and other fields of UpdateAgentRuntime."""
+        fields = {
+            "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": image or f"local://{self.script}"}},
+            "roleArn": f"arn:aws:iam::{ACCOUNT}:role/{role}",
+            "networkConfiguration": {"networkMode": "PUBLIC"},
+            "environmentVariables": self.variables(self.keys),
+            **changed,
+        }
+        if fields == self.made_of:
+            return
+        self.made_of = fields
+        identity = self.arn.rpartition("/")[2]
+        self.control.update_agent_runtime(agentRuntimeId=identity, **fields)
+        wait = threading.Event()
+        for _ in range(1200):
+            if self.control.get_agent_runtime(agentRuntimeId=identity)["status"] not in ("CREATING", "UPDATING"):
+                return
+            wait.wait(0.05)
+        raise AssertionError("the agent is not up to date after a minute")
+
+    def variables(self, keys: dict[str, str]) -> dict[str, str]:
+        return {**keys, "AWS_ENDPOINT_URL_S3": self.moto, "AWS_ALLOW_HTTP": "true", "AWS_REGION": REGION}
+
+    def user(self, policy: iam.Policy) -> dict[str, str]:
+        """Keys of a new user with one policy, which moto enforces."""
+        client, name = self.root("iam"), f"session-{hashlib.sha256(iam.text(policy).encode()).hexdigest()[:8]}"
+        client.create_user(UserName=name)
+        client.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=iam.text(policy))
+        key = client.create_access_key(UserName=name)["AccessKey"]
+        return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+
+    def enforce(self, on: bool) -> None:
+        requests.post(f"{self.moto}/moto-api/reset-auth", data=b"0" if on else b"inf", timeout=30)
+
+
+def without_put() -> iam.Policy:
+    policy: iam.Policy = json.loads(iam.text(iam.execution(PLACE)))
+    for statement in policy["Statement"]:
+        statement["Action"] = [action for action in statement["Action"] if action != "s3:PutObject"]
+    return policy
+
+
+@pytest.fixture(scope="module")
+def scripted_gateway() -> Iterator[str]:
+    """A real gateway over a scripted engine, on a thread of its own."""
+    ready, ended = threading.Event(), asyncio.Event()
+    found: dict[str, Any] = {}
+
+    async def serve() -> None:
+        async with ScriptedEngine() as engine:
+            upstreams = (UpstreamConfig(url=engine.url, engine="vllm"),)
+            gateway = Gateway(GatewayConfig(upstreams=upstreams, admin_key=ADMIN_KEY))
+            await gateway.start()
+            found.update(url=gateway.url, loop=asyncio.get_running_loop())
+            ready.set()
+            await ended.wait()
+            await gateway.stop(grace_s=0.2)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    yield found["url"]
+    found["loop"].call_soon_threadsafe(ended.set)
+    thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def closed_port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory, scripted_gateway: str, closed_port: int) -> Iterator[Aws]:
+    folder = tmp_path_factory.mktemp("doctor")
+    script = folder / "agent.py"
+    script.write_text(AGENT)
+    moto, wire = ThreadedMotoServer("127.0.0.1", 0, verbose=False), Wire()
+    moto.start()
+    host, port = moto.get_host_and_port()
+    url = f"http://{host}:{port}"
+    with LocalRuntime({"shop": script}) as runtime:
+        found = Aws(
+            moto=url,
+            wire=wire,
+            runtime=runtime,
+            arn=runtime.arns["shop"],
+            gateway=scripted_gateway,
+            keys={},
+            subnets=[],
+            script=script,
+            closed_port=closed_port,
+        )
+        found.enforce(False)
+        for bucket, region in ((BUCKET, REGION), (ELSEWHERE, "eu-west-1")):
+            where: Any = {"LocationConstraint": region}
+            with contextlib.suppress(
+                found.root("s3").exceptions.BucketAlreadyOwnedByYou
+            ):  # moto's state is the process's
+                found.root("s3", region).create_bucket(Bucket=bucket, CreateBucketConfiguration=where)
+        trusts = {
+            "agentcore-rl-shop": iam.execution_trust(PLACE),
+            "for-machines": json.loads(iam.text(iam.execution_trust(PLACE))),
+        }
+        trusts["for-machines"]["Statement"][0]["Principal"] = {"Service": "ec2.amazonaws.com"}
+        for name, trust in trusts.items():
+            with contextlib.suppress(found.root("iam").exceptions.EntityAlreadyExistsException):
+                found.root("iam").create_role(RoleName=name, AssumeRolePolicyDocument=iam.text(trust))
+        ec2 = found.root("ec2")
+        vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+        found.subnets = [ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{n}.0/24")["Subnet"]["SubnetId"] for n in (1, 2)]
+        table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
+        ec2.associate_route_table(RouteTableId=table, SubnetId=found.subnets[0])
+        ec2.create_vpc_endpoint(VpcId=vpc, ServiceName=f"com.amazonaws.{REGION}.s3", RouteTableIds=[table])
+        found.keys = found.user(iam.execution(PLACE))
+        found.doctor = found.user(
+            {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+        )
+        found.agent()
+        yield found
+    found.enforce(False)
+    moto.stop()
+    wire.shutdown()
+    wire.server_close()
+
+
+@pytest.fixture
+def doctor(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., dict[str, dict[str, str]]]]:
+    """Runs the command in this process: its findings by name."""
+    aws.wire.reset()
+    environment = {
+        **aws.doctor,
+        "AWS_REGION": REGION,
+        "AWS_ENDPOINT_URL": aws.moto,
+        "AWS_ENDPOINT_URL_STS": aws.wire.url,
+        "AWS_ENDPOINT_URL_ECR": aws.wire.url,
+        "AWS_ENDPOINT_URL_SERVICE_QUOTAS": aws.wire.url,
+        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": aws.runtime.url,
+        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": aws.runtime.url,
+        "AGENTCORE_AGENT_ARN": aws.arn,
+        "AGENTCORE_S3_BUCKET": BUCKET,
+        "AGENTCORE_RL_GATEWAY_URL": aws.gateway,
+        "AGENTCORE_RL_GATEWAY_ADMIN_KEY": ADMIN_KEY,
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*options: str) -> dict[str, dict[str, str]]:
+        done = CliRunner().invoke(command, ["--aws", "--json", *options])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+        listed = json.loads(done.stdout)
+        assert done.exit_code == (1 if any(f["level"] == "fail" for f in listed) else 0)
+        return {finding["name"]: finding for finding in listed}
+
+    yield run
+    aws.enforce(False)
+
+
+def test_an_account_in_order_passes_from_outside_and_from_a_session(aws: Aws, doctor: Callable[..., Any]) -> None:
+    aws.agent(networkConfiguration=vpc(aws.subnets[0]))
+    found = doctor("--rollouts", "1000", "--concurrent", "128")
+    bad = {name: f for name, f in found.items() if f["level"] == "fail"}
+    assert bad == {}
+    inside = {"session", "session clock", "session bucket", "session gateway"}
+    assert inside | {"role", "network", "quotas", "model"} <= set(found)
+    assert all(found[name]["level"] == "ok" for name in inside)
+    assert "to start 1,000 rollouts takes at least" in found["quotas"]["text"]
+    assert "Contents" not in aws.root("s3").list_objects_v2(Bucket=BUCKET)
+    everything = json.dumps(found)
+    assert ADMIN_KEY not in everything
+    assert aws.keys["AWS_SECRET_ACCESS_KEY"] not in everything
+
+
+def vpc(subnet: str) -> dict[str, Any]:
+    return {"networkMode": "VPC", "networkModeConfig": {"subnets": [subnet], "securityGroups": ["sg-12345678"]}}
+
+
+def wrong_role(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.agent(role="for-machines")
+    return []
+
+
+def no_put(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.agent(environmentVariables=aws.variables(aws.user(without_put())))
+    aws.enforce(True)
+    return []
+
+
+def other_region(aws: Aws, patch: pytest.MonkeyPatch) -> list[str]:
+    patch.setenv("AGENTCORE_S3_BUCKET", ELSEWHERE)
+    return []
+
+
+def out_of_reach(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    return ["--session-gateway-url", f"http://127.0.0.1:{aws.closed_port}"]
+
+
+def wrong_model(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    return ["--model-id", "a-model-of-nobody"]
+
+
+def clock_off(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.wire.behind_s = 900
+    return []
+
+
+def low_quota(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.wire.quotas["Active Session Workloads per Account"] = 50
+    return ["--concurrent", "512"]
+
+
+def wrong_architecture(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.wire.architecture = "amd64"
+    aws.agent(image=f"{REPOSITORY}:v1")
+    return []
+
+
+def no_route(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.agent(networkConfiguration=vpc(aws.subnets[1]))
+    return []
+
+
+def expired(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.wire.expired = True
+    return []
+
+
+@pytest.mark.parametrize(
+    ("mistake", "name", "says", "advice"),
+    [
+        (wrong_role, "role", "may not take for-machines", "trust policy"),
+        (no_put, "session bucket", "cannot write", "allow s3:PutObject"),
+        (other_region, "bucket region", f"is in eu-west-1, not in {REGION}", "give the run a bucket in"),
+        (out_of_reach, "session gateway", "cannot reach http://127.0.0.1", "security group"),
+        (wrong_model, "session model", "'a-model-of-nobody' is not served", "--model-id one of"),
+        (clock_off, "clock", "900 s off", "NTP"),
+        (low_quota, "quotas", "50 of the 512", "Service Quotas console"),
+        (wrong_architecture, "image", "is for linux/amd64", "--platform linux/arm64"),
+        (no_route, "network", "has no way to S3", "NAT gateway"),
+        (expired, "credentials", "ExpiredToken", "log in again"),
+    ],
+)
+def test_each_of_ten_mistakes_is_found_and_says_what_to_do(
+    aws: Aws,
+    doctor: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: Callable[[Aws, pytest.MonkeyPatch], list[str]],
+    name: str,
+    says: str,
+    advice: str,
+) -> None:
+    aws.agent()
+    options = mistake(aws, monkeypatch)
+    found = doctor(*options)
+    assert name in found, found
+    assert found[name]["level"] == "fail", found[name]
+    assert says in found[name]["text"]
+    assert advice in found[name]["advice"]
+    # and nothing else is blamed, other than what fails because of it
+    because = {"wrong_architecture": {"agent"}, "wrong_model": {"model"}}.get(mistake.__name__, set())
+    blamed = {n for n, f in found.items() if f["level"] == "fail"} - {name} - because
+    assert blamed == set(), {n: found[n] for n in blamed}
