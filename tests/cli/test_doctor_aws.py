@@ -1,7 +1,7 @@
 """`agentcore-rl doctor --aws` on an account in order, and on ten accounts with one mistake each.
 
-The account: moto's IAM, EC2 and S3, the local control plane and runtime with sessions of a real agent, a real gateway. What moto has
-not (images' layers, quotas, replies of another date, expired credentials) a server on loopback answers in the service's wire
+The account: moto's IAM, EC2 and S3, the local control plane and runtime with sessions of a real agent, a real gateway. What moto
+has not (images' layers, quotas, replies of another date, expired credentials) a server on loopback answers in the service's wire
 shape, which unmodified boto3 reads.
 """
 

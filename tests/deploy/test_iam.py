@@ -15,7 +15,8 @@ import requests
 from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 
-from agentcore_rl_toolkit.deploy import deployment, iam
+from agentcore_rl_toolkit.cli.doctor import aws, deployed
+from agentcore_rl_toolkit.deploy import deployment, iam, quotas
 
 PLACE = iam.Place(
     account="123456789012",
@@ -112,6 +113,15 @@ def test_who_deploys_may_make_every_call_that_a_deployment_makes() -> None:
         assert action in granted or action == "sts:GetCallerIdentity", f"{action} is not granted"
 
 
+def test_the_doctor_may_make_every_call_that_it_makes() -> None:
+    source = inspect.getsource(deployed) + inspect.getsource(aws) + inspect.getsource(quotas)
+    asked = set(re.findall(r'"((?:iam|ecr|ec2|servicequotas):[A-Z]\w+)', source)) | {"servicequotas:ListServiceQuotas"}
+    policies = [iam.doctor(PLACE, role=ROLE), iam.trainer(PLACE)]
+    granted = {a for policy in policies for s in policy["Statement"] for a in s["Action"]}
+    assert len(asked) >= 7
+    assert asked <= granted
+
+
 def test_only_agentcore_of_this_account_takes_the_execution_role() -> None:
     [statement] = iam.execution_trust(PLACE)["Statement"]
     assert statement["Principal"] == {"Service": "bedrock-agentcore.amazonaws.com"}
@@ -120,10 +130,13 @@ def test_only_agentcore_of_this_account_takes_the_execution_role() -> None:
 
 
 def test_no_policy_grants_everything_to_anything() -> None:
-    policies = [iam.execution(PLACE), iam.trainer(PLACE), iam.deployer(PLACE, role=ROLE)]
+    policies = [iam.execution(PLACE), iam.trainer(PLACE), iam.doctor(PLACE, role=ROLE), iam.deployer(PLACE, role=ROLE)]
     # what AWS itself does not let a policy narrow down
     wide = {"ecr:GetAuthorizationToken", "bedrock-agentcore:ListAgentRuntimes", "cloudwatch:PutMetricData"}
+    wide.add("servicequotas:ListServiceQuotas")
     for statement in (s for policy in policies for s in policy["Statement"]):
         assert not any("*" in action for action in statement["Action"]), statement
         if statement["Resource"] == "*":
-            assert all(action in wide or action.startswith("xray:") for action in statement["Action"]), statement
+            assert all(
+                action in wide or action.startswith(("xray:", "ec2:Describe")) for action in statement["Action"]
+            ), statement

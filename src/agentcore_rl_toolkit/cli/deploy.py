@@ -177,6 +177,7 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
         "execution role: who may take it": iam.execution_trust(place),
         "execution role: what sessions may do": iam.execution(place),
         "trainer": iam.trainer(place),
+        "who runs `doctor --aws`, beside the trainer's": iam.doctor(place, role=role),
         "who deploys": iam.deployer(place, role=role),
     }
     if as_json:

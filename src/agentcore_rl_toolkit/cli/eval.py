@@ -264,6 +264,14 @@ def _evaluate(
                 click.echo("\r\x1b[K", err=True, nl=False)
 
     _check_store(target.bucket, exp_id)
+    if _deployed(options) and target.stack is None:
+        from ..deploy.quotas import before_a_run
+
+        found = before_a_run(
+            target.arn, endpoint_url=target.endpoint_url, rollouts=total, concurrent=options["concurrency"]
+        )
+        if found is not None:
+            click.echo(found, err=True)
     began_s = time.monotonic()
     with (
         contextlib.ExitStack() as exits,

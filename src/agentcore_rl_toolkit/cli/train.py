@@ -132,10 +132,14 @@ def command(
         if dry_run:
             click.echo(runner.plan(num_rollout).render())
         else:
+            per_step = runner.rollout_batch_size * runner.n_samples_per_prompt
+            _show_quotas(runner.agent_runtime_arn, num_rollout * per_step)
             runner.train(num_rollout)
         return
+    planned: int | None = None
     if backend == "trl":
         config = TrlConfig.from_file(config_path)
+        arn = config.agent_runtime_arn
         if config.data_path is None:
             raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")
         plan = config.plan()
@@ -143,14 +147,17 @@ def command(
         from ..backends.tinker.config import TinkerRunConfig
 
         tinker = TinkerRunConfig.from_file(config_path)
-        plan = tinker.plan()
+        plan, arn = tinker.plan(), tinker.agent_runtime_arn
+        planned = tinker.steps * tinker.groups_per_step * tinker.group_size
     else:
-        plan = (VerlConfig if backend == "verl" else RllmConfig).from_file(config_path).plan()
+        other = (VerlConfig if backend == "verl" else RllmConfig).from_file(config_path)
+        plan, arn = other.plan(), other.agent_runtime_arn
     if dry_run:
         click.echo(plan.render())
         return
     if plan.needs:
         raise ConfigError(f"cannot start {backend}:\n  " + "\n  ".join(plan.needs))
+    _show_quotas(arn, planned)
     if backend == "tinker":
         import asyncio
 
@@ -167,6 +174,15 @@ def command(
     click.echo(plan.render())
     sys.stdout.flush()
     os.execvpe(plan.command[0], list(plan.command), {**os.environ, **plan.environment})
+
+
+def _show_quotas(arn: str, rollouts: int | None) -> None:
+    """The quotas of the agent's account, before the run starts. Raises: ConfigError where nothing can run under them."""
+    from ..deploy.quotas import before_a_run
+
+    found = before_a_run(arn, rollouts=rollouts)
+    if found is not None:
+        click.echo(found, err=True)
 
 
 def _take_dotenv(config_path: Path | None) -> None:

@@ -99,7 +99,8 @@ def trainer(place: Place) -> Policy:
     statements = [
         _allow(
             "Rollouts", ["bedrock-agentcore:InvokeAgentRuntime", "bedrock-agentcore:StopRuntimeSession"], place.runtimes
-        )
+        ),
+        _allow("Quotas", ["servicequotas:ListServiceQuotas"], "*"),
     ]
     if place.bucket is not None:
         listing = _allow("ListRecords", ["s3:ListBucket"], f"arn:{place.partition}:s3:::{place.bucket}")
@@ -111,6 +112,19 @@ def trainer(place: Place) -> Policy:
             # `cleanup` of an experiment, and the ledger that `ledger="store"` keeps beside the records
             _allow("KeepAndRemoveRecords", ["s3:DeleteObject", "s3:PutObject"], place.objects),
         ]
+    return _document(*statements)
+
+
+def doctor(place: Place, *, role: str) -> Policy:
+    """What `agentcore-rl doctor --aws` reads beyond what a trainer may do; without it those checks are notes."""
+    statements = [
+        _allow("Agent", ["bedrock-agentcore:GetAgentRuntime"], place.runtimes),
+        _allow("Role", ["iam:GetRole"], role),
+        _allow("Network", ["ec2:DescribeRouteTables", "ec2:DescribeSubnets", "ec2:DescribeVpcEndpoints"], "*"),
+    ]
+    if place.repository is not None:
+        image = place.arn("ecr", f"repository/{place.repository}")
+        statements.append(_allow("Image", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], image))
     return _document(*statements)
 
 

@@ -1,0 +1,117 @@
+"""The probe: what a session reaches, said to the doctor and to nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import AgentCoreRLApp
+from agentcore_rl_toolkit.app import AgentSettings
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import ContractError
+
+KEY, SECRET = "session-key-0123456789", "p" * 64
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Refuses another key than its sessions'; leads away from `/away`; is no gateway at `/page`."""
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/away"):
+            self.send_response(302)
+            self.send_header("location", "/v1/models")
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
+        good = self.headers["authorization"] == f"Bearer {KEY}"
+        body = json.dumps({"data": [{"id": f"policy-{KEY}"}, {"id": "policy"}]}).encode() if good else b"no"
+        if self.path.startswith("/page"):
+            body = b"<html>a secret page</html>"
+        self.send_response(200 if good else 401)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def payload(store: str, **changed: Any) -> dict[str, Any]:
+    block = {"exp_id": "agentcore-rl-doctor", "input_id": "probe", "s3_bucket": store, "proof_key": SECRET, **changed}
+    return {"_probe": {}, "_rollout": {k: v for k, v in block.items() if v is not None}}
+
+
+async def asked(what: dict[str, Any], settings: AgentSettings | None = None) -> dict[str, Any]:
+    app = AgentCoreRLApp(settings=settings)
+    called = []
+    app.rollout_entrypoint(lambda payload: called.append(payload))
+    try:
+        reply: dict[str, Any] = await app.handlers["main"](what, SimpleNamespace(session_id=new_session_id()))
+    finally:
+        assert not called, "a probe ran the agent"
+    return reply
+
+
+async def test_a_session_says_what_it_reaches_and_leaves_nothing_and_no_secret(tmp_path: Path, gateway: str) -> None:
+    reply = await asked(payload(f"file://{tmp_path}", base_url=f"{gateway}/v1", api_key=KEY))
+    found = reply["probe"]
+    assert reply["status"] == "probed"
+    assert found["store"]["ok"]
+    assert found["gateway"]["models"][1] == "policy"
+    assert found["architecture"]
+    assert [file for _, _, files in os.walk(tmp_path) for file in files] == []
+    assert KEY not in json.dumps(reply)
+    assert SECRET not in json.dumps(reply)
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "reached"),
+    [("/v1", "another", True), ("/away", KEY, True), ("/page", KEY, True), (None, KEY, False)],
+)
+async def test_a_gateway_that_does_not_serve_is_said_and_nothing_it_answers(
+    tmp_path: Path, gateway: str, path: str | None, key: str, reached: bool
+) -> None:
+    url = "http://127.0.0.1:1/v1" if path is None else gateway + path
+    found = (await asked(payload(f"file://{tmp_path}", base_url=url, api_key=key)))["probe"]["gateway"]
+    assert (found["ok"], found["reached"]) == (False, reached)
+    assert "secret page" not in json.dumps(found)
+    assert "models" not in found  # a redirect was not followed
+
+
+@pytest.mark.threat(
+    who="a damaged or foreign file",
+    tries="ask a session what it reaches, in place of a rollout",
+    stopped_by="a probe needs the doctor's experiment and a proof key, and a payload with nothing else in it",
+    leaves="who may invoke the agent may probe it, as it may run it; AGENTCORE_RL_PROBE=0 turns probes off",
+)
+async def test_only_the_doctors_payload_is_a_probe(tmp_path: Path) -> None:
+    good = payload(f"file://{tmp_path}")
+    wrong: list[tuple[dict[str, Any], AgentSettings | None]] = [
+        ({"_probe": {}}, None),
+        ({**good, "prompt": "hi"}, None),
+        (payload(f"file://{tmp_path}", exp_id="a-training"), None),
+        (payload(f"file://{tmp_path}", proof_key=None), None),
+        (payload(f"file://{tmp_path}", base_url="file:///etc/passwd"), None),
+        (good, AgentSettings(probe=False)),
+        (good, AgentSettings(allowed_buckets=("s3://records",))),
+    ]
+    for what, settings in wrong:
+        with pytest.raises(ContractError):
+            await asked(what, settings)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,134 @@
+"""Quotas: read in Service Quotas' wire shape with unmodified boto3, AWS's defaults where that has none, shown before a run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from agentcore_rl_toolkit.cli.main import main
+from agentcore_rl_toolkit.deploy import quotas
+from agentcore_rl_toolkit.deploy.cost import Quotas
+from agentcore_rl_toolkit.errors import ConfigError
+
+ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
+LISTED: list[dict[str, Any]] = [
+    {"QuotaName": "Active Session Workloads per Account", "Value": 1000.0},
+    {
+        "QuotaName": "Rate of new Runtime session creation",
+        "Value": 100.0,
+        "Period": {"PeriodValue": 1, "PeriodUnit": "SECOND"},
+    },
+    {"QuotaName": "Rate of Runtime data plane APIs", "Value": 50.0},
+    {"QuotaName": "Total Agents", "Value": 100.0},
+]
+
+
+class Service(ThreadingHTTPServer):
+    """Gives what Service Quotas lists in pages of two; refuses where ``listed`` is None."""
+
+    listed: list[dict[str, Any]] | None = LISTED
+
+    class Handler(BaseHTTPRequestHandler):
+        server: Service
+
+        def log_message(self, *_: object) -> None: ...
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            assert asked["ServiceCode"] == "bedrock-agentcore"
+            at = int(asked.get("NextToken", 0))
+            reply: dict[str, Any] = {"__type": "AccessDeniedException", "Message": "not allowed"}
+            if self.server.listed is not None:
+                reply = {"Quotas": self.server.listed[at : at + 2]}
+                if at + 2 < len(self.server.listed):
+                    reply["NextToken"] = str(at + 2)
+            body = json.dumps(reply).encode()
+            self.send_response(200 if self.server.listed is not None else 400)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    server = Service(("127.0.0.1", 0), Service.Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", f"http://127.0.0.1:{server.server_address[1]}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def read(archive: bool = False, region: str = "us-west-2") -> quotas.Found:
+    return quotas.read(boto3.client("service-quotas", region_name=region), region, archive=archive)
+
+
+def test_quotas_are_the_accounts_own(service: Service) -> None:
+    found = read()
+    assert found.quotas == Quotas(requests_per_s=50.0, new_sessions_per_min=6000.0, sessions=1000)
+    assert found.source == "Service Quotas"
+
+
+def test_what_is_not_listed_or_not_readable_is_awss_default_and_said_so(service: Service) -> None:
+    service.listed = [{"QuotaName": "Rate of new Runtime session creation", "Value": 25.0}]
+    found = read()
+    assert found.quotas == Quotas()  # 25 a second is the default of archives; images start 400 a minute
+    assert "lists none of sessions, requests" in found.why
+    assert read(archive=True).quotas.new_sessions_per_min == 1500
+    service.listed = None
+    found = read(region="eu-west-1")
+    assert found.quotas.sessions == 2500
+    assert "AccessDeniedException; servicequotas:ListServiceQuotas" in found.why
+
+
+def test_the_line_says_how_long_it_takes_and_what_runs_at_once(service: Service) -> None:
+    text = quotas.before_a_run(ARN, rollouts=60_000, concurrent=2000)
+    assert text == (
+        "quotas (Service Quotas): 1,000 sessions alive, 6,000 new ones a minute, 50 requests a second; to start 60,000 rollouts "
+        "takes at least 20 min; 1,000 of the 2,000 rollouts asked for run at once"
+    )
+    assert quotas.start_s(Quotas(), 400) == pytest.approx(60)
+
+
+def test_only_what_cannot_run_is_refused(service: Service) -> None:
+    service.listed = [{"QuotaName": "Active Session Workloads per Account", "Value": 0.0}]
+    with pytest.raises(ConfigError, match=r"sessions alive at once .* is 0.*Service Quotas console"):
+        quotas.before_a_run(ARN)
+
+
+def test_a_local_runtime_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", raising=False)
+    assert quotas.before_a_run(ARN, endpoint_url="http://127.0.0.1:8080") is None
+
+
+def test_eval_and_train_refuse_before_anything_starts(
+    service: Service, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.listed = [{"QuotaName": "Active Session Workloads per Account", "Value": 0.0}]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "store").mkdir()
+    model = Path(quotas.__file__).parents[1] / "policy" / "weights"  # its tokenizer and chat template
+    (tmp_path / "tinker.toml").write_text(
+        f'exp_id = "e"\nagent_runtime_arn = "{ARN}"\ns3_bucket = "file://{tmp_path}/store"\nbase_model = "m"\n'
+        f'model_dir = "{model}"\ndata_path = "rows.jsonl"\noutput_dir = "out"\n'
+    )
+    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
+    for words in (
+        ["eval", "--agent", ARN, "--bucket", f"file://{tmp_path}/store", "--data", "rows.jsonl"],
+        ["train", "--backend", "tinker", "--config", "tinker.toml"],
+    ):
+        monkeypatch.setattr("sys.argv", ["agentcore-rl", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code not in (0, None)
+        assert "quota of sessions alive at once" in capsys.readouterr().err, words
