@@ -149,9 +149,12 @@ def command(
         tinker = TinkerRunConfig.from_file(config_path)
         plan, arn = tinker.plan(), tinker.agent_runtime_arn
         planned = tinker.steps * tinker.groups_per_step * tinker.group_size
+    elif backend == "verl":
+        verl = VerlConfig.from_file(config_path)
+        plan, arn = verl.plan(), str(verl.agentcore.get("agent_runtime_arn"))
     else:
-        other = (VerlConfig if backend == "verl" else RllmConfig).from_file(config_path)
-        plan, arn = other.plan(), other.agent_runtime_arn
+        rllm = RllmConfig.from_file(config_path)
+        plan, arn = rllm.plan(), rllm.agent_runtime_arn
     if dry_run:
         click.echo(plan.render())
         return
