@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 
+import psutil
 import pytest
 
 from agentcore_rl_toolkit.client.records.push import PushListener, read_request
@@ -93,3 +94,23 @@ async def test_close_hangs_up_on_who_is_in_the_middle_of_a_request() -> None:
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
     writer.close()
+
+
+async def test_a_start_that_is_cancelled_leaves_no_listening_socket() -> None:
+    """A client that is closed while its first rollout starts cancels it wherever it is."""
+
+    def listening() -> set[int]:
+        own = psutil.Process().net_connections("tcp")
+        return {found.laddr.port for found in own if found.status == psutil.CONN_LISTEN}
+
+    before = listening()
+    for steps in range(6):
+        listener = PushListener(lambda _: None)
+        starting = asyncio.create_task(listener.start())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait({starting})
+        listener.close()
+        await asyncio.sleep(0)
+        assert listening() <= before, f"cancelled after {steps} steps"

@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ..._servers.connection_room import default_limit
 from ..._servers.host_check import HostCheck
+from ..._servers.process import bind
 
 MAX_REQUEST_BYTES = 64 * 1024  # a notification is a few hundred bytes
 IDLE_S = 10.0
@@ -40,12 +41,16 @@ class PushListener:
             return
         async with self._starting:
             if self._server is None:
-                loop = asyncio.get_running_loop()
-                self._server = await loop.create_server(
-                    lambda: _Connection(self.take, self._open), "127.0.0.1", 0, backlog=1024
+                # Listening begins once `close` can find it: cancelled in the middle of create_server, nobody would have it.
+                self._server = await asyncio.get_running_loop().create_server(
+                    lambda: _Connection(self.take, self._open),
+                    sock=bind("127.0.0.1", 0),
+                    backlog=1024,
+                    start_serving=False,
                 )
                 port = self._server.sockets[0].getsockname()[1]
                 self._base = f"http://127.0.0.1:{port}/{self._token}/"
+                await self._server.start_serving()
 
     def url_for(self, session_id: str) -> str:
         """Where the agent of a session reports; empty before `start`."""
