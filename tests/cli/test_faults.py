@@ -131,7 +131,7 @@ WRONG: list[tuple[str, str, int, str]] = [
     (f"{EVAL} --bucket s3://nobodys/there", "moto", 2, r"--bucket s3://nobodys/there: .*does not exist"),
     (f"{EVAL} --bucket My_Bucket", "moto", 2, r"--bucket My_Bucket: .*does not exist"),
     (f"{EVAL} --bucket -bucket-", "", 2, r"neither a bucket name nor a store URL"),
-    ("train --backend trl --config bucket.toml", "", 2, r"s3_bucket: .*neither a bucket name nor a store URL"),
+    ("train --backend trl --config bucket.toml", "", 2, r"s3_bucket is empty: give a bucket or a store URL"),
     ("train --agent agent.py --data model.jsonl --bucket nobodys", "", 2, r"No such option:? '?--bucket"),
     # credentials
     (
@@ -190,7 +190,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
     for name, limit_s in (("short", HANG_S), ("long", "60")):
         (folder / f"{name}.toml").write_text(f"rollout_deadline_s = {limit_s}\ngroups = 1\nrollouts = 2\nsteps = 1\n")
     (folder / "bucket.toml").write_text(
-        f'agent_runtime_arn = "{ABSENT}"\ns3_bucket = "-bucket-"\nexp_id = "e"\nmodel = "m"\n'
+        f'agent_runtime_arn = "{ABSENT}"\ns3_bucket = " "\nexp_id = "e"\nmodel = "m"\n'
         'gateway_url = "http://127.0.0.1:1"\npolicy_url = "http://127.0.0.1:2"\n'
         'data_path = "rows.jsonl"\n'
     )

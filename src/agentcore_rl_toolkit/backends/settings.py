@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from ..contract import check_id
 from ..errors import ConfigError, ContractError, MissingExtraError
-from ..store import parse_url
 from .data import read_text
 
 T = TypeVar("T")
@@ -132,10 +131,6 @@ def check_run(*, agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
         )
     if not s3_bucket.strip():
         raise ConfigError("s3_bucket is empty: give a bucket or a store URL")
-    try:
-        parse_url(s3_bucket)
-    except ConfigError as e:
-        raise ConfigError(f"s3_bucket: {e}") from e
     try:
         check_id(exp_id, "exp_id")
     except ContractError as e:
