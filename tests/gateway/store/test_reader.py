@@ -104,6 +104,47 @@ async def test_a_file_that_was_cut_gives_what_is_left(
     assert all(turns[name] == turn for name, turn in kept.items())
 
 
+async def test_damage_in_the_write_ahead_log_costs_what_was_committed_after_it_and_nothing_else(
+    written: tuple[Path, Turns], tmp_path: Path, engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    """As a gateway leaves it that is killed: the log is not in the file yet, and some of its bytes are others."""
+    store, before = written
+    gateway = await start_gateway(engine, store_dir=str(store))
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    for k in range(12):
+        assert await ask(session, f"later {k}" + " y" * 400) == 200
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for name in (FILE, f"{FILE}-wal", "secret"):
+        shutil.copyfile(store / name, killed / name)
+    await gateway.stop()
+    turns = read(killed)
+    later = [name for name in turns if name not in before]
+    assert len(later) == 12
+    size, rng = (killed / f"{FILE}-wal").stat().st_size, random.Random(7)
+    left = set()
+    for k in range(40):
+        copy = tmp_path / f"w{k}"
+        shutil.copytree(killed, copy)
+        with (copy / f"{FILE}-wal").open("r+b") as file:
+            at = rng.randrange(size)
+            file.seek(at)
+            [byte] = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+        kept = read(copy)
+        assert all(turns[name] == turn for name, turn in kept.items())
+        assert before.keys() <= kept.keys()
+        left.add(len(kept) - len(before))
+        assert [name for name in later if name in kept] == later[: len(kept) - len(before)]
+        if k == 0:
+            again = await start_gateway(engine, store_dir=str(copy))
+            assert again.recovered == len(kept)
+            await again.stop()
+        shutil.rmtree(copy)
+    assert len(left) > 3
+
+
 def can_recover() -> bool:
     """Whether SQLite's command line is here and built with what `.recover` needs (Debian's is not)."""
     line = ["sqlite3", ":memory:", "SELECT count(*) FROM sqlite_dbpage"]

@@ -28,7 +28,7 @@ from agentcore_rl_toolkit._protobuf import (
     unpack,
 )
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.errors import CaptureError, ConfigError, GatewayError
+from agentcore_rl_toolkit.errors import CaptureError, ConfigError, GatewayError, UpstreamError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.dialects.canonical import Request, Sampling
@@ -455,6 +455,20 @@ class TestOfWaitingStreams:
                     pass
         capture = (await client.fetch_async([session.session_id]))[session.session_id]
         assert [e["status"] for e in capture.errors] == ["error"]
+
+    async def test_an_answer_that_cannot_be_written_after_comments_is_an_error_event(
+        self, service: TinkerServer, session: SessionHandle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: object) -> bytes:
+            raise UpstreamError("the engine's message cannot be read")
+
+        monkeypatch.setattr("agentcore_rl_toolkit.gateway.calls.agent.replay", fails)
+        service.faults.append(Fault(delay_s=0.3))
+        async with agent(session) as llm:
+            stream = await llm.chat.completions.create(model="m", messages=[USER], stream=True, timeout=20)
+            with pytest.raises(openai.APIError, match="cannot be read"):
+                async for _ in stream:
+                    pass
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -411,18 +411,14 @@ class Call:
                 conn.write(agent.begin(rest, engine) + LAST_CHUNK)
             else:
                 agent.write_whole(conn, record, captured, engine)
-        except UpstreamError as e:
-            broken = RequestError(str(e), kind="upstream")
-        except RequestError as e:
-            broken = e
+        except (RequestError, UpstreamError) as e:  # nothing of the end is written
+            self._end(State.FAILED, e if isinstance(e, RequestError) else RequestError(str(e), kind="upstream"))
+            return
         if engine.headers():
             self._context.counters["thinking_budgets_not_held"] += 1
         if broken is None and answer is not None:
             conn.carries(answer, spare)
-        if broken is None or agent.begun:
-            self._end(State.ANSWERED if broken is None else State.FAILED)
-        else:
-            self._end(State.FAILED, broken)
+        self._end(State.ANSWERED if broken is None else State.FAILED)
 
     def _unrecord(self) -> None:
         """The store lost this call's record: nothing may refer to it."""

@@ -102,6 +102,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _astuple = msgspec.structs.astuple
 Row = Sequence[Any]
 
+# What a value is bound as: itself. For types that it does not know by heart, sqlite3 looks for a method at each value
+# otherwise, and raises and drops an AttributeError: a quarter of the time that a call's row takes.
+sqlite3.register_adapter(bytes, bytes)
+sqlite3.register_adapter(type(None), {}.get)
+
 
 # -- opening
 
@@ -236,7 +241,7 @@ def call_row(number: int, session: int, record: CallRecord) -> tuple[tuple[Any, 
         len(choices),
         *(_astuple(choices[0]) if choices else _NO_CHOICE),
         zlib.crc32(payload[:-1]),
-        record.delivered,
+        int(record.delivered),
     )
     if len(choices) < 2:
         return row, []
