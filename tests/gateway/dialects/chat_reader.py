@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentcore_rl_toolkit.errors import UpstreamError
-from agentcore_rl_toolkit.gateway.dialects.builder import ReplyBuilder
 from agentcore_rl_toolkit.gateway.dialects.canonical import Delta, Reply, ToolDelta, Usage
-from agentcore_rl_toolkit.gateway.dialects.sse import DONE, Event, SSEParser
 from agentcore_rl_toolkit.gateway.errors import NOT_JSON
+
+from ..reply_builder import ReplyBuilder
+from ..sse_parser import DONE, Event, SSEParser
 
 _DECODER = msgspec.json.Decoder()
 T = TypeVar("T")

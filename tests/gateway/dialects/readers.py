@@ -8,15 +8,14 @@ import msgspec
 
 from agentcore_rl_toolkit.gateway.dialects import (
     Delta,
-    Event,
     Reply,
-    ReplyBuilder,
-    SSEParser,
     ToolDelta,
     Usage,
 )
 from agentcore_rl_toolkit.gateway.dialects.canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS
 
+from ..reply_builder import ReplyBuilder
+from ..sse_parser import Event, SSEParser
 from .chat_reader import ChatStream, decode_reply
 
 

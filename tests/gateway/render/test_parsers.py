@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.gateway.dialects import ReplyBuilder
 from agentcore_rl_toolkit.gateway.render import GRAMMARS, TextDecoder, grammar_named, grammar_of, new_parser
+
+from ..reply_builder import ReplyBuilder
 
 TOOLS: list[dict[str, Any]] = [
     {

@@ -15,11 +15,12 @@ import msgspec
 
 from ...errors import UpstreamError
 from ..capture import agent_logprobs, scan
+from ..capture.events import are_events, event_end, gather
 from ..capture.prefix_index import Prefixes
 from ..capture.record import CallRecord
 from ..capture.replay import replay
 from ..capture.reply import Captured
-from ..capture.stream import are_events, endings, event_end
+from ..capture.stream import endings
 from ..dialects import DIALECTS, Delta, Dialect, RequestError, StreamEncoder
 from ..dialects import Request as Asked
 from ..dialects.passthrough import Fields
@@ -56,21 +57,6 @@ class AgentSide(ABC):
     has come. ``long`` is what `fields` lack, when the request is a long one. ``numbers``: the agent gets the token ids and
     logprobs that the engine is asked for.
     """
-
-    __slots__ = (
-        "begun",
-        "conn",
-        "dialect",
-        "digest",
-        "fields",
-        "finished",
-        "held",
-        "keep_alive",
-        "long",
-        "n",
-        "numbers",
-        "stream",
-    )
 
     def __init__(self, conn: AgentConnection, dialect: str) -> None:
         self.conn: AgentConnection | None = conn
@@ -215,8 +201,6 @@ class AgentSide(ABC):
 class RelayingAgent(AgentSide):
     """An agent that speaks the dialect of the servers."""
 
-    __slots__ = ("carry", "gone")
-
     def __init__(self, conn: AgentConnection, dialect: str) -> None:
         super().__init__(conn, dialect)
         self.carry: list[bytes] = []  # of an event that is not whole yet
@@ -321,8 +305,6 @@ class RelayingAgent(AgentSide):
 class TranslatingAgent(AgentSide):
     """An agent that is answered in its dialect's own words, written from deltas."""
 
-    __slots__ = ("asked", "encoder", "reply_id", "speaks", "written")
-
     def __init__(self, conn: AgentConnection, dialect: str) -> None:
         super().__init__(conn, dialect)
         self.speaks: Dialect = DIALECTS[dialect]
@@ -416,28 +398,3 @@ class TranslatingAgent(AgentSide):
 
     def sent(self, engine: EngineSide) -> bytes:
         return b"".join(self.written)
-
-
-def gather(carry: list[bytes], data: bytes) -> bytes:
-    """The events that are whole with these bytes; what goes on in the next read stays in ``carry``. It is of no use to
-    anybody before that.
-    """
-    if carry:
-        if not _ends_event(carry, data):
-            carry.append(data)
-            return b""
-        data = b"".join((*carry, data))
-        carry.clear()
-    size = scan.whole_events(data, len(data))
-    if size < len(data):
-        carry.append(data[size:])
-        data = data[:size]
-    return data
-
-
-def _ends_event(carry: list[bytes], data: bytes) -> bool:
-    """Whether the event that lies in ``carry`` is whole with these bytes."""
-    if scan.whole_events(data, len(data)):
-        return True
-    seam = b"".join(part[-3:] for part in carry[-3:])[-3:] + data[:3]
-    return scan.whole_events(seam, len(seam)) > 0

@@ -44,24 +44,6 @@ MakeTransport = Callable[[Owner, bool], Transport]
 class Call:
     """See the module. ``make`` makes the transport, for engines that need another than `Exchange`."""
 
-    __slots__ = (
-        "_captured",
-        "_context",
-        "_make",
-        "_position",
-        "_stored",
-        "_transport",
-        "agent",
-        "call_id",
-        "deadline",
-        "engine",
-        "index",
-        "retry_of",
-        "session",
-        "started_s",
-        "state",
-    )
-
     def __init__(
         self,
         context: Context,

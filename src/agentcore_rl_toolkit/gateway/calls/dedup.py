@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 from ...errors import CaptureError, GatewayError
 from ..capture import scan
+from ..capture.events import event_end
 from ..capture.record import OK, UNTRAINABLE, CallRecord, decode
-from ..capture.stream import event_end
 from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, hung_up
 from ..sessions.registry import Session

@@ -8,6 +8,7 @@ import msgspec
 
 from ..capture import agent_logprobs, scan
 from ..capture.record import CONSTRAINED
+from ..capture.events import gather
 from ..capture.reply import LARGE, Captured, read_reply
 from ..capture.stream import StreamReader, read_stream
 from ..dialects import Delta, passthrough
@@ -18,7 +19,7 @@ from ..errors import unsupported
 from ..http.body import Bytes
 from ..sessions.registry import Session
 from ..upstreams.router import Worker
-from .agent import AgentSide, TranslatingAgent, gather
+from .agent import AgentSide, TranslatingAgent
 from .context import Context
 from .engine import Owner
 from .exchange import pick
@@ -32,21 +33,6 @@ _NULL = b"null"
 
 class RelayedChat:
     """An `EngineSide`. A translated request is written as a chat completion, so every dialect leaves the same records."""
-
-    __slots__ = (
-        "_agent",
-        "_body",
-        "_budget",
-        "_carry",
-        "_context",
-        "_lifted",
-        "_path",
-        "_reader",
-        "_session",
-        "_textual",
-        "incoming",
-        "particular",
-    )
 
     def __init__(self, context: Context, session: Session, agent: AgentSide) -> None:
         self._context = context

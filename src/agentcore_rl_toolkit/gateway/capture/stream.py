@@ -21,6 +21,7 @@ from ..dialects.completions import chat_entries
 from ..errors import NOT_JSON
 from ..http.body import Bytes
 from . import scan
+from .events import events_of
 from .record import ChoiceRecord, pack_ids
 from .replay import usage_of
 from .reply import (
@@ -283,26 +284,6 @@ def _take(captured: Captured, parts: dict[int, _Parts], events: list[_Event]) ->
                     part.versions.spans(version_number(first), version_number(last))
 
 
-def events_of(text: bytes) -> list[bytes]:
-    """The data of each event: any line ending, comments, several data lines; an unfinished last event is left out."""
-    events: list[bytes] = []
-    data: list[bytes] = []
-    for line in text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
-        if line.startswith(b"data:"):
-            data.append(line[5:].removeprefix(b" "))
-        elif not line and data:
-            event = b"\n".join(data)
-            data = []
-            if event.strip() != b"[DONE]":
-                events.append(event)
-    return events
-
-
-def are_events(text: bytes) -> bool:
-    """Whether events that came whole are what a reply is made of: JSON objects, comments and the end."""
-    return all(event.lstrip()[:1] == b"{" for event in events_of(text))
-
-
 def endings(stream: bytes) -> Iterator[int]:
     """The choices of which some event of a stream says why they finished, whatever else cannot be read in it."""
     for event in events_of(stream):
@@ -311,12 +292,6 @@ def endings(stream: bytes) -> Iterator[int]:
         except NOT_JSON:
             continue
         yield from (choice.index for choice in choices if choice.finish_reason is not None)
-
-
-def event_end(events: bytes, at: int) -> int:
-    """Where the event that byte `at` belongs to ends."""
-    places = events.find(b"\n\n", at), events.find(b"\n\r\n", at)
-    return min((at + size for at, size in zip(places, (2, 3), strict=True) if at >= 0), default=len(events))
 
 
 def _cut_prompt(data: list[bytes | scan.Run]) -> bytes | None:
@@ -333,18 +308,6 @@ def _cut_prompt(data: list[bytes | scan.Run]) -> bytes | None:
 
 class _Parts:
     """What the events of one choice add up to."""
-
-    __slots__ = (
-        "content",
-        "entries",
-        "experts",
-        "finish_reason",
-        "ids",
-        "logprobs",
-        "rare",
-        "stop_sequence",
-        "versions",
-    )
 
     def __init__(self) -> None:
         self.ids: list[bytes] | None = None  # packed

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from ..errors import KINDS, RequestError, context_overflow, error_body, unsupported
 from . import anthropic, anthropic_stream, chat, completions, responses, responses_stream
-from .builder import ReplyBuilder, deltas_of
+from .builder import deltas_of
 from .canonical import Choice, Delta, DialectName, Reply, Request, Sampling, ToolCall, ToolDelta, Usage, new_id, text_of
-from .sse import DONE, Event, SSEParser, encode_event
+from .sse import encode_event
 
 
 class StreamEncoder(Protocol):
@@ -89,18 +89,14 @@ def dialect_of(path: str) -> Dialect | None:
 
 __all__ = [
     "DIALECTS",
-    "DONE",
     "KINDS",
     "Choice",
     "Delta",
     "Dialect",
     "DialectName",
-    "Event",
     "Reply",
-    "ReplyBuilder",
     "Request",
     "RequestError",
-    "SSEParser",
     "Sampling",
     "StreamEncoder",
     "ToolCall",

@@ -231,18 +231,13 @@ class Choice(msgspec.Struct, kw_only=True):
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """One finished (or broken off) answer.
-
-    ``complete`` is False when the stream ended before it said so. ``error`` is the engine's error object when it sent
-    one inside the stream. ``id`` is the engine's; ``created`` unix seconds."""
+    """One finished answer. ``id`` is the engine's; ``created`` unix seconds."""
 
     id: str
     model: str = ""
     created: int = 0
     choices: list[Choice] = []
     usage: Usage | None = None
-    complete: bool = True
-    error: dict[str, Any] | None = None
 
 
 class ToolDelta(msgspec.Struct, kw_only=True):

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...errors import CaptureError
+from ..capture.events import EventReader
 from ..dialects.canonical import Request
-from ..dialects.sse import DONE, SSEParser
 from ..errors import NOT_JSON
 from . import constraints
 from .base import Piece, stops, version_of
@@ -122,16 +122,14 @@ class SGLangStream:
 
     def __init__(self) -> None:
         self.error: dict[str, Any] | None = None
-        self._parser = SSEParser()
+        self._events = EventReader()
         self._seen: dict[int, int] = {}
 
     def feed(self, data: bytes) -> list[Piece]:
         pieces: list[Piece] = []
-        for event in self._parser.feed(data):
-            if event.data == DONE:
-                continue
+        for event in self._events.feed(data):
             try:
-                answer = _one.decode(event.data)
+                answer = _one.decode(event)
             except NOT_JSON as e:
                 raise CaptureError(f"the engine's stream cannot be read: {e}") from e
             if answer.error is not None:

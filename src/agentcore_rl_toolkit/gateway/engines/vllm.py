@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
+from ..capture.events import EventReader
 from ..capture.experts import binary
 from ..dialects.canonical import Request
-from ..dialects.sse import DONE, SSEParser
 from ..errors import NOT_JSON
 from . import constraints
 from .base import Piece, stops, version_of
@@ -127,17 +127,15 @@ class VLLMStream:
 
     def __init__(self) -> None:
         self.error: dict[str, Any] | None = None
-        self._parser = SSEParser()
+        self._events = EventReader()
 
     def feed(self, data: bytes) -> list[Piece]:
         pieces: list[Piece] = []
-        for event in self._parser.feed(data):
-            if event.data == DONE:
-                continue
-            if b'"error"' in event.data and b'"choices"' not in event.data:
-                self.error = _told(event.data)
-                continue
-            pieces += _pieces(event.data)
+        for event in self._events.feed(data):
+            if b'"error"' in event and b'"choices"' not in event:
+                self.error = _told(event)
+            else:
+                pieces += _pieces(event)
         return pieces
 
 

@@ -55,26 +55,6 @@ class Connections(Receiving, Protocol):
 class AgentConnection(asyncio.BufferedProtocol):
     """One client connection. ``call`` is the model call it is waiting for, ``task`` the administrative request."""
 
-    __slots__ = (
-        "_closing",
-        "_connections",
-        "_expected",
-        "_handler",
-        "_queue",
-        "_reading",
-        "_unconfirmed",
-        "address",
-        "busy",
-        "call",
-        "carried",
-        "last_s",
-        "paused_since",
-        "reader",
-        "task",
-        "transport",
-        "writable",
-    )
-
     def __init__(self, connections: Connections, handler: Handler) -> None:
         self._connections = connections
         self._handler = handler

@@ -54,27 +54,6 @@ class RequestReader:
     ``refused``: nothing more is read.
     """
 
-    __slots__ = (
-        "_body",
-        "_counted",
-        "_head_bytes",
-        "_head_said",
-        "_headers",
-        "_length",
-        "_long",
-        "_parser",
-        "_receiver",
-        "_server",
-        "_silent",
-        "_size",
-        "begun_s",
-        "between",
-        "head_since",
-        "refused",
-        "url",
-        "used",
-    )
-
     def __init__(self, receiver: Receiver, server: Receiving) -> None:
         self._receiver = receiver
         self._server = server

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentcore_rl_toolkit.gateway.dialects.builder import ReplyBuilder
 from agentcore_rl_toolkit.gateway.dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ParseStatus, ToolCall
 
 from .parsers import OutputParser
@@ -70,7 +69,9 @@ class ReplyStream:
         self._choice = choice
         # A stop token at the end so far: only the text in front of the last one is the answer's.
         self._held: list[int] = []
-        self._builder = ReplyBuilder()
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         ready = self._held + list(ids)
@@ -115,14 +116,18 @@ class ReplyStream:
 
     def parsed(self) -> ParsedReply:
         """The whole answer; only sensible after `finish`."""
-        choices = self._builder.reply().choices
-        said = next((choice for choice in choices if choice.index == self._choice), Choice())
         return ParsedReply(
-            content=said.content, reasoning=said.reasoning, tool_calls=said.tool_calls, status=self._parser.status
+            content="".join(self._content),
+            reasoning="".join(self._reasoning),
+            tool_calls=self._calls,
+            status=self._parser.status,
         )
 
     def _out(self, deltas: list[Delta]) -> list[Delta]:
         for delta in deltas:
             delta.choice = self._choice
-            self._builder.add(delta)
+            self._content.append(delta.text)
+            self._reasoning.append(delta.reasoning)
+            for call in delta.tool_calls:  # parsers give out a call when it is whole
+                self._calls.append(ToolCall(id=call.id or "", name=call.name or "", arguments=call.arguments))
         return deltas

@@ -76,28 +76,6 @@ class Stored:
 class Session:
     """One session. ``records`` counts its stored calls, ``turns`` those that are turns."""
 
-    __slots__ = (
-        "before",
-        "closed",
-        "closed_s",
-        "created_s",
-        "errors",
-        "id",
-        "id_bytes",
-        "inflight",
-        "key",
-        "last_call_s",
-        "next_index",
-        "overrides",
-        "recent",
-        "settings",
-        "started_turns",
-        "stored",
-        "texts",
-        "turns",
-        "worker",
-    )
-
     def __init__(
         self, session_id: str, key: bytes, settings: SessionSettings, created_s: float, stored: Stored
     ) -> None:

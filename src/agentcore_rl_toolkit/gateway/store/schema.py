@@ -105,7 +105,8 @@ Row = Sequence[Any]
 # What a value is bound as: itself. For types that it does not know by heart, sqlite3 looks for a method at each value
 # otherwise, and raises and drops an AttributeError: a quarter of the time that a call's row takes.
 sqlite3.register_adapter(bytes, bytes)
-sqlite3.register_adapter(type(None), {}.get)
+_same: dict[None, None] = {}
+sqlite3.register_adapter(type(None), _same.get)
 
 
 # -- opening

@@ -75,26 +75,6 @@ class Patience:
 class TinkerExchange:
     """See the module. It is the `Reader` of its upstream connection."""
 
-    __slots__ = (
-        "_asked_s",
-        "_call_off",
-        "_comments",
-        "_context",
-        "_engine",
-        "_owner",
-        "_patience",
-        "_place",
-        "_renewals",
-        "_request_id",
-        "_route",
-        "_sampler",
-        "_service",
-        "_services",
-        "_size",
-        "_timer",
-        "_up",
-    )
-
     def __init__(
         self,
         owner: Owner,

@@ -26,19 +26,6 @@ _to_json = msgspec.json.Encoder().encode
 class _Growing:
     """One choice while it is sampled."""
 
-    __slots__ = (
-        "finish",
-        "ids",
-        "logprobs",
-        "parsed",
-        "routed_experts",
-        "shown",
-        "spans",
-        "stop_sequence",
-        "stream",
-        "versions",
-    )
-
     def __init__(self, stream: ReplyStream) -> None:
         self.stream = stream
         self.ids: list[int] = []

@@ -47,28 +47,6 @@ class TokenSampling:
     ``adjust``, if any, completes each piece of a whole reply: it gets the stop strings and how ids are decoded.
     """
 
-    __slots__ = (
-        "_agent",
-        "_body",
-        "_budget",
-        "_call_id",
-        "_context",
-        "_engine",
-        "_live",
-        "_mode",
-        "_name",
-        "_path",
-        "_prompt",
-        "_reader",
-        "_rendering",
-        "_reply",
-        "_session",
-        "_whole",
-        "adjust",
-        "incoming",
-        "particular",
-    )
-
     def __init__(
         self, context: Context, session: Session, agent: TranslatingAgent, mode: TokenMode, *, whole: bool = False
     ) -> None:

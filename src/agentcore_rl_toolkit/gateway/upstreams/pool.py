@@ -45,26 +45,6 @@ class Reader(Protocol):
 class UpstreamConnection(asyncio.BufferedProtocol):
     """One connection; `reader` is the call it serves, None while idle."""
 
-    __slots__ = (
-        "_began",
-        "_complete",
-        "_headers",
-        "_keep",
-        "_length",
-        "_long",
-        "_parser",
-        "_pieces",
-        "_pool",
-        "_scratch",
-        "_until_close",
-        "counted",
-        "idle_since",
-        "on_body",
-        "reader",
-        "transport",
-        "uses",
-    )
-
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._scratch = pool.scratch

@@ -30,24 +30,6 @@ _ROUTED = ("sglang", "sglang-experts")
 class Worker:
     """One inference server, as the router sees it."""
 
-    __slots__ = (
-        "calls",
-        "config",
-        "draining",
-        "failures",
-        "forgot",
-        "heads",
-        "host_header",
-        "id",
-        "inflight",
-        "named",
-        "no_budget_until",
-        "pool",
-        "rest_s",
-        "resting_until",
-        "total_failures",
-    )
-
     def __init__(self, worker_id: str, config: UpstreamConfig, pool: Pool) -> None:
         self.id = worker_id
         self.config = config
