@@ -130,10 +130,11 @@ class Dispatch:
         routes = self._admin.models
         if models == b"models" and request.method == b"GET":
             name = unquote(wanted.decode("latin-1")) if wanted else None
-            self._admin.answers.start(routes.models(conn, request, session, name), conn)
+            dialect = "anthropic" if b"anthropic-version" in request.headers else "chat"
+            self._admin.answers.start(routes.models(session, name), conn, request, dialect=dialect)
             return
         if rest == b"messages/count_tokens" and request.method == b"POST":
-            self._admin.answers.start(routes.count_tokens(conn, request, session), conn)
+            self._admin.answers.start(routes.count_tokens(request, session), conn, request, dialect="anthropic")
             return
         shown = rest.decode("utf-8", "replace")[:80]
         hint = " (Anthropic's clients want the base URL without its /v1)" if rest.startswith(b"v1/") else ""

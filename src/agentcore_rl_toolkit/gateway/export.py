@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ConfigError, MissingExtraError
-from .export_rows import Stored, stored_sessions, turn_rows, turn_schema
+from .export_rows import TURN, Stored, schema_of, stored_sessions, turn_rows
 
 _ROWS_AT_ONCE = 1000
 
@@ -58,7 +58,7 @@ def _parquet(found: Iterator[Stored], path: Path) -> tuple[int, int]:
         import pyarrow.parquet as pq
     except ImportError as e:
         raise MissingExtraError("writing Parquet needs pyarrow. Install it with:\n    pip install pyarrow") from e
-    schema = turn_schema(pa)
+    schema = schema_of(pa, TURN)
     turns = names = 0
     batch: list[dict[str, Any]] = []
     stored = next(found, None)

@@ -6,13 +6,14 @@ what a Hub repository holds, so `huggingface-cli upload NAME DIR --repo-type dat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, MissingExtraError
 from ..trajectory import build_trajectory
-from .export_rows import Stored, stored_sessions, turn_rows, turn_schema
+from .export_rows import TURN, Columns, Stored, row_of, schema_of, stored_sessions, turn_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,9 +61,9 @@ def export_folder(store: str | Path, target: str | Path, *, sessions: Sequence[s
     found = stored_sessions(store, sessions=sessions)
     first = next(found, None)  # before anything is made: the store may not be one
     data.mkdir(parents=True, exist_ok=True)
-    turns, sequences = _Files(data, "turns", turn_schema(pa)), _Files(data, "sequences", _sequence_schema(pa))
+    turns, sequences = _Files(data, "turns", schema_of(pa, TURN)), _Files(data, "sequences", schema_of(pa, _SEQUENCE))
     count = 0
-    for stored in _all(first, found):
+    for stored in itertools.chain([] if first is None else [first], found):
         count += 1
         for row in turn_rows(stored):
             turns.add(row, len(row["prompt_ids"]) + len(row["completion_ids"]))
@@ -81,48 +82,24 @@ def export_folder(store: str | Path, target: str | Path, *, sessions: Sequence[s
     return turns.rows, count
 
 
-def _all(first: Stored | None, rest: Iterable[Stored]) -> Iterator[Stored]:
-    if first is not None:
-        yield first
-        yield from rest
+_SEQUENCE: Columns = {
+    "index": "int32",
+    "token_ids": ["int32"],
+    "loss_mask": ["int8"],
+    "logprobs": ["float32"],
+    "weight_versions": ["int64"],
+    "prompt_length": "int32",
+    "weight": "float64",
+    "turn_ids": ["string"],
+    "branch_reason": "string",
+    "finish_reason": "string",
+}
 
 
 def _sequence_rows(stored: Stored) -> Iterator[dict[str, Any]]:
     trajectory = build_trajectory(stored.session_id, stored.turns)
     for index, sequence in enumerate(trajectory.sequences):
-        yield {
-            "session_id": stored.session_id,
-            "metadata": stored.metadata_json,
-            "index": index,
-            "token_ids": sequence.token_ids,
-            "loss_mask": sequence.loss_mask,
-            "logprobs": sequence.logprobs,
-            "weight_versions": sequence.weight_versions,
-            "prompt_length": sequence.prompt_length,
-            "weight": sequence.weight,
-            "turn_ids": sequence.turn_ids,
-            "branch_reason": sequence.branch_reason,
-            "finish_reason": sequence.finish_reason,
-        }
-
-
-def _sequence_schema(pa: Any) -> pa.Schema:
-    return pa.schema(
-        [
-            ("session_id", pa.string()),
-            ("metadata", pa.string()),
-            ("index", pa.int32()),
-            ("token_ids", pa.list_(pa.int32())),
-            ("loss_mask", pa.list_(pa.int8())),
-            ("logprobs", pa.list_(pa.float32())),
-            ("weight_versions", pa.list_(pa.int64())),
-            ("prompt_length", pa.int32()),
-            ("weight", pa.float64()),
-            ("turn_ids", pa.list_(pa.string())),
-            ("branch_reason", pa.string()),
-            ("finish_reason", pa.string()),
-        ]
-    )
+        yield row_of(stored, sequence, _SEQUENCE, index=index)
 
 
 class _Files:

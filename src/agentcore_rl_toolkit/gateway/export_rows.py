@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,44 +44,40 @@ def stored_sessions(store: str | Path, *, sessions: Sequence[str] | None = None)
         reader.close()
 
 
+# What a row says of a turn: its attributes, by the name of their type in pyarrow; in a list, the type of a list's items.
+Columns = Mapping[str, str | list[str]]
+_SESSION: Columns = {"session_id": "string", "metadata": "string"}
+TURN: Columns = {
+    "turn_id": "string",
+    "index": "int32",
+    "prompt_ids": ["int32"],
+    "completion_ids": ["int32"],
+    "logprobs": ["float32"],
+    "finish_reason": "string",
+    "parse_status": "string",
+    "trainable": "bool",
+    "weight_version_first": "int64",
+    "weight_version_last": "int64",
+    "started_s": "float64",
+    "finished_s": "float64",
+}
+
+
 def turn_rows(stored: Stored) -> Iterator[dict[str, Any]]:
     """One row per turn. ``metadata`` is JSON text: its shape is the caller's, a column's is one for all."""
-    for turn in stored.turns:
-        yield {
-            "session_id": stored.session_id,
-            "metadata": stored.metadata_json,
-            "turn_id": turn.turn_id,
-            "index": turn.index,
-            "prompt_ids": turn.prompt_ids,
-            "completion_ids": turn.completion_ids,
-            "logprobs": turn.logprobs,
-            "finish_reason": turn.finish_reason,
-            "parse_status": turn.parse_status,
-            "trainable": turn.trainable,
-            "weight_version_first": turn.weight_version_first,
-            "weight_version_last": turn.weight_version_last,
-            "started_s": turn.started_s,
-            "finished_s": turn.finished_s,
-        }
+    return (row_of(stored, turn, TURN) for turn in stored.turns)
 
 
-def turn_schema(pa: Any) -> Any:
-    """The Parquet schema of `turn_rows`; ``pa`` is pyarrow."""
-    return pa.schema(
-        [
-            ("session_id", pa.string()),
-            ("metadata", pa.string()),
-            ("turn_id", pa.string()),
-            ("index", pa.int32()),
-            ("prompt_ids", pa.list_(pa.int32())),
-            ("completion_ids", pa.list_(pa.int32())),
-            ("logprobs", pa.list_(pa.float32())),
-            ("finish_reason", pa.string()),
-            ("parse_status", pa.string()),
-            ("trainable", pa.bool_()),
-            ("weight_version_first", pa.int64()),
-            ("weight_version_last", pa.int64()),
-            ("started_s", pa.float64()),
-            ("finished_s", pa.float64()),
-        ]
-    )
+def row_of(stored: Stored, found: Any, columns: Columns, **more: Any) -> dict[str, Any]:
+    """What is found in a session, as a row."""
+    about = {"session_id": stored.session_id, "metadata": stored.metadata_json, **more}
+    return {**about, **{name: getattr(found, name) for name in columns if name not in more}}
+
+
+def schema_of(pa: Any, columns: Columns) -> Any:
+    """The Parquet schema of such rows; ``pa`` is pyarrow."""
+
+    def kind(name: str | list[str]) -> Any:
+        return pa.list_(kind(name[0])) if isinstance(name, list) else pa.type_for_alias(name)
+
+    return pa.schema([(name, kind(each)) for name, each in {**_SESSION, **columns}.items()])

@@ -18,8 +18,10 @@ from agentcore_rl_toolkit.gateway.dialects import (
     ToolCall,
     Usage,
     deltas_of,
-    dialect_of,
 )
+from agentcore_rl_toolkit.gateway.errors import error_body
+
+from ..dialect_paths import dialect_of
 
 
 class Provider:
@@ -54,7 +56,7 @@ def _handler(provider: Provider) -> type[http.server.BaseHTTPRequestHandler]:
                     raise provider.error
                 request = dialect.parse_request(body)
             except RequestError as error:
-                self._answer(error.status or 500, dialect.error_body(error))
+                self._answer(error.status or 500, error_body(dialect.name, error))
                 return
             provider.requests.append(request)
             if not request.stream:

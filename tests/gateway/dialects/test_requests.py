@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.gateway.dialects import DIALECTS, Request, RequestError, context_overflow, dialect_of
+from agentcore_rl_toolkit.gateway.dialects import DIALECTS, Request, RequestError, context_overflow
+from agentcore_rl_toolkit.gateway.errors import error_body
+
+from ..dialect_paths import dialect_of
 
 FUNCTION = {"name": "look_up", "description": "d", "parameters": {"type": "object", "properties": {}}}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}
@@ -235,13 +238,12 @@ def test_images_pass_through() -> None:
 def test_what_cannot_be_honoured_is_named(name, fields, param) -> None:
     error = refused(name, **fields)
     assert error.param == param
-    body = json.loads(DIALECTS[name].error_body(error, request_id="req_1"))
+    body = json.loads(error_body(name, error, request_id="req_1"))
     assert param in json.dumps(body)
 
 
-def test_what_is_harmless_is_taken_and_listed() -> None:
-    request = parse("chat", user="u", store=True, metadata={"a": "b"}, parallel_tool_calls=True, modalities=["text"])
-    assert request.ignored == ["user", "metadata", "store"]
+def test_what_is_harmless_is_taken() -> None:
+    parse("chat", user="u", store=True, metadata={"a": "b"}, parallel_tool_calls=True, modalities=["text"])
     assert parse("anthropic", metadata={"user_id": "u"}, thinking={"type": "disabled"}).template_kwargs == {
         "enable_thinking": False
     }
@@ -362,7 +364,7 @@ def test_no_body_can_do_worse_than_a_400(name, fields, messages, tools) -> None:
         error = refusal
     if error is not None:
         assert error.status == 400
-        assert json.loads(DIALECTS[name].error_body(error))
+        assert json.loads(error_body(name, error))
 
 
 def test_an_engine_without_an_ability_is_named_with_the_field() -> None:
@@ -378,10 +380,10 @@ def test_an_engine_without_an_ability_is_named_with_the_field() -> None:
 
 def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
     error = context_overflow(9000, 8192, max_tokens=100)
-    chat = json.loads(DIALECTS["chat"].error_body(error))
+    chat = json.loads(error_body("chat", error))
     assert chat["error"]["code"] == "context_length_exceeded"
     assert "maximum context length is 8192 tokens" in chat["error"]["message"]
-    anthropic = json.loads(DIALECTS["anthropic"].error_body(error, request_id="req_1"))
+    anthropic = json.loads(error_body("anthropic", error, request_id="req_1"))
     assert anthropic["error"]["type"] == "invalid_request_error"
     assert "prompt is too long: 9000 tokens > 8192 maximum" in anthropic["error"]["message"]
     assert anthropic["request_id"] == "req_1"

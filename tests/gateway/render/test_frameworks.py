@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.gateway.dialects import Reply, RequestError, Usage, deltas_of, dialect_of, new_id
+from agentcore_rl_toolkit.gateway.dialects import Reply, RequestError, Usage, deltas_of, new_id
+from agentcore_rl_toolkit.gateway.errors import error_body
 from agentcore_rl_toolkit.gateway.render import RenderedPrompt, Renderer
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
+
+from ..dialect_paths import dialect_of
 
 
 class TokenServer:
@@ -32,7 +35,7 @@ class TokenServer:
         try:
             request = dialect.parse_request(body)
         except RequestError as error:
-            return error.status or 500, "application/json", dialect.error_body(error)
+            return error.status or 500, "application/json", error_body(dialect.name, error)
         renderer, number = self.renderer, len(self.turns)
         prompt = renderer.render(self.conversation, request.messages, request.tools, request.template_kwargs)
         completion = renderer.encode(self.script[number])

@@ -75,7 +75,7 @@ def play(
             assert prompt.reused_tokens == len(before)
             assert prompt.token_ids[: len(before)] == before
             assert prompt.parent_turn == f"t{number - 1}"
-        assert json.loads(prompt.json) == prompt.token_ids == prompt.packed.tolist()
+        assert json.loads(prompt.json) == prompt.token_ids
         assert prompt.length == len(prompt.token_ids)
         completion = body_of(renderer, family, said, following[0]["role"] if following else "user", tools)
         turns.append((prompt.token_ids, completion))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -12,11 +12,12 @@ import msgspec
 from ...errors import AgentCoreRLError, ConfigError, ContractError
 from ..errors import RequestError
 from ..http.connection import AgentConnection
-from ..http.messages import Request, error_reply, reply, retry_after
+from ..http.messages import LAST_CHUNK, Request, chunk, error_reply, reply, retry_after, stream_head
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[AgentConnection, Request], Awaitable[None]]
+Handler = Callable[[Request], Awaitable[Any]]  # returns what `Answers.start` answers with
+CALLS_TYPE = b"application/vnd.agentcore-rl.calls"
 _to_json = msgspec.json.Encoder().encode
 
 
@@ -30,28 +31,54 @@ class Answers:
         for task in self._tasks:
             task.cancel()
 
-    async def run(self, handler: Handler, conn: AgentConnection, request: Request) -> None:
+    def start(self, work: Awaitable[Any], conn: AgentConnection, request: Request, *, dialect: str = "chat") -> None:
+        """Answer with what `work` returns: a value, its JSON, or pieces of recorded calls. It ends when the connection does."""
+        task = conn.task = asyncio.ensure_future(self._run(work, conn, request, dialect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, work: Awaitable[Any], conn: AgentConnection, request: Request, dialect: str) -> None:
         try:
-            await handler(conn, request)
+            value = await work
+            if isinstance(value, AsyncIterator):
+                await self._stream(value, conn, request)
+            else:
+                self.answer(conn, request, value)
         except RequestError as e:
-            self.refuse(conn, request, e)
+            self.refuse(conn, request, e, dialect=dialect)
         except (ContractError, ConfigError) as e:
-            self.refuse(conn, request, RequestError(str(e)))
+            self.refuse(conn, request, RequestError(str(e)), dialect=dialect)
         except (ConnectionResetError, asyncio.CancelledError):
             conn.transport.abort()
-        except AgentCoreRLError as e:
-            log.error("%s failed: %s", request.path.decode("utf-8", "replace"), e)
-            self.refuse(conn, request, RequestError(str(e), kind="internal"))
         except Exception as e:
-            log.exception("%s failed", request.path.decode("utf-8", "replace"))
-            self.refuse(conn, request, RequestError(f"the gateway failed: {type(e).__name__}: {e}", kind="internal"))
+            path, known = request.path.decode("utf-8", "replace"), isinstance(e, AgentCoreRLError)
+            log.error("%s failed: %s", path, e, exc_info=None if known else e)
+            why = str(e) if known else f"the gateway failed: {type(e).__name__}: {e}"
+            self.refuse(conn, request, RequestError(why, kind="internal"), dialect=dialect)
         finally:
             if conn.task is asyncio.current_task():
                 conn.task = None
 
-    def answer(self, conn: AgentConnection, request: Request, status: int, value: Any) -> None:
+    async def _stream(self, pieces: AsyncIterator[bytes], conn: AgentConnection, request: Request) -> None:
+        """Write pieces one by one, with a pause for the agents' calls in between."""
+        conn.write(stream_head(200, ((b"content-type", CALLS_TYPE),), keep_alive=request.keep_alive))
+        try:
+            async for piece in pieces:
+                conn.write(chunk(piece))
+                await conn.drain()
+                await asyncio.sleep(0)
+        except Exception:  # in the middle of an answer nothing else can be said
+            log.exception("%s failed", request.path.decode("utf-8", "replace"))
+            conn.transport.abort()
+            return
         conn.task = None
-        conn.write(reply(status, _to_json(value), keep_alive=request.keep_alive))
+        conn.write(LAST_CHUNK)
+        conn.done(keep_alive=request.keep_alive)
+
+    def answer(self, conn: AgentConnection, request: Request, value: Any) -> None:
+        conn.task = None
+        body = value if isinstance(value, bytes) else _to_json(value)
+        conn.write(reply(200, body, keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
 
     def refuse(self, conn: AgentConnection, request: Request, error: RequestError, *, dialect: str = "chat") -> None:
@@ -60,10 +87,3 @@ class Answers:
         headers = retry_after(error)
         conn.write(error_reply(dialect, error, headers=headers, keep_alive=request.keep_alive))
         conn.done(keep_alive=request.keep_alive)
-
-    def start(self, work: Awaitable[None], conn: AgentConnection) -> None:
-        """Run an answer as a task that ends when its connection does."""
-        task = asyncio.ensure_future(work)
-        conn.task = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -13,12 +13,10 @@ from ...errors import AgentCoreRLError
 from ..dialects.anthropic import encode_count, parse_request
 from ..engines.errors import upstream_error
 from ..errors import NOT_JSON, RequestError
-from ..http.connection import AgentConnection
-from ..http.messages import Request, reply
+from ..http.messages import Request
 from ..http.structure import check_structure
 from ..sessions.registry import Session
 from ..upstreams.requests import get, post
-from .answers import Answers
 from .parts import Parts
 
 log = logging.getLogger(__name__)
@@ -29,32 +27,25 @@ _to_json = msgspec.json.Encoder().encode
 class ModelRoutes:
     """`/models` and `/messages/count_tokens` of a session."""
 
-    def __init__(self, parts: Parts, answers: Answers) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._answers = answers
 
-    async def models(self, conn: AgentConnection, request: Request, session: Session, wanted: str | None) -> None:
+    async def models(self, session: Session, wanted: str | None) -> dict[str, Any]:
         """`GET /sessions/{id}/v1/models`, or one of them: what this session may ask for, or what its server lists.
 
         Members of OpenAI's and of Anthropic's shape stand side by side.
         """
-        dialect = "anthropic" if b"anthropic-version" in request.headers else "chat"
-        try:
-            settings = session.settings
-            names = settings.allowed_models or ([settings.model_id] if settings.model_id else [])
-            listed = [{"id": n, "created": int(session.created_s), "owned_by": "gateway"} for n in names]
-            listed = [_described(model) for model in listed or await self._served()]
-            if wanted is None:
-                whole = {"object": "list", "data": listed, "has_more": False}
-                whole |= {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
-                self._answers.answer(conn, request, 200, whole)
-                return
-            found = next((model for model in listed if model["id"] == wanted), None)
-            if found is None:
-                raise RequestError(f"there is no model {wanted[:100]!r} here", kind="model_not_found", param="model")
-            self._answers.answer(conn, request, 200, found)
-        except RequestError as e:
-            self._answers.refuse(conn, request, e, dialect=dialect)
+        settings = session.settings
+        names = settings.allowed_models or ([settings.model_id] if settings.model_id else [])
+        listed = [{"id": n, "created": int(session.created_s), "owned_by": "gateway"} for n in names]
+        listed = [_described(model) for model in listed or await self._served()]
+        if wanted is None:
+            ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
+            return {"object": "list", "data": listed, "has_more": False, **ends}
+        found = next((model for model in listed if model["id"] == wanted), None)
+        if found is None:
+            raise RequestError(f"there is no model {wanted[:100]!r} here", kind="model_not_found", param="model")
+        return found
 
     async def _served(self) -> list[dict[str, Any]]:
         """What the servers have. Raises: RequestError."""
@@ -75,35 +66,23 @@ class ModelRoutes:
         except (*NOT_JSON, KeyError, TypeError) as e:
             raise RequestError(f"the inference server's list of models cannot be read: {e}", kind="upstream") from e
 
-    async def count_tokens(self, conn: AgentConnection, request: Request, session: Session) -> None:
+    async def count_tokens(self, request: Request, session: Session) -> bytes:
         """Anthropic's count_tokens: the prompt as the engine would see it, counted and not sampled."""
+        check_structure(request.body)
+        asked = parse_request(request.body, counting=True)
+        options, mode = asked.template_options() or None, self._parts.token_mode
+        if mode is None:
+            said = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
+            return encode_count(await self._engine_count(said, session))
+        loop, count = asyncio.get_running_loop(), mode.renderer.count
         try:
-            check_structure(request.body)
-            asked = parse_request(request.body, counting=True)
-            mode = self._parts.token_mode
-            if mode is not None:
-                count = await asyncio.get_running_loop().run_in_executor(
-                    mode.executor,
-                    mode.renderer.count,
-                    asked.messages,
-                    asked.tools or None,
-                    asked.template_options() or None,
-                )
-            else:
-                said = asked.to_chat_body()
-                if options := asked.template_options():
-                    said["chat_template_kwargs"] = options
-                count = await self._engine_count(said, session)
-        except RequestError as e:
-            self._answers.refuse(conn, request, e, dialect="anthropic")
-            return
+            return encode_count(
+                await loop.run_in_executor(mode.executor, count, asked.messages, asked.tools or None, options)
+            )
+        except RequestError:
+            raise
         except AgentCoreRLError as e:
-            error = RequestError(f"the prompt cannot be rendered: {e}")
-            self._answers.refuse(conn, request, error, dialect="anthropic")
-            return
-        conn.task = None
-        conn.write(reply(200, encode_count(count), keep_alive=request.keep_alive))
-        conn.done(keep_alive=request.keep_alive)
+            raise RequestError(f"the prompt cannot be rendered: {e}") from e
 
     async def _engine_count(self, body: dict[str, Any], session: Session) -> int:
         worker = self._parts.router.pick(session.worker)

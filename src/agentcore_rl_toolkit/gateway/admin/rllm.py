@@ -18,9 +18,8 @@ import msgspec
 from ...contract import new_session_id
 from ...trajectory.experts import int32_of, shape_of
 from ..capture.record import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
-from ..errors import NOT_JSON, RequestError
-from ..http.connection import AgentConnection
-from ..http.messages import Request, reply
+from ..errors import RequestError
+from ..http.messages import Request, decode_body
 from ..sessions.registry import Session
 from ..sessions.settings import SessionSettings
 from .answers import Handler
@@ -74,120 +73,98 @@ class RLLMRoutes:
 
     # -- sessions
 
-    async def _create(self, conn: AgentConnection, request: Request) -> None:
-        asked = _decode(request.body, _Create)
+    async def _create(self, request: Request) -> Any:
+        asked = decode_body(request.body, _Create)
         settings = SessionSettings(sampling_params=asked.sampling_params or {}, metadata=asked.metadata or {})
         [session] = await self._routes.open([asked.session_id or new_session_id()], settings)
-        told = {"session_id": session.id, "url": f"/sessions/{session.id}/v1", "api_key": session.key.decode()}
-        self._answer(conn, request, told)
+        return {"session_id": session.id, "url": f"/sessions/{session.id}/v1", "api_key": session.key.decode()}
 
-    async def _list(self, conn: AgentConnection, request: Request) -> None:
+    async def _list(self, request: Request) -> Any:
         since, limit = _bounds(request)
         found = [s for s in self._sessions.by_id.values() if s.records and s.created_s >= (since or 0.0)]
-        self._answer(conn, request, [_info(s) for s in found[:limit]])
+        return [_info(s) for s in found[:limit]]
 
-    async def _info(self, conn: AgentConnection, request: Request) -> None:
-        self._answer(conn, request, _info(self._session(request.path[10:])))
+    async def _info(self, request: Request) -> Any:
+        return _info(self._session(request.path[10:]))
 
-    async def _delete(self, conn: AgentConnection, request: Request) -> None:
+    async def _delete(self, request: Request) -> Any:
         name = unquote_to_bytes(request.path[10:])
         session = self._sessions.by_id.get(name)
         records = session.records if session is not None else 0
         await self._routes.delete_sessions([name.decode("utf-8", "replace")])
-        self._answer(conn, request, {"deleted": records})
+        return {"deleted": records}
 
-    async def _batch_delete(self, conn: AgentConnection, request: Request) -> None:
-        names = _decode(request.body, Query).session_ids
+    async def _batch_delete(self, request: Request) -> Any:
+        names = decode_body(request.body, Query).session_ids
         by_id = self._sessions.by_id
         records = sum(by_id[n.encode()].records for n in names if n.encode() in by_id)
         await self._routes.delete_sessions(names)
-        self._answer(conn, request, {"deleted": records})
+        return {"deleted": records}
 
     # -- traces
 
-    async def _traces(self, conn: AgentConnection, request: Request) -> None:
+    async def _traces(self, request: Request) -> Any:
         """Of a session that nobody knows there are none: it may have been deleted, or not have called yet."""
         session = self._sessions.by_id.get(unquote_to_bytes(request.path[10:-7]))
         since, limit = _bounds(request)
         sessions = [] if session is None else [session]
-        await self._send(conn, request, sessions, since, limit, compact=_asked(request, "format") == "compact")
+        return await self._json(sessions, since, limit, compact=_asked(request, "format") == "compact")
 
-    async def _query(self, conn: AgentConnection, request: Request) -> None:
-        asked = _decode(request.body, Query)
+    async def _query(self, request: Request) -> Any:
+        asked = decode_body(request.body, Query)
         by_id = self._sessions.by_id
         found = [s for s in (by_id.get(name.encode()) for name in asked.session_ids) if s is not None]
-        await self._send(conn, request, found, asked.since, asked.limit)
+        return await self._json(found, asked.since, asked.limit)
 
-    async def _trace(self, conn: AgentConnection, request: Request) -> None:
+    async def _trace(self, request: Request) -> Any:
         wanted = unquote_to_bytes(request.path[8:]).decode("utf-8", "replace")
         for session in await self._naming(wanted):
             for trace in await self._read(session):
                 if trace["trace_id"] == wanted:
-                    self._answer(conn, request, trace)
-                    return
+                    return trace
         raise RequestError(f"there is no trace {wanted!r}", kind="not_found")
 
     async def _naming(self, trace_id: str) -> list[Session]:
         """Sessions with a stored call of this name; looked for in a thread."""
         await self._sessions.store.kept()
         call_id = trace_id.partition(".")[0]
-        reader, loop = self._sessions.store.reader, asyncio.get_running_loop()
-        numbers = set(await loop.run_in_executor(None, reader.naming, call_id))
+        numbers = set(await asyncio.to_thread(self._sessions.store.reader.naming, call_id))
         return [s for s in self._sessions.by_id.values() if s.number in numbers]
 
-    async def _send(
-        self,
-        conn: AgentConnection,
-        request: Request,
-        sessions: list[Session],
-        since: float | None,
-        limit: int | None,
-        compact: bool = False,
-    ) -> None:
-        """Send the traces of all sessions, at most ``limit`` of each, as `rllm-model-gateway` counts them."""
+    async def _json(
+        self, sessions: list[Session], since: float | None, limit: int | None, *, compact: bool = False
+    ) -> bytes:
+        """The traces of all sessions, at most ``limit`` of each, as `rllm-model-gateway` counts them."""
         traces: list[dict[str, Any]] = []
         for session in sessions:
             traces += [t for t in await self._read(session) if since is None or t["timestamp"] >= since][:limit]
         work = _graph_json if compact else _to_json
-        body = await asyncio.get_running_loop().run_in_executor(None, work, traces)
-        conn.task = None
-        conn.write(reply(200, body, keep_alive=request.keep_alive))
-        conn.done(keep_alive=request.keep_alive)
+        return await asyncio.to_thread(work, traces)
 
     async def _read(self, session: Session) -> list[dict[str, Any]]:
         """A session's traces; decoded in a thread, so that agents' calls go on meanwhile."""
         await self._sessions.store.kept()
         read, metadata = self._sessions.store.reader.readable, session.settings.metadata
-
-        def work() -> list[dict[str, Any]]:
-            return traces_of(session.id, read(session.number), metadata)
-
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+        return await asyncio.to_thread(lambda: traces_of(session.id, read(session.number), metadata))
 
     # -- the rest
 
-    async def _workers(self, conn: AgentConnection, request: Request) -> None:
+    async def _workers(self, request: Request) -> Any:
         workers = self._parts.servers()
-        told = {"workers": workers, "healthy": sum(w["healthy"] for w in workers), "total": len(workers)}
-        self._answer(conn, request, told)
+        return {"workers": workers, "healthy": sum(w["healthy"] for w in workers), "total": len(workers)}
 
-    async def _flush(self, conn: AgentConnection, request: Request) -> None:
+    async def _flush(self, request: Request) -> Any:
         await self._sessions.store.kept()
-        self._answer(conn, request, {"status": "flushed"})
+        return {"status": "flushed"}
 
-    async def _reload(self, conn: AgentConnection, request: Request) -> None:
-        self._answer(conn, request, {"status": "ok"})
+    async def _reload(self, request: Request) -> Any:
+        return {"status": "ok"}
 
     def _session(self, name: bytes) -> Session:
         session = self._sessions.by_id.get(unquote_to_bytes(name))
         if session is None:
             raise RequestError(f"there is no session {name.decode('utf-8', 'replace')[:120]!r}", kind="not_found")
         return session
-
-    def _answer(self, conn: AgentConnection, request: Request, value: Any) -> None:
-        conn.task = None
-        conn.write(reply(200, _to_json(value), keep_alive=request.keep_alive))
-        conn.done(keep_alive=request.keep_alive)
 
 
 def traces_of(session_id: str, payloads: list[bytes], metadata: dict[str, Any]) -> list[dict[str, Any]]:
@@ -330,10 +307,3 @@ def _routing(experts: bytes | None) -> list[str] | None:
         return None
     told = {"shape": list(shape[1:]), "dtype": "int32"}
     return [msgspec.json.encode(told).decode(), base64.b64encode(int32_of(experts)).decode()]
-
-
-def _decode(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except NOT_JSON as e:
-        raise RequestError(f"the request body does not fit: {e}") from e

@@ -46,8 +46,8 @@ class Admin:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.answers = Answers()
-        self.sessions = SessionRoutes(parts.sessions, self.answers)
-        self.models = ModelRoutes(parts, self.answers)
+        self.sessions = SessionRoutes(parts.sessions)
+        self.models = ModelRoutes(parts)
         self._rllm = RLLMRoutes(parts, self.sessions)
         self._routes: dict[tuple[bytes, bytes], Handler] = {
             (b"POST", b"/admin/sessions"): self.sessions.create,
@@ -69,7 +69,7 @@ class Admin:
         """``known``: the request shows that it comes from whoever may administer."""
         path = request.path
         if path in (b"/healthz", b"/health"):
-            self.answers.answer(conn, request, 200, self._health())
+            self.answers.answer(conn, request, self._health())
             return
         if not known:
             self.answers.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
@@ -94,7 +94,7 @@ class Admin:
             )
             self.answers.refuse(conn, request, error)
             return
-        self.answers.start(self.answers.run(handler, conn, request), conn)
+        self.answers.start(handler(request), conn, request)
 
     def _by_prefix(self, request: Request) -> Handler | None:
         if request.method == b"DELETE" and request.path.startswith(b"/admin/workers/"):
@@ -115,10 +115,10 @@ class Admin:
 
     # -- weights, pause
 
-    async def _get_version(self, conn: AgentConnection, request: Request) -> None:
-        self.answers.answer(conn, request, 200, {"weight_version": self._parts.running.weight_version})
+    async def _get_version(self, request: Request) -> Any:
+        return {"weight_version": self._parts.running.weight_version}
 
-    async def _set_version(self, conn: AgentConnection, request: Request) -> None:
+    async def _set_version(self, request: Request) -> Any:
         asked = decode_body(request.body, WeightVersion)
         if self._parts.tinker is not None:
             await self._parts.tinker.use(asked.sampler, asked.weight_version)
@@ -129,9 +129,9 @@ class Admin:
             worker.forgot = False
         self._parts.outage.begin()
         await self._keep()
-        self.answers.answer(conn, request, 200, {"weight_version": self._parts.running.weight_version})
+        return {"weight_version": self._parts.running.weight_version}
 
-    async def _pause(self, conn: AgentConnection, request: Request) -> None:
+    async def _pause(self, request: Request) -> Any:
         asked = decode_body(request.body, Pause)
         if asked.arriving not in ("hold", "reject") or asked.in_flight not in ("finish", "abort", "continue"):
             raise RequestError("arriving is hold or reject; in_flight is finish, abort or continue")
@@ -139,12 +139,12 @@ class Admin:
             arriving=asked.arriving, in_flight=asked.in_flight, timeout_s=min(asked.timeout_s, 3600.0)
         )
         await self._keep()
-        self.answers.answer(conn, request, 200, told)
+        return told
 
-    async def _resume(self, conn: AgentConnection, request: Request) -> None:
+    async def _resume(self, request: Request) -> Any:
         told = self._parts.running.resume()
         await self._keep()
-        self.answers.answer(conn, request, 200, told)
+        return told
 
     async def _keep(self) -> None:
         """Let what was changed outlive a restart. Raises: RequestError when the disk refuses."""
@@ -156,15 +156,15 @@ class Admin:
                 kind="overloaded",
             ) from e
 
-    async def _stats(self, conn: AgentConnection, request: Request) -> None:
-        self.answers.answer(conn, request, 200, snapshot(self._parts))
+    async def _stats(self, request: Request) -> Any:
+        return snapshot(self._parts)
 
     # -- servers
 
-    async def _workers(self, conn: AgentConnection, request: Request) -> None:
-        self.answers.answer(conn, request, 200, self._parts.servers())
+    async def _workers(self, request: Request) -> Any:
+        return self._parts.servers()
 
-    async def _add_worker(self, conn: AgentConnection, request: Request) -> None:
+    async def _add_worker(self, request: Request) -> Any:
         asked = decode_body(request.body, AddWorker)
         config = self._parts.config
         first = config.upstreams[0].engine if config.upstreams else config.engine
@@ -188,13 +188,11 @@ class Admin:
             )
         worker = self._parts.router.add(upstream, asked.worker_id)
         told = {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
-        self.answers.answer(conn, request, 200, told)
+        return told
 
-    async def _remove_worker(self, conn: AgentConnection, request: Request) -> None:
+    async def _remove_worker(self, request: Request) -> Any:
         worker_id = request.path.rpartition(b"/")[2].decode("utf-8", "replace")
         worker = self._parts.router.drain(worker_id)
         if worker is None:
             raise RequestError(f"there is no upstream {worker_id!r}", kind="not_found")
-        self.answers.answer(
-            conn, request, 200, {"worker_id": worker_id, "removed": worker_id, "draining": worker.inflight}
-        )
+        return {"worker_id": worker_id, "removed": worker_id, "draining": worker.inflight}

@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
 
+from ..capture.record import FetchedHead
 from ..errors import RequestError
-from ..http.connection import AgentConnection
-from ..http.messages import LAST_CHUNK, Request, chunk, decode_body, stream_head
+from ..http.messages import Request, decode_body
 from ..sessions.registry import Session, Sessions
 from ..sessions.settings import SessionSettings
-from .answers import Answers
 
-CALLS_TYPE = b"application/vnd.agentcore-rl.calls"
 _U32 = struct.Struct("<I")
 _SLICE_S = 0.004  # a fetch lets agents' calls go first after this long
 
@@ -45,30 +44,16 @@ class Finished(msgspec.Struct, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1)] = 1000
 
 
-class FetchedHead(msgspec.Struct):
-    """Precedes a session's records in a bulk fetch."""
-
-    session_id: str
-    known: bool
-    closed: bool = False
-    records: int = 0
-    created_s: float = 0.0
-    metadata: dict[str, Any] = {}
-
-
 class SessionRoutes:
     """What trainers do with sessions."""
 
-    def __init__(self, sessions: Sessions, answers: Answers) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._answers = answers
 
-    async def create(self, conn: AgentConnection, request: Request) -> None:
+    async def create(self, request: Request) -> dict[str, Any]:
         asked = decode_body(request.body, CreateSessions)
         created = await self.open(asked.session_ids, asked.settings)
-        self._answers.answer(
-            conn, request, 200, {"sessions": [{"session_id": s.id, "api_key": s.key.decode()} for s in created]}
-        )
+        return {"sessions": [{"session_id": s.id, "api_key": s.key.decode()} for s in created]}
 
     async def open(self, session_ids: list[str], settings: SessionSettings) -> list[Session]:
         """Open sessions, all or none. Raises: RequestError on bad settings, or when the disk refuses; ContractError."""
@@ -80,7 +65,7 @@ class SessionRoutes:
                 f"the gateway cannot store a session ({e.strerror or e}); try again", kind="overloaded"
             ) from e
 
-    async def list_all(self, conn: AgentConnection, request: Request) -> None:
+    async def list_all(self, request: Request) -> dict[str, Any]:
         """All sessions in the order they were opened, with their calls under way; ``?running=1``: those with calls only."""
         running = b"running=1" in request.query.split(b"&")
         now_s, out = time.monotonic(), []
@@ -89,9 +74,9 @@ class SessionRoutes:
                 out.append(described(session, now_s))
             if number % 2000 == 1999:
                 await asyncio.sleep(0)  # agents' calls go first
-        self._answers.answer(conn, request, 200, {"sessions": out})
+        return {"sessions": out}
 
-    async def close(self, conn: AgentConnection, request: Request) -> None:
+    async def close(self, request: Request) -> dict[str, Any]:
         asked = decode_body(request.body, Names)
         closed = 0
         for session_id in asked.session_ids:
@@ -99,7 +84,7 @@ class SessionRoutes:
             if session is not None:
                 closed += self.close_session(session)
         await self._sessions.store.kept()  # a gateway that is killed now must know it when it starts again
-        self._answers.answer(conn, request, 200, {"closed": closed})
+        return {"closed": closed}
 
     def close_session(self, session: Session) -> bool:
         """Close a session and end its running calls: what arrives now is too late. True if it was open."""
@@ -110,9 +95,9 @@ class SessionRoutes:
         self._sessions.close(session)
         return was_open
 
-    async def delete(self, conn: AgentConnection, request: Request) -> None:
+    async def delete(self, request: Request) -> dict[str, Any]:
         asked = decode_body(request.body, Names)
-        self._answers.answer(conn, request, 200, {"deleted": await self.delete_sessions(asked.session_ids)})
+        return {"deleted": await self.delete_sessions(asked.session_ids)}
 
     async def delete_sessions(self, session_ids: list[str]) -> int:
         """Delete sessions, and return when that is stored. Returns how many there were."""
@@ -126,7 +111,7 @@ class SessionRoutes:
         await sessions.store.kept()
         return len(gone)
 
-    async def fetch(self, conn: AgentConnection, request: Request) -> None:
+    async def fetch(self, request: Request) -> AsyncIterator[bytes]:
         asked = decode_body(request.body, Names)
         sessions = self._sessions
         if asked.close:
@@ -134,16 +119,19 @@ class SessionRoutes:
                 if session is not None:
                     self.close_session(session)
         await sessions.store.kept()
-        conn.write(stream_head(200, ((b"content-type", CALLS_TYPE),), keep_alive=request.keep_alive))
+        return self._pieces(asked.session_ids)
+
+    async def _pieces(self, session_ids: list[str]) -> AsyncIterator[bytes]:
+        """What is recorded of sessions, as much at a time as agents' calls may wait for."""
         started = time.monotonic()
         out: list[bytes] = []
-        for session_id in asked.session_ids:
+        for session_id in session_ids:
             # Looked up now and not before: while others were written it may have been deleted.
-            session = sessions.by_id.get(session_id.encode())
+            session = self._sessions.by_id.get(session_id.encode())
             head = FetchedHead(session_id=session_id, known=session is not None)
             payloads: list[bytes] = []
             if session is not None:
-                payloads = sessions.payloads(session)
+                payloads = self._sessions.payloads(session)
                 head = FetchedHead(
                     session_id=session_id,
                     known=True,
@@ -155,16 +143,12 @@ class SessionRoutes:
             out.append(_framed(msgspec.msgpack.encode(head)))
             out.extend(map(_framed, payloads))
             if time.monotonic() - started > _SLICE_S:
-                _write(conn, out)
-                await conn.drain()
-                await asyncio.sleep(0)
+                yield b"".join(out)
+                out.clear()
                 started = time.monotonic()
-        _write(conn, out)
-        conn.task = None
-        conn.write(LAST_CHUNK)
-        conn.done(keep_alive=request.keep_alive)
+        yield b"".join(out)
 
-    async def finished(self, conn: AgentConnection, request: Request) -> None:
+    async def finished(self, request: Request) -> dict[str, Any]:
         """Sessions in the order they were closed: a trainer asks again with `next` and misses none."""
         asked = decode_body(request.body, Finished)
         sessions = self._sessions
@@ -180,7 +164,7 @@ class SessionRoutes:
                 sessions.waiting.discard(changed)
         await sessions.store.kept()  # who is told that a session is closed must not see it open after a kill
         names, place = sessions.finished.since(asked.after, asked.limit)
-        self._answers.answer(conn, request, 200, {"session_ids": names, "next": place})
+        return {"session_ids": names, "next": place}
 
 
 def described(session: Session, now_s: float) -> dict[str, Any]:
@@ -208,9 +192,3 @@ def described(session: Session, now_s: float) -> dict[str, Any]:
 
 def _framed(data: bytes) -> bytes:
     return _U32.pack(len(data)) + data
-
-
-def _write(conn: AgentConnection, out: list[bytes]) -> None:
-    if out:
-        conn.write(chunk(b"".join(out)))
-        out.clear()

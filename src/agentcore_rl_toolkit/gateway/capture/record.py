@@ -107,6 +107,17 @@ class CallRecord(msgspec.Struct, array_like=True, kw_only=True):
     delivered: bool = True  # whether an agent took the reply whole, as far as is known
 
 
+class FetchedHead(msgspec.Struct):
+    """Precedes a session's records in the answer to a bulk fetch."""
+
+    session_id: str
+    known: bool
+    closed: bool = False
+    records: int = 0
+    created_s: float = 0.0
+    metadata: dict[str, Any] = {}
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(CallRecord)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import GatewayError
 from ...trajectory import Turn
-from ..capture.record import CallRecord, decode, expand
+from ..capture.record import CallRecord, FetchedHead, decode, expand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,7 @@ class SessionCapture:
     records: list[CallRecord] = field(default_factory=list, repr=False)
 
 
-class _Head(msgspec.Struct):
-    session_id: str
-    known: bool
-    closed: bool = False
-    records: int = 0
-    created_s: float = 0.0
-    metadata: dict[str, Any] = {}
-
-
-_head = msgspec.msgpack.Decoder(_Head)
+_head = msgspec.msgpack.Decoder(FetchedHead)
 
 
 async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCapture]:

@@ -11,7 +11,7 @@ import msgspec
 from ..._servers.keys import key_for
 from ...errors import GatewayError
 from ..errors import NOT_JSON
-from ..http.client import request, stream
+from ..http.client import error_message, request, stream
 from .captures import SessionCapture, read_captures
 
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
@@ -130,10 +130,3 @@ def _checked(status: int, data: bytes, what: str) -> Any:
         return msgspec.json.decode(data)
     except NOT_JSON as e:
         raise GatewayError(f"{what}: the answer is not JSON ({e}); is this a gateway?", status=status) from e
-
-
-def error_message(data: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(data)["error"]["message"])
-    except (*NOT_JSON, KeyError, TypeError):
-        return data[:300].decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """Wire formats of the model APIs that agents speak, sans-I/O: requests in, answers out, whole and streamed.
 
-    dialect = dialect_of("/v1/messages")
+    dialect = DIALECTS["anthropic"]
     request = dialect.parse_request(body)  # RequestError names the field at fault
     encoder = dialect.encoder(request, reply_id=new_id("chatcmpl-"))
     out = encoder.start() + encoder.feed(Delta(text="hi")) + encoder.feed(Delta(finish_reason="stop")) + encoder.finish()
@@ -24,8 +24,6 @@ from .sse import encode_event
 class StreamEncoder(Protocol):
     """Deltas -> bytes for the agent: ``start``, then ``feed`` per delta, then ``finish`` or ``error``."""
 
-    content_type: str
-
     def start(self) -> bytes: ...
     def feed(self, delta: Delta) -> bytes: ...
     def finish(self) -> bytes: ...
@@ -40,9 +38,6 @@ class Dialect:
     parse_request: Callable[[bytes | dict[str, Any]], Request]
     encode_reply: Callable[[Reply, Request], bytes]
     encoder: Callable[..., StreamEncoder]
-
-    def error_body(self, error: RequestError, *, request_id: str | None = None) -> bytes:
-        return error_body(self.name, error, request_id=request_id)
 
 
 DIALECTS: dict[str, Dialect] = {
@@ -72,21 +67,6 @@ DIALECTS: dict[str, Dialect] = {
     ),
 }
 
-_PATHS = {
-    "/chat/completions": "chat",
-    "/completions": "completions",
-    "/responses": "responses",
-    "/messages": "anthropic",
-    "/messages/count_tokens": "anthropic",
-}
-
-
-def dialect_of(path: str) -> Dialect | None:
-    """The dialect of a path below ``/v1`` (or with it), None when no model call goes there."""
-    name = _PATHS.get(path.removeprefix("/v1").rstrip("/"))
-    return DIALECTS[name] if name else None
-
-
 __all__ = [
     "DIALECTS",
     "KINDS",
@@ -104,7 +84,6 @@ __all__ = [
     "Usage",
     "context_overflow",
     "deltas_of",
-    "dialect_of",
     "encode_event",
     "error_body",
     "new_id",

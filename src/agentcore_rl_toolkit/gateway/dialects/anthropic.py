@@ -12,6 +12,7 @@ from .arguments import value_of
 from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, own_id, text_of
 from .chat import named_tool
 from .fields import MAX_TOOLS, Fields, decode_body
+from .fields import text_of as text_member
 
 _NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "diagnostics")
 
@@ -77,8 +78,8 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
         reasoning_effort=effort,
         thinking_budget=budget,
         template_kwargs=template_kwargs,
-        ignored=fields.ignore(*_NO_EFFECT),
     )
+    fields.ignore(*_NO_EFFECT)
     fields.done()
     return request
 
@@ -155,7 +156,7 @@ def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
     """Chat has no field for ``is_error``, and no chat template reads it: what failed is in the text, so there has to be one,
     as for the provider. Otherwise a failure would look like a success that found nothing.
     """
-    call_id = _text(block, "tool_use_id", path)
+    call_id = text_member(block, "tool_use_id", path)
     content = _joined(_user_parts(block.get("content"), f"{path}.content"))
     failed = block.get("is_error")
     if failed is not None and not isinstance(failed, bool):
@@ -216,8 +217,8 @@ def _assistant(content: list[Any], path: str) -> dict[str, Any]:
             given = block.get("input") or {}
             if not isinstance(given, dict):
                 raise RequestError(f"{where}.input must be an object", param=f"{where}.input")
-            function = {"name": _text(block, "name", where), "arguments": json.dumps(given, ensure_ascii=False)}
-            calls.append({"id": _text(block, "id", where), "type": "function", "function": function})
+            function = {"name": text_member(block, "name", where), "arguments": json.dumps(given, ensure_ascii=False)}
+            calls.append({"id": text_member(block, "id", where), "type": "function", "function": function})
         else:
             raise unsupported(where, f"assistant blocks of type {kind!r} are not taken")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
@@ -226,14 +227,6 @@ def _assistant(content: list[Any], path: str) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _text(block: dict[str, Any], name: str, path: str) -> str:
-    """A part of a call that must be there. Raises: RequestError."""
-    if not isinstance(block.get(name), str):
-        raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
-    text: str = block[name]
-    return text
 
 
 def _tool(tool: Any, path: str) -> dict[str, Any]:

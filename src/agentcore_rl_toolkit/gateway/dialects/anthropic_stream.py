@@ -26,8 +26,6 @@ def _event(name: str, body: dict[str, Any]) -> bytes:
 class Encoder:
     """Deltas -> the bytes of a message stream. Only choice 0 exists in this dialect."""
 
-    content_type = "text/event-stream"
-
     def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._id = own_id("msg_", reply_id)

@@ -75,8 +75,8 @@ class Request(msgspec.Struct, kw_only=True):
     ``tool_choice`` is "auto", "none", "required" or the name of a tool after "tool:". ``response_format`` has the
     chat shape. ``prompt`` is set for the completions dialect only, then ``messages`` is empty. ``template_kwargs`` go
     to the chat template. ``thinking_budget`` (tokens) is in no chat body: each engine has words of its own for it
-    (`engines.thinking_budget`). ``ignored`` names fields that were present and have no effect on the answer here (``user``,
-    ``store``, ...)."""
+    (`engines.thinking_budget`).
+    """
 
     dialect: DialectName
     model: str
@@ -96,7 +96,6 @@ class Request(msgspec.Struct, kw_only=True):
     reasoning_effort: str | None = None
     thinking_budget: int | None = None
     template_kwargs: dict[str, Any] = {}
-    ignored: list[str] = []
     counted: Usage | None = None  # of the prompt, where it is rendered here
     echo_fields: dict[str, Any] = {}  # what the Responses dialect repeats in its answer
 

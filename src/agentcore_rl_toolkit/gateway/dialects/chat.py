@@ -85,10 +85,10 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
         reasoning_effort=effort,
         template_kwargs=template_kwargs,
         sampling=fields.sampling(("max_completion_tokens", "max_tokens")),
-        ignored=fields.ignore(*_NO_EFFECT),
     )
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    fields.ignore(*_NO_EFFECT)
     fields.done()
     return request
 
@@ -168,29 +168,23 @@ def parse_tools(fields: Fields) -> tuple[list[dict[str, Any]], str, bool | None]
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(f"{path}.function.name must be a string", param=f"{path}.function")
         tools.append(tool)
-    choice = fields.either("tool_choice", str, dict)
-    return tools, _tool_choice(choice, tools), fields.take("parallel_tool_calls", bool)
+    return tools, tool_choice(fields, tools, "function", "name"), fields.take("parallel_tool_calls", bool)
 
 
-def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
-    if choice is None:
-        return "auto"
+def tool_choice(fields: Fields, tools: list[dict[str, Any]], *path: str) -> str:
+    """The tool choice, a word or an object that names a tool at `path`, in canonical form. Raises: RequestError."""
+    choice: Any = fields.either("tool_choice", str, dict) or "auto"
     if isinstance(choice, str):
-        return named_choice(choice, tools)
+        if choice not in ("auto", "none", "required"):
+            raise RequestError(f"tool_choice must be auto, none or required, got {choice!r}", param="tool_choice")
+        if choice == "required" and not tools:
+            raise RequestError("tool_choice 'required' needs tools", param="tool_choice")
+        return choice
     if choice.get("type") != "function":
         raise unsupported("tool_choice.type", "only 'function' is served")
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    return named_tool(name, tools, "tool_choice.function.name")
-
-
-def named_choice(choice: str, tools: list[dict[str, Any]]) -> str:
-    """A tool choice that is a word. Raises: RequestError."""
-    if choice not in ("auto", "none", "required"):
-        raise RequestError(f"tool_choice must be auto, none or required, got {choice!r}", param="tool_choice")
-    if choice == "required" and not tools:
-        raise RequestError("tool_choice 'required' needs tools", param="tool_choice")
-    return choice
+    for name in path:
+        choice = choice.get(name) if isinstance(choice, dict) else None
+    return named_tool(choice, tools, ".".join(("tool_choice", *path)))
 
 
 def named_tool(name: Any, tools: list[dict[str, Any]], path: str) -> str:
@@ -259,7 +253,6 @@ def encode_reply(reply: Reply, request: Request) -> bytes:
 class ChunkEncoder:
     """What streams of chat and of text completions share: the head of each chunk, and how they end."""
 
-    content_type = "text/event-stream"
     kind = ""
 
     def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:

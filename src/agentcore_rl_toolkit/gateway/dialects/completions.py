@@ -58,8 +58,8 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
         top_logprobs=0 if top is None or isinstance(top, bool) else top,
         response_format=check_response_format(fields.take("response_format", dict), "response_format"),
         sampling=sampling,
-        ignored=fields.ignore(*_NO_EFFECT),
     )
+    fields.ignore(*_NO_EFFECT)
     fields.done()
     return request
 

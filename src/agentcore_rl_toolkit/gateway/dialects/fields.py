@@ -57,6 +57,14 @@ def decode_body(body: bytes) -> dict[str, Any]:
     return decoded
 
 
+def text_of(item: dict[str, Any], name: str, path: str) -> str:
+    """A member that must be a string. Raises: RequestError."""
+    text = item.get(name)
+    if not isinstance(text, str):
+        raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
+    return text
+
+
 class Fields:
     """A JSON object whose members are taken one by one; what nobody took is reported at the end.
 
@@ -138,9 +146,10 @@ class Fields:
         if value is not None and value not in unless and value not in ([], {}, ""):
             raise unsupported(self.name(field), why)
 
-    def ignore(self, *fields: str) -> list[str]:
-        """Take members that have no effect here; returns which of them were present."""
-        return [field for field in fields if self._left.pop(field, None) is not None]
+    def ignore(self, *fields: str) -> None:
+        """Take members that have no effect here."""
+        for field in fields:
+            self._left.pop(field, None)
 
     def template_kwargs(self) -> dict[str, Any]:
         """Variables for the chat template. Raises: RequestError when they would take the place of the request's own."""

@@ -14,8 +14,9 @@ import msgspec
 
 from ..errors import RequestError, unsupported
 from .canonical import CONTENT_FILTER, LENGTH, Choice, Reply, Request, Usage, own_id
-from .chat import named_choice, named_tool
+from .chat import tool_choice
 from .fields import MAX_TOOLS, Fields, decode_body
+from .fields import text_of as text_member
 
 _NO_EFFECT = (
     "user",
@@ -76,7 +77,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
         model=fields.take("model", str) or "",
         messages=messages,
         tools=tools,
-        tool_choice=_tool_choice(fields.either("tool_choice", str, dict), tools),
+        tool_choice=tool_choice(fields, tools, "name"),
         parallel_tool_calls=fields.take("parallel_tool_calls", bool),
         stream=fields.take("stream", bool) or False,
         include_usage=True,
@@ -86,9 +87,9 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
         reasoning_effort=effort,
         template_kwargs=fields.template_kwargs(),
         sampling=fields.sampling(("max_output_tokens",)),
-        ignored=fields.ignore(*_NO_EFFECT),
         echo_fields={name: data.get(name) for name in _ECHOED if data.get(name) is not None},
     )
+    fields.ignore(*_NO_EFFECT)
     fields.done()
     return request
 
@@ -145,26 +146,21 @@ def input_messages(items: list[Any]) -> list[dict[str, Any]]:
             if thought:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
         elif kind == "function_call":
-            function = {"name": _text(item, "name", path), "arguments": _text(item, "arguments", path) or "{}"}
-            call = {"id": _text(item, "call_id", path), "type": "function", "function": function}
+            function = {
+                "name": text_member(item, "name", path),
+                "arguments": text_member(item, "arguments", path) or "{}",
+            }
+            call = {"id": text_member(item, "call_id", path), "type": "function", "function": function}
             assistant().setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             turn = None
             if item.get("output") is None:
                 raise RequestError(f"{path}.output is required", param=f"{path}.output")
             content = _content(item["output"], f"{path}.output")
-            messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", path), "content": content})
+            messages.append({"role": "tool", "tool_call_id": text_member(item, "call_id", path), "content": content})
         else:
             raise unsupported(f"{path}.type", f"items of type {kind!r} are not taken")
     return messages
-
-
-def _text(item: dict[str, Any], name: str, path: str) -> str:
-    """A part of a call that must be there. Raises: RequestError."""
-    if not isinstance(item.get(name), str):
-        raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
-    text: str = item[name]
-    return text
 
 
 # Nothing is secret here, but this is the member that clients carry from turn to turn: of a stream, langchain-openai keeps
@@ -231,16 +227,6 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
         name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
     }
     return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
-    if choice is None:
-        return "auto"
-    if isinstance(choice, str):
-        return named_choice(choice, tools)
-    if choice.get("type") != "function":
-        raise unsupported("tool_choice.type", "only 'function' is served")
-    return named_tool(choice.get("name"), tools, "tool_choice.name")
 
 
 def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -43,8 +43,6 @@ class _Item:
 class Encoder:
     """Deltas -> the bytes of a response stream. Only choice 0 exists in this dialect."""
 
-    content_type = "text/event-stream"
-
     def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._id = own_id("resp_", reply_id)

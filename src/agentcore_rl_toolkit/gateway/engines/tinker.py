@@ -48,8 +48,6 @@ class Answer(msgspec.Struct):
     type: str | None = None
     error: str | None = None
     category: str | None = None
-    queue_state: str | None = None
-    queue_state_reason: str | None = None
 
 
 _answer = msgspec.json.Decoder(Answer)

@@ -41,11 +41,7 @@ async def stream(
             pieces = exchange.pieces()
             if exchange.status >= 400:
                 text = b"".join([piece async for piece in pieces])
-                try:
-                    message = msgspec.json.decode(text)["error"]["message"]
-                except (*NOT_JSON, KeyError, TypeError):
-                    message = text[:300].decode("utf-8", "replace")
-                raise GatewayError(f"{method} {url}: {message}", status=exchange.status)
+                raise GatewayError(f"{method} {url}: {error_message(text)}", status=exchange.status)
             while True:
                 try:
                     async with asyncio.timeout(timeout_s):
@@ -55,6 +51,14 @@ async def stream(
                 yield piece
     except TimeoutError as e:
         raise GatewayError(f"{method} {url}: nothing for {timeout_s} s") from e
+
+
+def error_message(data: bytes) -> str:
+    """What an error's body says."""
+    try:
+        return str(msgspec.json.decode(data)["error"]["message"])
+    except (*NOT_JSON, KeyError, TypeError):
+        return data[:300].decode("utf-8", "replace")
 
 
 class _Exchange:

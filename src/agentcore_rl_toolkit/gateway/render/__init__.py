@@ -5,7 +5,7 @@ token.
 from .algebra import TemplateFacts, probe
 from .conversation import Conversation
 from .doctor import Check, DoctorReport, examine
-from .forcing import call_format, can_force
+from .forcing import call_format
 from .parsers import GRAMMARS, Grammar, grammar_named, grammar_of, new_parser
 from .renderer import RenderedPrompt, Renderer
 from .replay import PastCall, replay
@@ -29,7 +29,6 @@ __all__ = [
     "TextDecoder",
     "Tokenizer",
     "call_format",
-    "can_force",
     "examine",
     "grammar_named",
     "grammar_of",

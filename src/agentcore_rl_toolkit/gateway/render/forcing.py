@@ -52,11 +52,6 @@ _FAMILIES: dict[str, tuple[Callable[[str, Any], Format], str, str]] = {
 }
 
 
-def can_force(grammar: Grammar) -> bool:
-    """Whether the family's calls can be written as a structural tag."""
-    return grammar.name in _FAMILIES
-
-
 def call_format(
     grammar: Grammar, tools: Sequence[dict[str, Any]], *, choice: str, parallel: bool = True
 ) -> Format | None:
@@ -64,7 +59,7 @@ def call_format(
 
     None when nothing has to be enforced, or the family's calls cannot be.
     """
-    if not tools or not can_force(grammar) or choice == "none" or (choice == "auto" and parallel):
+    if not tools or grammar.name not in _FAMILIES or choice == "none" or (choice == "auto" and parallel):
         return None
     written, opening, between = _FAMILIES[grammar.name]
     wanted = choice.removeprefix("tool:") if choice.startswith("tool:") else None

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,11 +52,6 @@ class RenderedPrompt:
     def token_ids(self) -> list[int]:
         """Shapes: (P,). A fresh list each time; for sending, `json` is cheaper."""
         return self.asked.buffer.ids(self.asked.length).tolist()
-
-    @property
-    def packed(self) -> array[int]:
-        """The ids, four bytes each."""
-        return self.asked.buffer.ids(self.asked.length)
 
     @property
     def json(self) -> bytes:
@@ -248,29 +242,19 @@ class Renderer:
         """Tokens of the prompt for these messages, rendered anew."""
         return len(self.tokenizer.encode(self.template.render(messages, tools=tools, options=options)))
 
-    def logprob_entries(
-        self,
-        ids: Sequence[int],
-        logprobs: Sequence[float | None],
-        top: Sequence[Mapping[int, float]] | None = None,
-    ) -> list[dict[str, Any]]:
+    def logprob_entries(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> list[dict[str, Any]]:
         """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them.
 
-        Shapes: ``ids``, ``logprobs`` and ``top`` (id -> logprob of the likeliest tokens) (C,). Raises: CaptureError when
-        the lengths differ.
+        Shapes: ``ids`` and ``logprobs`` (C,). Raises: CaptureError when the lengths differ.
         """
-        if len(ids) != len(logprobs) or (top is not None and len(top) != len(ids)):
+        if len(ids) != len(logprobs):
             raise CaptureError(f"{len(logprobs)} logprobs for {len(ids)} tokens")
         entries = []
-        for i, (token_id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-            likely = sorted(top[i].items(), key=lambda item: -item[1]) if top is not None else []
-            shown = [self._logprob_entry(other, value) for other, value in likely]
-            entries.append({**self._logprob_entry(token_id, logprob), "top_logprobs": shown})
+        for token_id, logprob in zip(ids, logprobs, strict=True):
+            raw = self.tokenizer.bytes_of(token_id)
+            shown = {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+            entries.append({**shown, "top_logprobs": []})
         return entries
-
-    def _logprob_entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
-        raw = self.tokenizer.bytes_of(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text; ``add_special_tokens`` for the prompt of a text completion, which no template starts."""

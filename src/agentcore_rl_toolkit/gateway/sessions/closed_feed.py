@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 
 KEPT = 200_000  # ids, about 20 MB; whoever reads along is never that far behind
 _PLACES = 32  # bits of a place that count; those above name the list. Together they fit into a JSON number (2**53)
@@ -30,10 +29,6 @@ class FinishedSessions:
         if len(self._ids) > 2 * self._kept:
             del self._ids[: self._kept]
             self._forgotten += self._kept
-
-    def keep(self, wanted: Callable[[str], bool]) -> None:
-        """Leave out some sessions, before anybody has been told a place."""
-        self._ids = list(filter(wanted, dict.fromkeys(self._ids)))
 
     def _at(self, place: int) -> int:
         at = place & (1 << _PLACES) - 1

@@ -37,7 +37,7 @@ class _Tokenizer(msgspec.Struct):
 
 
 class TokenMode:
-    """The model's renderer, the thread that uses it, and the histories of the sessions. Units: seconds of CPU time."""
+    """The model's renderer, the thread that uses it, and the histories of the sessions."""
 
     def __init__(
         self,
@@ -53,14 +53,7 @@ class TokenMode:
         self.executor = executor
         self.context_tokens = context_tokens
         self.max_tokens = max_tokens
-        self.render_s = 0.0
-        self.renders = 0
         self._cancelling: set[asyncio.Task[None]] = set()
-
-    def count(self, rendering_s: float) -> None:
-        """A prompt was rendered. For the thread that renders."""
-        self.render_s += rendering_s
-        self.renders += 1
 
     def cancel(self, worker: Worker, path: bytes, body: bytes) -> None:
         """Tell an engine to end a call, without waiting for its answer."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from ..capture.reply import Captured
@@ -39,7 +37,6 @@ class Prompt:
     def render(self, asked: Request) -> None:
         """Runs in a thread. Raises: RequestError."""
         renderer = self._mode.renderer
-        started = time.thread_time()
         if self._history is None:
             ids = asked.prompt or []
             if isinstance(ids, str):
@@ -56,7 +53,6 @@ class Prompt:
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
         self._mode.histories.settle(self._history)
         self.json = prompt.json
-        self._mode.count(time.thread_time() - started)
 
     def commit(self, call_id: str, captured: Captured, sampled: TokenReply, said: dict[int, Choice]) -> None:
         """Let the next turn go on from this one, if its reply is whole."""

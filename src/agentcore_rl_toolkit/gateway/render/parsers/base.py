@@ -40,6 +40,23 @@ class OutputParser(Protocol):
     def finish(self) -> list[Delta]: ...
 
 
+class Calls:
+    """The calls that a parser has given out, and whether something looked like one and did not parse (``bad``)."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._bad = False
+
+    @property
+    def status(self) -> ParseStatus:
+        return "unparsed" if self._bad else "parsed" if self._calls else "none"
+
+    def _emit(self, call: Call) -> Delta:
+        piece = ToolDelta(index=self._calls, id=new_id("call_"), name=call.name, arguments=call.arguments)
+        self._calls += 1
+        return Delta(tool_calls=[piece])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grammar:
     """How a model family marks reasoning and calls.
@@ -92,7 +109,7 @@ def first_of(text: str, markers: Sequence[str], start: int = 0) -> tuple[int, st
     return best
 
 
-class MarkerParser:
+class MarkerParser(Calls):
     """Parser for a `Grammar`. ``reasoning_open`` when the prompt itself ended with the opening marker of the
     reasoning.
     """
@@ -100,6 +117,7 @@ class MarkerParser:
     def __init__(
         self, grammar: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
     ) -> None:
+        super().__init__()
         self._grammar = grammar
         self._schemas = schemas_of(tools)
         self._blocks = dict(grammar.blocks) if tools else {}
@@ -112,14 +130,8 @@ class MarkerParser:
         self._fresh = True  # nothing of the current segment shown yet: blank lines at its start are the template's
         self._blank = ""  # blanks (and skipped markers) at the end of a segment, shown only if text follows
         self._before = ""  # such blanks in front of the open block, shown if the block turns out to be text
-        self._calls = 0
-        self._bad = False
         self._plain: list[str] = []
         self._thoughts: list[str] = []
-
-    @property
-    def status(self) -> ParseStatus:
-        return "unparsed" if self._bad else "parsed" if self._calls else "none"
 
     def feed(self, text: str) -> list[Delta]:
         self._buffer += text
@@ -277,8 +289,3 @@ class MarkerParser:
             self._plain.append(blank + raw)
             return [Delta(text=blank + raw)]
         return [self._emit(call) for call in calls]
-
-    def _emit(self, call: Call) -> Delta:
-        piece = ToolDelta(index=self._calls, id=new_id("call_"), name=call.name, arguments=call.arguments)
-        self._calls += 1
-        return Delta(tool_calls=[piece])

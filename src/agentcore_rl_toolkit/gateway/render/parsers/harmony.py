@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agentcore_rl_toolkit.gateway.dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
+from agentcore_rl_toolkit.gateway.dialects.canonical import Delta
 
-from .base import Grammar, first_of, held_back
+from .base import Call, Calls, Grammar, first_of, held_back
 from .families import object_text
 
 HARMONY = Grammar(name="harmony", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
@@ -23,20 +23,15 @@ _TO = re.compile(r"\bto=(\S+?)(?=\s|<|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-class HarmonyParser:
+class HarmonyParser(Calls):
     """See the module."""
 
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
+        super().__init__()
         self._tools = bool(tools)
         self._buffer = ""
         self._header: str | None = None  # of the message whose body is being read; None while reading a header
         self._kind = ""
-        self._calls = 0
-        self._bad = False
-
-    @property
-    def status(self) -> ParseStatus:
-        return "unparsed" if self._bad else "parsed" if self._calls else "none"
 
     def feed(self, text: str) -> list[Delta]:
         self._buffer += text
@@ -103,8 +98,4 @@ class HarmonyParser:
         if arguments is None or not name.startswith("functions.") or len(name) == len("functions."):
             self._bad = True
             return [Delta(text=f"{header}<|message|>{body}")]
-        piece = ToolDelta(
-            index=self._calls, id=new_id("call_"), name=name.removeprefix("functions."), arguments=arguments
-        )
-        self._calls += 1
-        return [Delta(tool_calls=[piece])]
+        return [self._emit(Call(name.removeprefix("functions."), arguments))]

@@ -12,9 +12,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentcore_rl_toolkit.gateway.dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
+from agentcore_rl_toolkit.gateway.dialects.canonical import Delta
 
-from .base import Call, Grammar, Schemas, schemas_of
+from .base import Call, Calls, Grammar, Schemas, schemas_of
 from .families import call_from_json, dumps, typed_value
 
 _TAG = "<|python_tag|>"
@@ -22,19 +22,14 @@ _TAG = "<|python_tag|>"
 LLAMA = Grammar(name="llama", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
 
 
-class LlamaParser:
+class LlamaParser(Calls):
     """See the module."""
 
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
+        super().__init__()
         self._tools = schemas_of(tools)
         self._held: str | None = "" if tools else None  # None: it is text
         self._said: list[str] = []
-        self._calls = 0
-        self._bad = False
-
-    @property
-    def status(self) -> ParseStatus:
-        return "unparsed" if self._bad else "parsed" if self._calls else "none"
 
     def feed(self, text: str) -> list[Delta]:
         if self._held is None:
@@ -61,12 +56,7 @@ class LlamaParser:
             self._bad = tagged or bool(calls) or _looks_meant(body, self._tools)
             return self._release()
         self._held = None
-        self._calls = len(calls)
-        pieces = [
-            ToolDelta(index=i, id=new_id("call_"), name=call.name, arguments=call.arguments)
-            for i, call in enumerate(calls)
-        ]
-        return [Delta(tool_calls=[piece]) for piece in pieces]
+        return [self._emit(call) for call in calls]
 
     def _release(self) -> list[Delta]:
         text, self._held = self._held or "", None
