@@ -125,10 +125,10 @@ def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[
             message = f"{_TOO_LONG[0]}: {message}"
     elif field is not None and field not in message:
         message = f"{field}: {message}"
-    told: dict[str, Any] = {"type": KINDS[error.kind][3], "message": message}
+    shown: dict[str, Any] = {"type": KINDS[error.kind][3], "message": message}
     if error.code == _NO_THREADS:
-        told["details"] = {"error_code": _NO_THREADS, "unsupported": ["thread"]}
-    return {"type": "error", "error": told, "request_id": request_id}
+        shown["details"] = {"error_code": _NO_THREADS, "unsupported": ["thread"]}
+    return {"type": "error", "error": shown, "request_id": request_id}
 
 
 def error_body(dialect: str, error: RequestError, *, request_id: str | None = None) -> bytes:

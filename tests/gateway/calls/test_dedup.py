@@ -139,7 +139,7 @@ async def test_logprobs_nobody_asked_for_are_kept_as_numbers_only(gateway: Gatew
     stored = gateway.sessions.by_id[session.session_id.encode()]
     record = decode(gateway.sessions.payloads(stored)[0])
     assert record.choices[0].logprobs
-    assert record.choices[0].told_logprobs is None
+    assert record.choices[0].agent_logprobs is None
 
 
 async def test_the_last_turn_that_is_allowed_can_be_repeated(engine: ScriptedEngine, start_gateway: Start) -> None:

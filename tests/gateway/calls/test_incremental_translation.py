@@ -21,7 +21,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.calls.incremental import understand
-from agentcore_rl_toolkit.gateway.calls.incremental_translation import LISTS, Heard, hear
+from agentcore_rl_toolkit.gateway.calls.incremental_translation import LISTS, Translated, translate
 from agentcore_rl_toolkit.gateway.capture.prefix_index import Budget, Prefixes
 from agentcore_rl_toolkit.gateway.dialects import DIALECTS, Dialect, RequestError
 from agentcore_rl_toolkit.gateway.http.client import request
@@ -93,7 +93,7 @@ def outcome(dialect: str, body: bytes, known: Prefixes) -> Any:
         return None
     digest = found.digest()
     try:
-        asked, sent = hear(found, known, speaks, as_sent)
+        asked, sent = translate(found, known, speaks, as_sent)
     except RequestError as e:
         return str(e)
     assert sent.crc == zlib.crc32(sent.text)
@@ -139,7 +139,7 @@ def test_only_what_is_new_is_read(dialect: str) -> None:
         items.append({"role": "user", "content": f"{turn}" * 10_000})
         found = understand(body_of(dialect, items, "be good", True), known, LISTS[dialect])
         assert found is not None
-        asked, _ = hear(found, known, recorded(DIALECTS[dialect], sizes), as_sent)
+        asked, _ = translate(found, known, recorded(DIALECTS[dialect], sizes), as_sent)
         assert len(asked.messages) == 2 * turn + 1 + (dialect != "chat")
         items.append({"role": "assistant", "content": "yes"})
     assert max(sizes) < 11_000
@@ -152,13 +152,13 @@ def test_what_is_no_longer_in_memory_is_read_again() -> None:
         found = understand(body_of("anthropic", items, "s", True), known)
         assert found is not None
         sizes: list[int] = []
-        asked, _ = hear(found, known, recorded(DIALECTS["anthropic"], sizes), as_sent)
+        asked, _ = translate(found, known, recorded(DIALECTS["anthropic"], sizes), as_sent)
         assert len(asked.messages) == len(items) + 1
         assert sizes == [len(found.body)] if turn != 1 else sizes[0] < 500
         items += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
         if turn == 1:
             heard = known._seen[-1]
-            assert isinstance(heard, Heard)
+            assert isinstance(heard, Translated)
             heard.fold()
 
 
@@ -258,7 +258,7 @@ def test_the_member_beside_the_list_is_compared_as_it_came() -> None:
         body = msgspec.json.encode({"max_tokens": 5, "messages": [item], "system": lead})
         found = understand(body, known)
         assert found is not None
-        asked, sent = hear(found, known, DIALECTS["anthropic"], as_sent)
+        asked, sent = translate(found, known, DIALECTS["anthropic"], as_sent)
         assert asked.messages == [*({"role": "system", "content": part["text"]} for part in lead), item]
         assert json.loads(bytes(sent.text) + b"]") == asked.messages
 

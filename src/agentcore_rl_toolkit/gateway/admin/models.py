@@ -92,14 +92,14 @@ class ModelRoutes:
             body["model"] = session.settings.model_id
         asked = _to_json({k: body[k] for k in ("model", "messages", "tools", "chat_template_kwargs") if k in body})
         try:
-            status, told = await post(worker, b"/tokenize", asked, timeout_s=30.0)
+            status, answer = await post(worker, b"/tokenize", asked, timeout_s=30.0)
         except (OSError, TimeoutError) as e:
             log.warning("%s did not count tokens: %s", worker.config.url, e)
             raise RequestError("the inference server did not count", kind="upstream") from e
         if status != 200:
             raise RequestError("this inference server cannot count tokens (no /tokenize)", kind="unsupported")
         try:
-            return int(msgspec.json.decode(told)["count"])
+            return int(msgspec.json.decode(answer)["count"])
         except (*NOT_JSON, KeyError, TypeError, ValueError) as e:
             raise RequestError(f"the inference server's count cannot be read: {e}", kind="upstream") from e
 

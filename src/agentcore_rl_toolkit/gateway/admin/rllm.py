@@ -305,5 +305,5 @@ def _routing(experts: bytes | None) -> list[str] | None:
     shape = shape_of(experts) if experts else None
     if experts is None or shape is None or len(shape) != 3:
         return None
-    told = {"shape": list(shape[1:]), "dtype": "int32"}
-    return [msgspec.json.encode(told).decode(), base64.b64encode(int32_of(experts)).decode()]
+    shown = {"shape": list(shape[1:]), "dtype": "int32"}
+    return [msgspec.json.encode(shown).decode(), base64.b64encode(int32_of(experts)).decode()]

@@ -135,16 +135,16 @@ class Admin:
         asked = decode_body(request.body, Pause)
         if asked.arriving not in ("hold", "reject") or asked.in_flight not in ("finish", "abort", "continue"):
             raise RequestError("arriving is hold or reject; in_flight is finish, abort or continue")
-        told = await self._parts.running.pause(
+        answer = await self._parts.running.pause(
             arriving=asked.arriving, in_flight=asked.in_flight, timeout_s=min(asked.timeout_s, 3600.0)
         )
         await self._keep()
-        return told
+        return answer
 
     async def _resume(self, request: Request) -> Any:
-        told = self._parts.running.resume()
+        answer = self._parts.running.resume()
         await self._keep()
-        return told
+        return answer
 
     async def _keep(self) -> None:
         """Let what was changed outlive a restart. Raises: RequestError when the disk refuses."""
@@ -187,8 +187,8 @@ class Admin:
                 kind="permission",
             )
         worker = self._parts.router.add(upstream, asked.worker_id)
-        told = {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
-        return told
+        answer = {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
+        return answer
 
     async def _remove_worker(self, request: Request) -> Any:
         worker_id = request.path.rpartition(b"/")[2].decode("utf-8", "replace")

@@ -43,7 +43,7 @@ from ..sessions.registry import Session
 from .engine import EngineSide
 from .incremental import LONG, decoded, digest_of_body, understand
 from .incremental import Request as LongRequest
-from .incremental_translation import LISTS, hear
+from .incremental_translation import LISTS, translate
 
 _ERROR_EVENT = (b'data: {"error"', b'data:{"error"', b"event: error")
 _PLAIN = [(b"content-type", b"application/json")]
@@ -315,7 +315,7 @@ class TranslatingAgent(AgentSide):
 
     def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
         name = LISTS.get(self.speaks.name)
-        return None if name is None else understand(body, session.texts.heard, name)
+        return None if name is None else understand(body, session.texts.translated, name)
 
     def understand(
         self, body: bytes, known: Prefixes, as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
@@ -328,7 +328,7 @@ class TranslatingAgent(AgentSide):
         if request is None:
             self.asked = self.speaks.parse_request(body)
         else:
-            self.asked, self.long = hear(request, known, self.speaks, as_sent)
+            self.asked, self.long = translate(request, known, self.speaks, as_sent)
         self.n = self.asked.n
 
     def as_chat(self, as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Fields:

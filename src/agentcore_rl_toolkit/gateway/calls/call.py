@@ -200,7 +200,7 @@ class Call:
             return
         error = upstream_error(status, body)
         headers = tuple(pair for pair in passed(self.engine.incoming.headers) if pair[0] != b"content-type")
-        self._note(ERROR, status, error.code or error.kind, str(error))
+        self._record_failure(ERROR, status, error.code or error.kind, str(error))
         self._end(State.FAILED, error, headers)
 
     def fail(self, error: RequestError) -> None:
@@ -209,9 +209,9 @@ class Call:
             return
         if self.state is State.RELAYING:
             error = RequestError(str(error), kind="upstream")
-            self._note(PARTIAL, self.engine.incoming.status, error.kind, str(error))
+            self._record_failure(PARTIAL, self.engine.incoming.status, error.kind, str(error))
         else:
-            self._note(ERROR, error.status or 500, error.kind, str(error))
+            self._record_failure(ERROR, error.status or 500, error.kind, str(error))
         self._end(State.FAILED, error)
 
     def broke(self, error: Exception) -> None:
@@ -326,7 +326,7 @@ class Call:
         session.append(self._position)
         store.append(session, record, self._finish, alone=len(context.running) <= _FEW)
 
-    def _note(self, status: str, http_status: int, kind: str, message: str) -> None:
+    def _record_failure(self, status: str, http_status: int, kind: str, message: str) -> None:
         """Keep a failed call as an event of the session, never as a turn."""
         if self._position >= 0:  # its record is with the store: it is a turn, and who asks again gets its reply
             return
@@ -441,7 +441,7 @@ class Call:
         if self.ended or self._captured is not None:
             return
         self._stop()
-        self._note(ABORTED, 499, "agent_gone", "the agent closed the connection before the reply was whole")
+        self._record_failure(ABORTED, 499, "agent_gone", "the agent closed the connection before the reply was whole")
         self._end(State.ABANDONED)
 
     def agent_slow(self) -> None:

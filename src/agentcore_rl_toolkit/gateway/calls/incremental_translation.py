@@ -28,7 +28,7 @@ _to_json = msgspec.json.Encoder().encode
 Messages = list[dict[str, Any]]
 
 
-class Heard(Seen):
+class Translated(Seen):
     """A list in the agent's own dialect, and what it means.
 
     ``messages`` are canonical (None: no longer in memory), ``own`` of them stand for ``lead``, a member beside the list;
@@ -61,7 +61,7 @@ class Heard(Seen):
         self.length = sys.maxsize  # no text begins with it any more
 
 
-def hear(
+def translate(
     request: LongRequest, known: Prefixes, speaks: Dialect, as_sent: Callable[[Messages], Messages]
 ) -> tuple[Asked, LongRequest]:
     """The request, and its canonical messages as JSON; ``known`` learns it. ``as_sent`` gives messages the form in which
@@ -70,8 +70,8 @@ def hear(
     Raises: RequestError that names the field.
     """
     lead = bytes(request.fields.get(_LEADS.get(speaks.name, ""), _ABSENT))
-    before = request.seen if isinstance(request.seen, Heard) else None
-    asked = None if before is None else _hear_new(request, before, lead, speaks)
+    before = request.seen if isinstance(request.seen, Translated) else None
+    asked = None if before is None else _translate_new(request, before, lead, speaks)
     if asked is None or before is None or before.messages is None:
         asked = speaks.parse_request(request.body)
         own = int(bool(msgspec.json.decode(lead)))
@@ -82,12 +82,14 @@ def hear(
         more = b",%b" % _to_json(as_sent(asked.messages))[1:-1]
         said, crc = before.said + more, zlib.crc32(more, before.said_crc)
         asked.messages = before.messages + asked.messages
-    heard = Heard(request.text, request.crc, lead=lead, own=own, messages=asked.messages, said=said, said_crc=crc)
-    known.add(heard, instead_of=request.seen)
+    translated = Translated(
+        request.text, request.crc, lead=lead, own=own, messages=asked.messages, said=said, said_crc=crc
+    )
+    known.add(translated, instead_of=request.seen)
     return asked, LongRequest({}, said, crc)
 
 
-def _hear_new(request: LongRequest, before: Heard, lead: bytes, speaks: Dialect) -> Asked | None:
+def _translate_new(request: LongRequest, before: Translated, lead: bytes, speaks: Dialect) -> Asked | None:
     """The request with its new messages alone; None where those cannot be told from the ones before."""
     # Items that the model said are joined to one message, so new ones might belong to a last one of its.
     if before.messages is None or before.lead != lead or before.messages[-1]["role"] == "assistant":

@@ -56,7 +56,7 @@ class RelayedChat:
     def understand(self, body: bytes) -> Fields:
         agent, context = self._agent, self._context
         if isinstance(agent, TranslatingAgent):
-            agent.understand(body, self._session.texts.heard, _as_sent)
+            agent.understand(body, self._session.texts.translated, _as_sent)
             agent.reply_id = new_id("chatcmpl-")
             self._budget = thinking_budget.Budget(agent.asked)
             return agent.as_chat(_as_sent)

@@ -11,7 +11,7 @@ import msgspec
 from ...errors import CaptureError
 from ..dialects.passthrough import Fields
 from ..http.body import Bytes
-from .prefix_index import HEARD, Prefixes, Seen
+from .prefix_index import TRANSLATED, Prefixes, Seen
 from .record import INVALID, NO_BASE, OK, PARTIAL, UNTRAINABLE, Base, CallRecord
 from .reply import Captured, parse_ids
 
@@ -25,18 +25,18 @@ class Texts:
     ``request`` is the hash of the last call's other fields, and the call that has them stored.
     """
 
-    __slots__ = ("heard", "messages", "prompts", "request")
+    __slots__ = ("messages", "prompts", "request", "translated")
 
     def __init__(self) -> None:
         self.prompts = Prefixes()
         self.messages = Prefixes()
-        self.heard = Prefixes(HEARD)  # in the agent's own dialect, where that is not the servers'
+        self.translated = Prefixes(TRANSLATED)  # in the agent's own dialect, where that is not the servers'
         self.request: tuple[int, str] | None = None
 
     def clear(self) -> None:
         self.prompts.clear()
         self.messages.clear()
-        self.heard.clear()
+        self.translated.clear()
         self.request = None
 
 

@@ -85,7 +85,7 @@ class Budget:
 
 
 _budget = Budget()
-HEARD = Budget(32 * 2**20)  # of texts that are kept with what they mean, which takes three times their size
+TRANSLATED = Budget(32 * 2**20)  # of texts that are kept with what they mean, which takes three times their size
 
 
 class Prefixes:

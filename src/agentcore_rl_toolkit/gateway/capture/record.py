@@ -54,7 +54,7 @@ NO_BASE = Base()
 class ChoiceRecord(msgspec.Struct, array_like=True):
     """One choice of a call. ``message`` is the assistant message as JSON, merged when it was streamed.
 
-    ``told_logprobs`` is the JSON that an agent got for them which asked for logprobs, ``stop_sequence`` the string it named
+    ``agent_logprobs`` is the JSON that an agent got for them which asked for logprobs, ``stop_sequence`` the string it named
     at which the answer ended.
     """
 
@@ -65,7 +65,7 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
     parse_status: str
     message: bytes
     routed_experts: bytes | None = None
-    told_logprobs: bytes | None = None
+    agent_logprobs: bytes | None = None
     stop_sequence: str | None = None
     weight_version_first: int | None = None  # as the engine said; None: it named none
     weight_version_last: int | None = None

@@ -71,8 +71,8 @@ def reply_of(record: CallRecord) -> Reply:
         except NOT_JSON as e:
             raise UpstreamError(f"the engine's message cannot be read: {e}") from e
         entries = None
-        if choice.told_logprobs is not None:
-            entries = chat_entries(_any.decode(choice.told_logprobs))
+        if choice.agent_logprobs is not None:
+            entries = chat_entries(_any.decode(choice.agent_logprobs))
         choices.append(
             Choice(
                 index=choice.index,

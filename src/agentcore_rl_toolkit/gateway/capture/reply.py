@@ -130,7 +130,7 @@ class Captured(msgspec.Struct):
     branch_reason: str | None = None
     plain: bytes | None = None
     untrainable: str | None = None  # why it must not be trained on, though its tokens are whole
-    began_told: bool = False  # whether the engine named the version of the first token, and not only the one that ended
+    first_named: bool = False  # whether the engine named the first token's version too, not only the one that ended
 
 
 def parse_ids(text: Bytes) -> bytes:
@@ -216,7 +216,7 @@ def _read(body: bytes, lifted: scan.Lifted | None, *, entries: bool) -> Captured
         if choice.stop_reason is not ABSENT or choice.matched_stop is not ABSENT:
             record.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
         if entries and (said := in_own_words(choice.logprobs)) is not None:
-            record.told_logprobs = _encode(said)
+            record.agent_logprobs = _encode(said)
         captured.choices.append(record)
     put(captured, found)
     add_experts(captured, reply.sglext)
@@ -253,10 +253,10 @@ def extend_logprobs(whole: dict[str, Any], part: dict[str, Any]) -> None:
             whole[name] = [*value] if isinstance(value, list) else value
 
 
-def add_experts(captured: Captured, told: Sglext | None) -> None:
+def add_experts(captured: Captured, response: Sglext | None) -> None:
     """SGLang names no choice with the experts, so they are known to belong to one only if there is no other."""
-    if told is not None and len(captured.choices) == 1 and captured.choices[0].routed_experts is None:
-        captured.choices[0].routed_experts = experts(captured, told.routed_experts)
+    if response is not None and len(captured.choices) == 1 and captured.choices[0].routed_experts is None:
+        captured.choices[0].routed_experts = experts(captured, response.routed_experts)
 
 
 def take_prompt(body: bytes) -> tuple[bytes | None, bytes]:
@@ -292,9 +292,9 @@ def long_prompt(stream: bytes) -> tuple[Bytes | None, bytes]:
 
 def loose_prompt(data: bytes) -> bytes | None:
     """The prompt ids of an event that is not written compactly."""
-    told = _prompted.decode(data)
-    found = _brackets(told.prompt_token_ids)
-    for choice in told.choices:
+    response = _prompted.decode(data)
+    found = _brackets(response.prompt_token_ids)
+    for choice in response.choices:
         found = found if found is not None else _brackets(choice.prompt_token_ids)
     return found
 
@@ -345,10 +345,10 @@ def choice_record(
     )
 
 
-def experts(captured: Captured, told: msgspec.Raw) -> bytes | None:
+def experts(captured: Captured, response: msgspec.Raw) -> bytes | None:
     """The choice's expert routing; when it cannot be read the capture says why."""
     try:
-        return binary(told)
+        return binary(response)
     except CaptureError as e:
         captured.problem = captured.problem or str(e)
         return None

@@ -35,7 +35,7 @@ def _find_end(data: bytes, finish: bool, /) -> int:
     return -1 if end is None else end.start()
 
 
-class _Told(msgspec.Struct):
+class _Choices(msgspec.Struct):
     """What of an event is looked at."""
 
     choices: list[dict[str, msgspec.Raw]] = []
@@ -44,19 +44,19 @@ class _Told(msgspec.Struct):
 _NULL = msgspec.Raw(b"null")
 _CUT = frozenset({"prompt_token_ids", "token_ids", "logprobs"})
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_told = msgspec.json.Decoder(_Told)
+_choices = msgspec.json.Decoder(_Choices)
 
 
 def without_numbers(reply: bytes) -> bytes:
     """A whole reply, or an event of one, with null for its token ids and logprobs; as it came, where it is no such reply."""
     try:
-        told, choices = _fields.decode(reply), _told.decode(reply).choices
+        response, choices = _fields.decode(reply), _choices.decode(reply).choices
     except NOT_JSON:
         return reply
     for choice in choices:
         choice |= dict.fromkeys(_CUT & choice.keys(), _NULL)
-    told |= dict.fromkeys({"prompt_token_ids"} & told.keys(), _NULL)
-    return msgspec.json.encode({**told, "choices": choices} if choices else told)
+    response |= dict.fromkeys({"prompt_token_ids"} & response.keys(), _NULL)
+    return msgspec.json.encode({**response, "choices": choices} if choices else response)
 
 
 def _plain_line(line: bytes) -> bytes:

@@ -376,7 +376,7 @@ class _Parts:
             self.experts,
         )
         record.stop_sequence = self.stop_sequence
-        record.told_logprobs = _encode(self.entries) if self.entries else None
+        record.agent_logprobs = _encode(self.entries) if self.entries else None
         return record
 
 

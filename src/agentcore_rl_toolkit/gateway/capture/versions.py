@@ -53,7 +53,7 @@ class Captured(Protocol):
 
     weight_version_first: int | None
     weight_version_last: int | None
-    began_told: bool
+    first_named: bool
 
     @property
     def choices(self) -> Sequence[_Choice]: ...
@@ -63,7 +63,7 @@ def put(captured: Captured, found: Iterable[Versions]) -> None:
     """Write what was said of its choices, in their order, into a capture."""
     for choice, versions in zip(captured.choices, found, strict=True):
         choice.weight_version_first, choice.weight_version_last = versions.first, versions.last
-        captured.began_told = captured.began_told or versions.whole
+        captured.first_named = captured.first_named or versions.whole
     firsts = [c.weight_version_first for c in captured.choices if c.weight_version_first is not None]
     lasts = [c.weight_version_last for c in captured.choices if c.weight_version_last is not None]
     if firsts and lasts:
@@ -88,7 +88,7 @@ def bounds(captured: Captured, span: Span, *, stream: bool) -> tuple[int | None,
     begun = span.begun
     if first is None and last is None:
         return begun, span.last
-    if stream or captured.began_told or begun is None or first is None or begun >= first:
+    if stream or captured.first_named or begun is None or first is None or begun >= first:
         return first, last
     if not span.changed:
         return first, last  # nobody has said that weights were changed: the engine counts by itself

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..._portal import Portal
 from ...errors import ConfigError
@@ -13,6 +14,22 @@ from .fleet import Fleet, Place
 from .one import OneGateway, SessionHandle
 
 _portal = Portal("agentcore-rl-gateway-client")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _sync(
+    method: Callable[Concatenate[GatewayClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[GatewayClient, P], T]:
+    """The same method, which waits."""
+
+    def call(self: GatewayClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _portal.call(method(self, *args, **kwargs))
+
+    call.__name__ = method.__name__.removesuffix("_async")
+    call.__doc__ = method.__doc__
+    call.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]  # what help() and editors show
+    return call
 
 
 class GatewayClient:
@@ -211,67 +228,27 @@ class GatewayClient:
 
     # -- the sync face
 
-    def create_sessions(self, session_ids: Sequence[str], **settings: Any) -> list[SessionHandle]:
-        return _portal.call(self.create_sessions_async(session_ids, **settings))
-
-    def fetch(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
-        return _portal.call(self.fetch_async(session_ids, close=close))
-
-    def sessions(self, *, running: bool = False) -> list[dict[str, Any]]:
-        return _portal.call(self.sessions_async(running=running))
-
-    def close_sessions(self, session_ids: Iterable[str]) -> int:
-        return _portal.call(self.close_sessions_async(session_ids))
-
-    def finished(self, *, after: Place = 0, wait_s: float = 20.0) -> tuple[list[str], Place]:
-        return _portal.call(self.finished_async(after=after, wait_s=wait_s))
+    create_sessions = _sync(create_sessions_async)
+    fetch = _sync(fetch_async)
+    close_sessions = _sync(close_sessions_async)
+    finished = _sync(finished_async)
+    delete = _sync(delete_async)
+    set_weight_version = _sync(set_weight_version_async)
+    pause = _sync(pause_async)
+    resume = _sync(resume_async)
+    away = _sync(away_async)
+    catch_up = _sync(catch_up_async)
+    stats = _sync(stats_async)
+    health = _sync(health_async)
+    sessions = _sync(sessions_async)
+    workers = _sync(workers_async)
+    add_worker = _sync(add_worker_async)
+    remove_worker = _sync(remove_worker_async)
 
     def stream_finished(self, *, after: Place = 0) -> Iterator[SessionCapture]:
         while True:
             captures, after = _portal.call(self._fleet.closed(after, 20.0))
             yield from captures
-
-    def delete(self, session_ids: Iterable[str]) -> int:
-        return _portal.call(self.delete_async(session_ids))
-
-    def set_weight_version(self, version: int, *, sampler: str | None = None) -> None:
-        _portal.call(self.set_weight_version_async(version, sampler=sampler))
-
-    def pause(self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
-        return _portal.call(self.pause_async(arriving=arriving, in_flight=in_flight, timeout_s=timeout_s))
-
-    def resume(self) -> None:
-        _portal.call(self.resume_async())
-
-    def away(self) -> dict[str, float]:
-        return _portal.call(self.away_async())
-
-    def catch_up(self, url: str) -> None:
-        _portal.call(self.catch_up_async(url))
-
-    def stats(self) -> dict[str, Any]:
-        return _portal.call(self.stats_async())
-
-    def health(self) -> dict[str, Any]:
-        return _portal.call(self.health_async())
-
-    def workers(self) -> list[dict[str, Any]]:
-        return _portal.call(self.workers_async())
-
-    def add_worker(
-        self,
-        url: str,
-        *,
-        engine: str | None = None,
-        weight: float | None = None,
-        api_key: str | None = None,
-        api_path: str | None = None,
-    ) -> str:
-        adding = self.add_worker_async(url, engine=engine, weight=weight, api_key=api_key, api_path=api_path)
-        return _portal.call(adding)
-
-    def remove_worker(self, worker_id: str) -> None:
-        _portal.call(self.remove_worker_async(worker_id))
 
     def close(self) -> None:
         """See `aclose`."""

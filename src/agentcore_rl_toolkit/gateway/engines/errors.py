@@ -49,13 +49,13 @@ def upstream_error(status: int, body: bytes) -> RequestError:
     """An engine's error body as ours; a prompt that is too long gets the provider's code for that."""
     message, param, code = None, None, None
     try:
-        told = _error_reply.decode(body)
-        if isinstance(told.error, _ErrorBody):
-            message, param, code = told.error.message, told.error.param, told.error.code
+        response = _error_reply.decode(body)
+        if isinstance(response.error, _ErrorBody):
+            message, param, code = response.error.message, response.error.param, response.error.code
         else:
-            message, param, code = told.error or told.message, told.param, told.code
-        if message is None and bytes(told.detail) != _NULL:
-            message = bytes(told.detail).decode("utf-8", "replace")
+            message, param, code = response.error or response.message, response.param, response.code
+        if message is None and bytes(response.detail) != _NULL:
+            message = bytes(response.detail).decode("utf-8", "replace")
     except NOT_JSON:
         message = body[:500].decode("utf-8", "replace")
     if status == 400 and any(words in body for words in _OVERFLOW):
@@ -84,10 +84,10 @@ def event_error(error: bytes) -> RequestError:
     """
     body = b'{"error":%b}' % error
     try:
-        told = _error_reply.decode(body).error
+        response = _error_reply.decode(body).error
     except NOT_JSON:
-        told = None
-    code = told.code if isinstance(told, _ErrorBody) else None
+        response = None
+    code = response.code if isinstance(response, _ErrorBody) else None
     if not isinstance(code, int) or not 400 <= code < 600:
         code = 400 if any(words in body for words in _OVERFLOW) else 500
     found = upstream_error(code, body)

@@ -144,18 +144,18 @@ class SGLangStream:
 T = TypeVar("T")
 
 
-def _new(told: list[T], total: int | None, seen: int) -> list[T]:
+def _new(listed: list[T], total: int | None, seen: int) -> list[T]:
     """The part of a list that is new: the list is of all tokens so far, or only of those since the last event.
 
     Raises: CaptureError when it holds fewer than are new.
     """
     if total is None:
-        return told[seen:]
+        return listed[seen:]
     fresh = total - seen
-    if len(told) < fresh or fresh < 0:
-        raise CaptureError(f"the engine counts {total} tokens, {seen} were seen and {len(told)} are in its answer")
+    if len(listed) < fresh or fresh < 0:
+        raise CaptureError(f"the engine counts {total} tokens, {seen} were seen and {len(listed)} are in its answer")
     # A list of what is new that is as long as all so far, for the tokens behind a stop, is told by `_piece`'s comparison.
-    return told[seen:total] if len(told) >= total and len(told) != fresh else told[:fresh]
+    return listed[seen:total] if len(listed) >= total and len(listed) != fresh else listed[:fresh]
 
 
 def _piece(answer: _Answer, choice: int, seen: int) -> Piece:

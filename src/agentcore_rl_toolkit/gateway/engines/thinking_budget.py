@@ -75,8 +75,8 @@ def in_chat(body: bytes, engine: str, budget: int) -> bytes:
     """A chat request with the budget in the engine's words. What the session's settings say of it stays."""
     fields: dict[str, Any] = dict(_fields.decode(body))
     if engine in _SGLANG:
-        told = fields.get("custom_params")
-        fields["custom_params"] = _custom(_params.decode(told) if told is not None else None, budget)
+        params = fields.get("custom_params")
+        fields["custom_params"] = _custom(_params.decode(params) if params is not None else None, budget)
     else:
         fields.setdefault(_FIELD, budget)
     return _to_json(fields)
@@ -99,5 +99,5 @@ def reasoned(body: bytes, engine: str) -> bytes:
     return body[:-1] + b',"require_reasoning":true}' if engine in _SGLANG else body
 
 
-def _custom(told: Mapping[str, Any] | None, budget: int) -> dict[str, Any]:
-    return {"thinking_budget": budget, **(told or {})}
+def _custom(params: Mapping[str, Any] | None, budget: int) -> dict[str, Any]:
+    return {"thinking_budget": budget, **(params or {})}

@@ -133,7 +133,7 @@ class VLLMStream:
         pieces: list[Piece] = []
         for event in self._events.feed(data):
             if b'"error"' in event and b'"choices"' not in event:
-                self.error = _told(event)
+                self.error = _error_of(event)
             else:
                 pieces += _pieces(event)
         return pieces
@@ -147,7 +147,7 @@ def _spans(told: list[_Span] | None) -> list[tuple[int, int]] | None:
     return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
 
 
-def _told(event: bytes) -> dict[str, Any]:
+def _error_of(event: bytes) -> dict[str, Any]:
     """What an error event says."""
     try:
         error = msgspec.json.decode(event)["error"]

@@ -156,19 +156,19 @@ def unconfirmed(transport: Any) -> int:
     """How many written bytes the peer's system has not confirmed; 0 where ours does not tell."""
     waiting: int = transport.get_write_buffer_size()
     try:
-        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        counted = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
     except (AttributeError, OSError, ValueError):
         return waiting
-    return waiting + int.from_bytes(told, sys.byteorder)
+    return waiting + int.from_bytes(counted, sys.byteorder)
 
 
 def unread(transport: Any) -> int:
     """How many bytes of the peer's lie with our system."""
     try:
-        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
+        counted = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
     except (AttributeError, OSError, ValueError):
         return 0
-    return int.from_bytes(told, sys.byteorder)
+    return int.from_bytes(counted, sys.byteorder)
 
 
 def hung_up(transport: Any) -> bool:

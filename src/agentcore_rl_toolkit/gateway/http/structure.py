@@ -46,10 +46,10 @@ def too_much(body: bytes, most: int) -> str | None:
     """The bound that a JSON text exceeds, in words; ``most`` parts are allowed."""
     if len(body) <= SMALL:
         return None
-    told = 0
+    counted = 0
     for at in range(0, len(body), _CHUNK):
-        told += len(body[at : at + _CHUNK].translate(None, _PLAIN))
-        if told > most:  # most bodies have fewer of these bytes, although their texts are full of them
+        counted += len(body[at : at + _CHUNK].translate(None, _PLAIN))
+        if counted > most:  # most bodies have fewer of these bytes, although their texts are full of them
             return _counted(body, most)
     return None
 

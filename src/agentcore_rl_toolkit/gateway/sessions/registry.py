@@ -249,7 +249,7 @@ class Sessions:
                 self.go_back(session)
             elif session.records or session.inflight or session.closed:
                 continue
-            elif self.store.owes(session.number):
+            elif self.store.is_queued(session.number):
                 self.store.withdraw(session.number)
                 self.by_id.pop(session.id_bytes)
             else:

@@ -118,7 +118,7 @@ class Store:
         """A session that the disk refused is not to be stored any more."""
         self._queue.sessions.pop(number, None)
 
-    def owes(self, number: int) -> bool:
+    def is_queued(self, number: int) -> bool:
         """Whether the session is not stored as it is now."""
         return number in self._queue.sessions
 

@@ -269,10 +269,10 @@ class ScriptedEngine:
 
         if not seen.body.get("stream"):
             answers = [answer(i) for i in range(len(sampled))]
-            told = answers if len(answers) > 1 else answers[0]
+            response = answers if len(answers) > 1 else answers[0]
             if fault.edit is not None:
-                told = fault.edit(answers[0]) or told
-            return await self._whole(writer, 200, json.dumps(told).encode(), fault)
+                response = fault.edit(answers[0]) or response
+            return await self._whole(writer, 200, json.dumps(response).encode(), fault)
         step = self.stream_step
         longest = max(len(ids) for ids, _, _ in sampled)
         events = (

@@ -144,8 +144,8 @@ class TinkerService:
             "type": "create_sampling_session",
         }
         body["model_path" if model.startswith("tinker://") else "base_model"] = model
-        told = await self.ask(wire.CREATE_SAMPLER, body)
-        return Sampler(str(told["sampling_session_id"]), model, version)
+        answer = await self.ask(wire.CREATE_SAMPLER, body)
+        return Sampler(str(answer["sampling_session_id"]), model, version)
 
     async def _have_session(self) -> None:
         if self._session is not None:
@@ -155,11 +155,11 @@ class TinkerService:
         await self.renew_token()
         await self._read_flags()
         body = {"tags": [], "user_metadata": {}, "sdk_version": wire.SDK_VERSION, "type": "create_session"}
-        told = await self.ask(wire.CREATE_SESSION, body)
+        answer = await self.ask(wire.CREATE_SESSION, body)
         for kind in ("info_message", "warning_message", "error_message"):
-            if told.get(kind):
-                log.warning("%s says: %s", self.worker.config.url, told[kind])
-        self._session = str(told["session_id"])
+            if answer.get(kind):
+                log.warning("%s says: %s", self.worker.config.url, answer[kind])
+        self._session = str(answer["session_id"])
         if self._beating is None or self._beating.done():
             self._beating = self._task(self._beat())
 
@@ -224,7 +224,7 @@ class TinkerService:
         """One request outside model calls. Raises: ServiceError."""
         where = f"{self.worker.config.url} {path.decode()}"
         try:
-            status, told = await post(
+            status, answer = await post(
                 self.worker,
                 path,
                 _encode(body),
@@ -235,7 +235,7 @@ class TinkerService:
             to_agent = "the inference server cannot be reached"
             raise UnavailableError(f"{where} cannot be reached: {e}", to_agent=to_agent, kind="upstream") from e
         if status >= 400:
-            error = upstream_error(status, told)
+            error = upstream_error(status, answer)
             to_agent = f"the inference server answered {status} when the gateway prepared this call"
             if status in (401, 403):
                 to_agent = error.message  # our own words
@@ -244,7 +244,7 @@ class TinkerService:
                 raise UnavailableError(f"{where}: {error}", status=status, **known)
             raise ServiceError(f"{where}: {error}", status=status if status != 401 else 502, **known)
         try:
-            decoded = msgspec.json.decode(told or b"{}")
+            decoded = msgspec.json.decode(answer or b"{}")
         except NOT_JSON as e:
             to_agent = "the inference server's answer is not JSON"
             raise ServiceError(f"{where}: the answer is not JSON: {e}", to_agent=to_agent, kind="upstream") from e

@@ -106,12 +106,12 @@ def _first_call(store: Store, vocabulary: str, template: str) -> int:
 
 async def _tell(worker: Worker, path: bytes, body: bytes) -> None:
     try:
-        status, told = await post(worker, path, body, timeout_s=CANCEL_S)
+        status, answer = await post(worker, path, body, timeout_s=CANCEL_S)
     except (OSError, TimeoutError) as e:
         log.warning("%s did not take the end of a call: %s", worker.config.url, e)
         return
     if status != 200:
-        log.warning("%s answered %d to the end of a call: %s", worker.config.url, status, told[:200])
+        log.warning("%s answered %d to the end of a call: %s", worker.config.url, status, answer[:200])
 
 
 def impose(asked: Request, params: Mapping[str, Any]) -> None:

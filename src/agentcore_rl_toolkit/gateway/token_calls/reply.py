@@ -172,7 +172,7 @@ class TokenReply:
                     parse_status=choice.parse_status if choice is not None else "none",
                     message=_to_json(choice.to_message() if choice is not None else {"role": "assistant"}),
                     routed_experts=growing.routed_experts,
-                    told_logprobs=_told(choice),
+                    agent_logprobs=_agent_logprobs(choice),
                     stop_sequence=growing.stop_sequence,
                     weight_spans=None
                     if growing.spans is None
@@ -191,7 +191,7 @@ class TokenReply:
         return said
 
 
-def _told(choice: Choice | None) -> bytes | None:
+def _agent_logprobs(choice: Choice | None) -> bytes | None:
     """What the agent got of the choice's logprobs, if it asked."""
     entries = choice.logprob_entries if choice is not None else None
     return None if entries is None else _to_json({"content": entries})

@@ -74,7 +74,7 @@ class TokenSampling:
 
     def understand(self, body: bytes) -> Fields:
         agent, session, router = self._agent, self._session, self._context.router
-        agent.understand(body, session.texts.heard, _as_sent)
+        agent.understand(body, session.texts.translated, _as_sent)
         asked = agent.asked
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n

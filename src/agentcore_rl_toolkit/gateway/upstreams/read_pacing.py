@@ -29,8 +29,8 @@ def busy_s() -> float:
     Where the kernel does not tell how long it waited, the time it ran.
     """
     try:
-        with open("/proc/thread-self/schedstat", "rb", buffering=0) as told:
-            ran, waited, _ = told.read(100).split()
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            ran, waited, _ = file.read(100).split()
         return (int(ran) + int(waited)) / 1e9
     except (OSError, ValueError):
         return time.thread_time()
