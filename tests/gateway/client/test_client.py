@@ -104,7 +104,7 @@ async def test_what_is_deleted_during_a_bulk_fetch_is_absent_and_the_rest_is_the
     kept = [*names[:20], names[-1]]
     await client.delete_async(name for name in names if name not in kept)
     async with asyncio.timeout(60):
-        while gateway.store.removing:  # noqa: ASYNC110  (the gateway's clock)
+        while gateway.store.space.removing:  # noqa: ASYNC110  (the gateway's clock)
             await asyncio.sleep(0.02)
     async for capture in reader:
         assert len(capture.turns) == 1

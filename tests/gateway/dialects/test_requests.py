@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from agentcore_rl_toolkit.gateway.dialects import DIALECTS, Request, RequestError, context_overflow
 from agentcore_rl_toolkit.gateway.errors import error_body
 
-from ..dialect_paths import dialect_of
-
 FUNCTION = {"name": "look_up", "description": "d", "parameters": {"type": "object", "properties": {}}}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}
 ANTHROPIC_TOOL = {"name": "look_up", "description": "d", "input_schema": FUNCTION["parameters"]}
@@ -387,24 +385,6 @@ def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
     assert anthropic["error"]["type"] == "invalid_request_error"
     assert "prompt is too long: 9000 tokens > 8192 maximum" in anthropic["error"]["message"]
     assert anthropic["request_id"] == "req_1"
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("/v1/chat/completions", "chat"),
-        ("/chat/completions", "chat"),
-        ("/v1/completions", "completions"),
-        ("/v1/responses", "responses"),
-        ("/v1/messages", "anthropic"),
-        ("/v1/messages/count_tokens", "anthropic"),
-        ("/v1/embeddings", None),
-        ("/v1/models", None),
-    ],
-)
-def test_dialects_are_found_by_path(path, name) -> None:
-    found = dialect_of(path)
-    assert (found.name if found else None) == name
 
 
 def test_reasoning_effort_reaches_the_template() -> None:
