@@ -8,6 +8,7 @@ carries a sequence number, and every ``done`` event repeats what its deltas said
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,17 +28,15 @@ from .responses import (
 from .sse import encode_event
 
 
+@dataclass(slots=True)
 class _Item:
-    __slots__ = ("call_id", "entries", "id", "kind", "name", "output_index", "text")
-
-    def __init__(self, kind: str, item_id: str, output_index: int) -> None:
-        self.kind = kind
-        self.id = item_id
-        self.output_index = output_index
-        self.text = ""
-        self.call_id = ""
-        self.name = ""
-        self.entries: list[dict[str, Any]] = []
+    kind: str
+    id: str
+    output_index: int
+    text: str = ""
+    call_id: str = ""
+    name: str = ""
+    entries: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Encoder:

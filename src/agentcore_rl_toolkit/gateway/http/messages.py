@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import termios
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,20 +37,16 @@ PASSED_HEADERS = frozenset(
 _T = TypeVar("_T")
 
 
+@dataclass(slots=True)
 class Request:
     """One whole request of an agent or a trainer."""
 
-    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
-
-    def __init__(
-        self, method: bytes, path: bytes, query: bytes, headers: dict[bytes, bytes], body: bytes, keep_alive: bool
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.body = body
-        self.keep_alive = keep_alive
+    method: bytes
+    path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    keep_alive: bool
 
     def key(self) -> bytes:
         """The credential: `Authorization: Bearer`, or Anthropic's `x-api-key`."""

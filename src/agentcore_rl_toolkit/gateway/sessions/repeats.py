@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
@@ -49,17 +50,15 @@ class Answer:
             self._sessions.took(session, self.position, whole=False)
 
 
+@dataclass(slots=True)
 class Repeated:
     """The calls of one body that may be asked for again: the last one that was answered, those that no agent took
     whole, oldest first, and how many failed since and were not asked for again.
     """
 
-    __slots__ = ("failed", "last", "lost")
-
-    def __init__(self) -> None:
-        self.last: Answer | None = None
-        self.lost: list[Answer] = []
-        self.failed = 0
+    last: Answer | None = None
+    lost: list[Answer] = field(default_factory=list)
+    failed: int = 0
 
 
 def repeats_of(recent: OrderedDict[int, Repeated], digest: int) -> Repeated:

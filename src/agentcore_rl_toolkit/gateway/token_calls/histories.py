@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -42,17 +43,15 @@ class _Options(msgspec.Struct):
 _options = msgspec.json.Decoder(_Options)
 
 
+@dataclass(slots=True, eq=False)
 class History:
     """A session's place among the histories. ``pins`` counts the calls that need it, ``conversation`` None: on disk."""
 
-    __slots__ = ("conversation", "pins", "recorded", "session", "size")
-
-    def __init__(self, session: Session) -> None:
-        self.session: Session | None = session  # None: closed
-        self.conversation: Conversation | None = None
-        self.recorded = False  # whether there are calls to make it from
-        self.pins = 0
-        self.size = 0
+    session: Session | None  # None: closed
+    conversation: Conversation | None = None
+    recorded: bool = False  # whether there are calls to make it from
+    pins: int = 0
+    size: int = 0
 
 
 class Histories:

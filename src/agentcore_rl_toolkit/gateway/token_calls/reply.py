@@ -7,6 +7,7 @@ without stop tokens, with calls and reasoning taken apart, cut where a stop stri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,20 +24,20 @@ from ..render import ParsedReply, RenderedPrompt, Renderer, ReplyStream
 _to_json = msgspec.json.Encoder().encode
 
 
+@dataclass(slots=True)
 class _Growing:
-    """One choice while it is sampled."""
+    """One choice while it is sampled. ``shown``: ids whose logprobs the agent has."""
 
-    def __init__(self, stream: ReplyStream) -> None:
-        self.stream = stream
-        self.ids: list[int] = []
-        self.logprobs: list[float | None] | None = []
-        self.finish: str | None = None
-        self.stop_sequence: str | None = None
-        self.routed_experts: bytes | None = None
-        self.parsed: ParsedReply | None = None
-        self.versions = Versions()
-        self.spans: list[tuple[int, int]] | None = None
-        self.shown = 0  # ids whose logprobs the agent has
+    stream: ReplyStream
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] | None = field(default_factory=list)
+    finish: str | None = None
+    stop_sequence: str | None = None
+    routed_experts: bytes | None = None
+    parsed: ParsedReply | None = None
+    versions: Versions = field(default_factory=Versions)
+    spans: list[tuple[int, int]] | None = None
+    shown: int = 0
 
 
 class TokenReply:
