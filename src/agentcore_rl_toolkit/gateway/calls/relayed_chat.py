@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from ..capture import agent_logprobs, scan
-from ..capture.record import CONSTRAINED
 from ..capture.events import gather
+from ..capture.record import CONSTRAINED
 from ..capture.reply import LARGE, Captured, read_reply
 from ..capture.stream import StreamReader, read_stream
 from ..dialects import Delta, passthrough
