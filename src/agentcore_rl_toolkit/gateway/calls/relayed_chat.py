@@ -21,9 +21,8 @@ from ..sessions.registry import Session
 from ..upstreams.router import Worker
 from .agent import AgentSide, TranslatingAgent
 from .context import Context
-from .engine import Owner
+from .engine import Incoming, Owner
 from .exchange import pick
-from .incoming import Incoming
 
 _to_json = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")

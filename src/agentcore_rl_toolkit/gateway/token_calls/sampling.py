@@ -17,9 +17,8 @@ import msgspec
 from ..calls.agent import TranslatingAgent
 from ..calls.call import Call
 from ..calls.context import Context
-from ..calls.engine import Owner
+from ..calls.engine import Incoming, Owner
 from ..calls.exchange import pick
-from ..calls.incoming import Incoming
 from ..calls.states import State
 from ..capture.record import CONSTRAINED
 from ..capture.reply import Captured
