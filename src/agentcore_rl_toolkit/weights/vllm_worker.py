@@ -6,6 +6,7 @@ is packed a second time for the head, and that copy is not made anew. The engine
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -15,7 +16,12 @@ class WorkerExtension:
     model_runner: Any
 
     def agentcore_load_weights(self, folder: str) -> dict[str, int]:
-        """Load the checkpoint in this folder in place, and pack again what was packed from the old one."""
+        """Load the checkpoint in this folder in place, and pack again what was packed from the old one.
+
+        Raises: FileNotFoundError. vLLM gives the old weights up before it looks for new ones, and could not go on.
+        """
+        if not any(Path(folder).glob("*.safetensors")):
+            raise FileNotFoundError(f"there are no weights in {folder}: can the engine's machine see it?")
         self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]  # of vLLM's worker, which this is mixed into
         packed = 0
         for module in self.model_runner.get_model().modules():
