@@ -1,0 +1,59 @@
+"""The record of a run that goes on: what the `resumed` event does to rollouts and metrics that are about to be repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from agentcore_rl_toolkit.backends import open_recording
+from agentcore_rl_toolkit.cli.training.run import Job, observed
+from agentcore_rl_toolkit.runs import Rollout, RunReader
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    steps: int = 3
+    groups: int = 1
+    rollouts: int = 2
+
+
+def test_steps_that_are_repeated_are_in_the_run_once(tmp_path: Path) -> None:
+    job = Job(title="agent", agent=tmp_path, model=None, run_dir=tmp_path, config=Config(), rows=(), held_out=())
+
+    def rollouts(name: str, phase: str, step: int | None) -> None:
+        for place in range(2):
+            recording.run.rollout(
+                Rollout(session_id=f"{name}-{phase}-{step}-{place}", phase=phase, step=step, group="g", outcome="ok")
+            )
+
+    with (
+        open_recording(tmp_path, {}) as recording,
+        observed(job, Console(file=io.StringIO()), recording) as (report, _),
+    ):
+        rollouts("first", "before", None)
+        for step in range(2):
+            rollouts("first", "train", step)
+            report.add("step", {"step": step})
+        rollouts("first", "train", 2)  # the kill comes before its checkpoint
+    with (
+        open_recording(tmp_path, {}) as recording,
+        observed(job, Console(file=io.StringIO()), recording) as (_, observer),
+    ):
+        observer("resumed", {"steps_done": 1, "rollouts_done": 4})
+        for step in (1, 2):
+            rollouts("second", "train", step)
+        rollouts("second", "after", None)
+    with RunReader(tmp_path) as run:
+        names = {(row["phase"], row["step"]): row["session_id"].partition("-")[0] for row in run.rollouts()}
+        assert names == {
+            ("before", None): "first",
+            ("train", 0): "first",
+            ("train", 1): "second",
+            ("train", 2): "second",
+            ("after", None): "second",
+        }
+        assert run.count() == 10
+        assert [e["step"] for e in run.metrics() if e["event"] == "step"] == [0]
