@@ -129,7 +129,7 @@ def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
         arn = runtime.arns["math"]
         (tmp_path / ".env").write_text(f"AGENTCORE_AGENT_ARN={arn}\n")
         control = {"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": runtime.url}
-        code, found = doctor(tmp_path, "--aws", **account, **control)
+        code, found = doctor(tmp_path, "--aws", "--no-session", **account, **control)
         [lines] = re.findall(r"```bash\n(agentcore-rl doctor\n.*?)```", GUIDE.read_text(), re.DOTALL)
         for line in lines.splitlines():  # as the guide has them
             ended, said = run(shlex.split(line), tmp_path, {**account, **control})
