@@ -125,11 +125,14 @@ def account(moto: str) -> dict[str, str]:
 def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
     tmp_path: Path, account: dict[str, str], moto: str
 ) -> None:
-    with LocalRuntime({"math": AGENT}) as runtime:
+    keys = {name: account[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")}
+    variables = {**keys, "AWS_ENDPOINT_URL_S3": moto, "AWS_ALLOW_HTTP": "true"}
+    options = [word for name, value in variables.items() for word in ("--session-env", f"{name}={value}")]
+    with LocalRuntime({"math": AGENT}, options) as runtime:
         arn = runtime.arns["math"]
         (tmp_path / ".env").write_text(f"AGENTCORE_AGENT_ARN={arn}\n")
-        control = {"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": runtime.url}
-        code, found = doctor(tmp_path, "--aws", "--no-session", **account, **control)
+        control = {f"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{part}": runtime.url for part in ("", "_CONTROL")}
+        code, found = doctor(tmp_path, "--aws", **account, **control)
         [lines] = re.findall(r"```bash\n(agentcore-rl doctor\n.*?)```", GUIDE.read_text(), re.DOTALL)
         for line in lines.splitlines():  # as the guide has them
             ended, said = run(shlex.split(line), tmp_path, {**account, **control})
