@@ -71,6 +71,66 @@ class _Open:
     group: Group | None = field(default=None, repr=False)
 
 
+class _Accounts:
+    """Where each group of a stream is. Synchronous trainers report from another thread than the stream runs on."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self.next: int = state.get("next", 0)
+        self.again: list[int] = list(state.get("in_flight", ()))  # positions that an earlier stream had started
+        self.trained: int = state.get("trained", 0)
+        self.masked: Counter[str] = Counter(state.get("masked", {}))
+        self.restarted: int = state.get("restarted", 0) + state.get("in_flight_rollouts", 0)
+        self.open: dict[int, _Open] = {}
+        self.handed: list[tuple[_Open, Group]] = []  # not yet reported as trained
+        self._lock = threading.Lock()
+
+    def started(self, opened: _Open) -> None:
+        with self._lock:
+            if self.again:
+                self.again.pop(0)
+            else:
+                self.next += 1
+            self.open[opened.position] = opened
+
+    def handed_out(self, opened: _Open, group: Group) -> None:
+        with self._lock:
+            del self.open[opened.position]
+            self.handed.append((opened, group))
+
+    def all_trained(self) -> None:
+        """What was handed out has been trained."""
+        with self._lock:
+            for _, group in self.handed:
+                for rollout in group.rollouts:
+                    if rollout.mask_reason is None:
+                        self.trained += 1
+                    else:
+                        self.masked[rollout.mask_reason] += 1
+            self.handed.clear()
+
+    def now(self) -> StreamAccounts:
+        with self._lock:
+            return self._now()
+
+    def state(self) -> dict[str, Any]:
+        with self._lock:
+            accounts = self._now()
+            return {
+                "next": self.next,
+                "in_flight": sorted([*self.open, *(opened.position for opened, _ in self.handed), *self.again]),
+                "in_flight_rollouts": accounts.in_flight,
+                "trained": accounts.trained,
+                "masked": dict(accounts.masked),
+                "restarted": accounts.restarted,
+            }
+
+    def _now(self) -> StreamAccounts:
+        sizes = [opened.size for opened in self.open.values()] + [opened.size for opened, _ in self.handed]
+        return StreamAccounts(
+            trained=self.trained, masked=dict(self.masked), in_flight=sum(sizes), restarted=self.restarted
+        )
+
+
 class GroupStream:
     """Finished groups without end; made by `collect_stream`.
 
@@ -101,22 +161,13 @@ class GroupStream:
         self._config = replace(config, max_staleness=None)  # age is looked at when a group is handed out
         places = places or Places(config.max_concurrent)
         self._collect = partial(collect_async, client=client, gateway=gateway, config=self._config, places=places)
-        state = state or {}
-        self._next: int = state.get("next", 0)
-        self._again: list[int] = list(state.get("in_flight", ()))
-        self._trained: int = state.get("trained", 0)
-        self._masked: Counter[str] = Counter(state.get("masked", {}))
-        self._restarted: int = state.get("restarted", 0) + state.get("in_flight_rollouts", 0)
-        self._left = 0  # rollouts that a resumed stream has still to start again
+        self._groups = _Accounts(state or {})
         self._ended = False  # there is no further request
         self._closed = False
-        self._open: dict[int, _Open] = {}
-        self._handed: list[tuple[_Open, Group]] = []  # not yet reported as trained
         self._ready: list[Group] = []  # of a batch, for those who take one group after the other
         self._failure: BaseException | None = None
         self._moved = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()  # synchronous trainers report from another thread than the stream runs on
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
@@ -158,15 +209,8 @@ class GroupStream:
 
     def published(self, weight_version: int) -> None:
         """What was handed out is trained, and sampling goes on with this version of the weights."""
-        with self._lock:
-            self.weight_version = weight_version
-            for _, group in self._handed:
-                for rollout in group.rollouts:
-                    if rollout.mask_reason is None:
-                        self._trained += 1
-                    else:
-                        self._masked[rollout.mask_reason] += 1
-            self._handed.clear()
+        self.weight_version = weight_version
+        self._groups.all_trained()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._move)
 
@@ -174,27 +218,11 @@ class GroupStream:
 
     @property
     def accounts(self) -> StreamAccounts:
-        with self._lock:
-            return self._accounts()
+        return self._groups.now()
 
     def state(self) -> dict[str, Any]:
         """What a later stream needs to go on after the last batch that was reported as trained. JSON as it is."""
-        with self._lock:
-            accounts = self._accounts()
-            return {
-                "next": self._next,
-                "in_flight": sorted([*self._open, *(opened.position for opened, _ in self._handed), *self._again]),
-                "in_flight_rollouts": accounts.in_flight + self._left,
-                "trained": accounts.trained,
-                "masked": dict(accounts.masked),
-                "restarted": accounts.restarted,
-            }
-
-    def _accounts(self) -> StreamAccounts:
-        sizes = [opened.size for opened in self._open.values()] + [opened.size for opened, _ in self._handed]
-        return StreamAccounts(
-            trained=self._trained, masked=dict(self._masked), in_flight=sum(sizes), restarted=self._restarted
-        )
+        return self._groups.state()
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -204,10 +232,10 @@ class GroupStream:
 
     def _fill(self) -> None:
         """Start groups as long as there is a place and a batch for them."""
-        while not (self._closed or self._failure is not None or (self._ended and not self._again)):
-            if len(self._open) + len(self._handed) >= self.batch_groups * (self.max_staleness + 1):
+        while not (self._closed or self._failure is not None or (self._ended and not self._groups.again)):
+            if len(self._groups.open) + len(self._groups.handed) >= self.batch_groups * (self.max_staleness + 1):
                 return
-            if any(opened.queued for opened in self._open.values()):
+            if any(opened.queued for opened in self._groups.open.values()):
                 return  # all places are taken: who waits already comes first
             try:
                 self._start()
@@ -215,10 +243,10 @@ class GroupStream:
                 self._failure = e
 
     def _start(self) -> None:
-        position = self._again[0] if self._again else self._next
+        position = self._groups.again[0] if self._groups.again else self._groups.next
         request = self._requests(position)
         if request is None:
-            if self._again:
+            if self._groups.again:
                 raise ConfigError(
                     f"the data ends before position {position}, which was in flight: is it the same data?"
                 )
@@ -226,12 +254,7 @@ class GroupStream:
             return
         size = request.n + self._config.extra_rollouts
         opened = _Open(position=position, request=request, size=size, queued=size)
-        with self._lock:
-            if self._again:
-                self._again.pop(0)
-            else:
-                self._next += 1
-            self._open[position] = opened
+        self._groups.started(opened)
         opened.task = asyncio.create_task(self._run(opened), name=f"group-{position}")
 
     async def _run(self, opened: _Open) -> None:
@@ -261,14 +284,14 @@ class GroupStream:
 
     def _choose(self) -> list[_Open] | None:
         """The groups of the next batch; None while it has to wait."""
-        if self._ended and not self._again and len(self._open) <= self.batch_groups:
-            every = list(self._open.values())
+        if self._ended and not self._groups.again and len(self._groups.open) <= self.batch_groups:
+            every = list(self._groups.open.values())
             return every if all(opened.group is not None for opened in every) else None
-        done = [opened for opened in self._open.values() if opened.group is not None]
+        done = [opened for opened in self._groups.open.values() if opened.group is not None]
         if len(done) < self.batch_groups:
             return None
         chosen = sorted(done, key=lambda opened: (self._due(opened), opened.position))[: self.batch_groups]
-        left = [self._due(opened) for opened in self._open.values() if opened not in chosen]
+        left = [self._due(opened) for opened in self._groups.open.values() if opened not in chosen]
         for later in range(self.max_staleness + 1):
             if sum(due <= self.weight_version + later for due in left) > later * self.batch_groups:
                 return None
@@ -285,9 +308,7 @@ class GroupStream:
             assert opened.group is not None
             group = replace(opened.group, rollouts=[self._aged(r, version) for r in opened.group.rollouts])
             batch.append(group)
-            with self._lock:
-                del self._open[opened.position]
-                self._handed.append((opened, group))
+            self._groups.handed_out(opened, group)
             if self._recording is not None:
                 where = self._recording.at(self._recording.phase, version)
                 for rollout in group.rollouts:
@@ -307,7 +328,7 @@ class GroupStream:
     async def close_async(self) -> None:
         """Stop what runs and delete its sessions. `state` still tells what was in flight."""
         self._closed = True
-        tasks = [opened.task for opened in self._open.values() if opened.task is not None]
+        tasks = [opened.task for opened in self._groups.open.values() if opened.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
