@@ -22,7 +22,7 @@ from ..spec import Limits
 
 _PERIOD_US = 100_000
 _JOINING_S = 60.0
-DYING_S = 2.0  # for killed processes to be gone
+DYING_S = 10.0  # for killed processes to be gone: on a machine with twenty busy programs a kill takes seconds
 _PARENT = "agentcore-rl"
 _WANTED = ("memory", "pids", "cpu")
 _OWNED = re.compile(r"of([0-9]+)\.([0-9]+)-")
