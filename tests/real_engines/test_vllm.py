@@ -358,8 +358,9 @@ async def test_kill_9_in_the_middle_costs_no_call_in_token_mode(
     assert {turn.weight_version_last for turn in turns} == {None}
     await asyncio.to_thread(publish, folder, 42, [address])
     await client.set_weight_version_async(42)
-    await chat(sessions[0])
-    last = (await turns_of(gateway, sessions[0]))[-1]
+    later = await opened(gateway)  # those before are closed: their turns were fetched
+    await chat(later)
+    [last] = await turns_of(gateway, later)
     assert (last.why_untrainable(), last.weight_version_last) == (None, 42)
     checked(
         "kill -9 in the middle of 8 calls", "8 of 8 answered, marked as of the first weights until the next publish"
