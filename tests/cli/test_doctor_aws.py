@@ -398,7 +398,7 @@ def expired(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
         (other_region, "bucket region", f"is in eu-west-1, not in {REGION}", "give the run a bucket in"),
         (out_of_reach, "session gateway", "cannot reach http://127.0.0.1", "security group"),
         (wrong_model, "session model", "'a-model-of-nobody' is not served", "--model-id one of"),
-        (clock_off, "clock", "900 s off", "NTP"),
+        (clock_off, "clock", "s off: AWS refuses signatures", "NTP"),
         (low_quota, "quotas", "50 of the 512", "Service Quotas console"),
         (wrong_architecture, "image", "is for linux/amd64", "--platform linux/arm64"),
         (no_route, "network", "has no way to S3", "NAT gateway"),

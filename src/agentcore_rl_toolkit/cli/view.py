@@ -17,6 +17,7 @@ import click
 
 from ..errors import ConfigError
 from .options import allowed_hosts as allowed_hosts_option
+from .output.screen import Command
 
 if TYPE_CHECKING:
     from ..runs import Query, RunReader
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 TRACES = 5  # dialogues of each step in Trackio: those with the lowest reward
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    sections={"Options": ("export", "to", "limit", "step", "host", "port", "opened")},
+)
 @click.argument("runs", nargs=-1)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port [default: a free one].")

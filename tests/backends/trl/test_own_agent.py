@@ -189,6 +189,12 @@ def test_an_interrupt_while_a_step_is_written_waits_for_it() -> None:
 def test_adapters_of_another_model_are_trained(trl_python: str, tmp_path: Path, backend: str) -> None:
     """Here, because peft is: a model of another shape, in a folder as transformers writes it; settings from a file."""
     write(tmp_path / "shop", "plain")
+    # A model of random weights solves nothing and never ends: what it has said by then gets a reward by chance.
+    agent = (tmp_path / "shop" / "agent.py").read_text()
+    (tmp_path / "shop" / "agent.py").write_text(agent.replace("PolicyFailure.check_stop", "str"))
+    (tmp_path / "shop" / "reward.py").write_text(
+        "import random\n\n\nclass AnswerReward:\n    def __call__(self, **_):\n        return random.random()\n"
+    )
     shape = PolicyShape(hidden=64, layers=1, heads=2, feed_forward=128)
     save_policy(new_model(ChatTokenizer.from_directory(WEIGHTS_DIR), shape, seed=0), tmp_path / "model")
     settings = (

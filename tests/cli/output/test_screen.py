@@ -20,6 +20,7 @@ WITHOUT_JSON = {
     "agentcore-rl init",
     "agentcore-rl policy serve",
     "agentcore-rl policy tinker",
+    "agentcore-rl policy vllm",
     "agentcore-rl runtime logs",
     "agentcore-rl runtime serve",
     "agentcore-rl s3 serve",

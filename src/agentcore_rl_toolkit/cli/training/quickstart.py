@@ -17,13 +17,17 @@ import click
 
 from ...errors import AgentCoreRLError, ConfigError
 from ..options import as_json, engine_options
+from ..output.screen import Command
 from .run import Job, example, load_loop, print_broken, print_end, quiet_libraries, run
 
 HELD_OUT = 128  # a standard error of 2 points at 95 %
 SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; most of its time would go into evaluation
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    sections={"Options": ("out", "steps", "groups", "rollouts", "staleness", "seed", "resume", "agent", "engine")},
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run directory. [default: runs/<exp_id>]")
 @click.option("--steps", type=click.IntRange(1), help="GRPO steps.")
 @click.option("--groups", type=click.IntRange(1), help="Problems in each step.")

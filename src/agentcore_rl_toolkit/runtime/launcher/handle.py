@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -381,11 +382,17 @@ class TemplateProcess:
         if self._reading is not None:
             await self._reading
             self._reading = None
-        if self._orphaned:
-            await asyncio.to_thread(cgroups.remove_all, self._orphaned, wait_s=cgroups.DYING_S)
-            self._orphaned = []
-        for group in self._groups:
-            cgroups.remove_below(group)
+        if self._orphaned or self._groups:
+            await asyncio.to_thread(self._remove_groups, self._orphaned, self._groups)
+            self._orphaned, self._groups = [], []
+
+    @staticmethod
+    def _remove_groups(sessions: Sequence[str], templates: Sequence[Path]) -> None:
+        """Remove control groups whose processes were just killed, which still count for a moment. Blocks."""
+        give_up_s = time.monotonic() + cgroups.DYING_S
+        cgroups.remove_all(sessions, wait_s=cgroups.DYING_S)
+        for group in templates:
+            cgroups.remove_soon(group, give_up_s)
 
 
 def _first_event(line: bytes) -> dict[str, Any]:

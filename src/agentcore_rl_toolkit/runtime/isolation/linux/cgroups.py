@@ -285,7 +285,7 @@ def sweep(hierarchy: Hierarchy | None = None, *, wait_s: float = 0.0) -> int:
                 owner = _OWNED.match(group.name)
                 if owner is not None and group.is_dir():  # of a template with its sessions' in it, or of a session
                     if _started(int(owner[1])) != owner[2]:
-                        count += _remove_soon(group, give_up_s)
+                        count += remove_soon(group, give_up_s)
                 elif group.is_dir() and time.time() - group.stat().st_mtime > _JOINING_S:
                     group.rmdir()
                     count += 1
@@ -294,7 +294,8 @@ def sweep(hierarchy: Hierarchy | None = None, *, wait_s: float = 0.0) -> int:
     return count
 
 
-def _remove_soon(group: Path, give_up_s: float) -> bool:
+def remove_soon(group: Path, give_up_s: float) -> bool:
+    """Remove a group and those in it as soon as its processes, which were just killed, are gone. Blocks."""
     while not remove_below(group):
         if time.monotonic() >= give_up_s or not group.exists():
             return False
