@@ -37,9 +37,9 @@ class PushListener:
 
     async def start(self) -> None:
         """Listen on a free port. Further calls do nothing."""
-        if self._server is not None:
+        if self._base:
             return
-        async with self._starting:
+        async with self._starting:  # who comes meanwhile waits behind the first, and stays behind it in the queue
             if self._server is None:
                 # Listening begins once `close` can find it: cancelled in the middle of create_server, nobody would have it.
                 self._server = await asyncio.get_running_loop().create_server(
@@ -48,9 +48,10 @@ class PushListener:
                     backlog=1024,
                     start_serving=False,
                 )
+            if not self._base:
+                await self._server.start_serving()
                 port = self._server.sockets[0].getsockname()[1]
                 self._base = f"http://127.0.0.1:{port}/{self._token}/"
-                await self._server.start_serving()
 
     def url_for(self, session_id: str) -> str:
         """Where the agent of a session reports; empty before `start`."""
