@@ -11,7 +11,7 @@ import functools
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -81,10 +81,14 @@ class Scores:
 
 @dataclass
 class Episode:
-    """One task being worked on. Not thread-safe: its calls change one environment, one after the other."""
+    """One task being worked on. Not thread-safe: its calls change one environment, one after the other.
+
+    ``repaired`` are places in the published solution: these actions have been taken before the work begins.
+    """
 
     domain: Domain
     task: Task
+    repaired: Sequence[int] = ()
     environment: Any = field(init=False)
     messages: list[Any] = field(init=False, default_factory=list)
     calls: int = field(init=False, default=0)
@@ -97,6 +101,9 @@ class Episode:
             initialization_actions=state and state.initialization_actions,
             message_history=(state and state.message_history) or [],
         )
+        published = gold_actions(self.task)
+        for k in self.repaired:
+            self._take(f"repaired_{k}", *published[k])
 
     @property
     def solo(self) -> bool:
@@ -110,7 +117,10 @@ class Episode:
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Take an action; what the environment replies. An impossible one is answered with a text that begins with Error."""
         self.calls += 1
-        call = ToolCall(id=f"call_{self.calls}", name=name, arguments=dict(arguments), requestor="assistant")
+        return self._take(f"call_{self.calls}", name, arguments)
+
+    def _take(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> str:
+        call = ToolCall(id=call_id, name=name, arguments=dict(arguments), requestor="assistant")
         reply = self.environment.get_response(call)
         self.messages += [AssistantMessage(role="assistant", content=None, tool_calls=[call]), reply]
         return str(reply.content)
@@ -144,6 +154,11 @@ class Episode:
             published *= CommunicateEvaluator.calculate_reward(self.task, self.messages).reward
         share = sum(check.action_match for check in checks) / len(checks) if checks else actions
         return Scores(published=float(published), actions=actions, share=share, state=float(state))
+
+
+def left_to_do(episode: Episode) -> list[tuple[str, dict[str, Any]]]:
+    """The published solution without what had been repaired before."""
+    return [action for k, action in enumerate(gold_actions(episode.task)) if k not in episode.repaired]
 
 
 def gold_actions(task: Task) -> list[tuple[str, dict[str, Any]]]:

@@ -27,7 +27,7 @@ class Work:
 
 async def work_on(request: Request, model: Any) -> Work:
     """Solve the task with this Strands model. Raises: what the framework raises."""
-    episode = Episode(domain=request.domain, task=find_task(request.domain, request.task_id))
+    episode = Episode(domain=request.domain, task=find_task(request.domain, request.task_id), repaired=request.repaired)
     agent = Agent(
         model=model,
         tools=tools_for(episode, request.rendering),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark import Domain, Episode, Split, find_task, gold_actions, splits, tasks, tool_schemas
-from demonstrations import demonstrate
+from demonstrations import begin, demonstrate, goal
 from wording import tool_spec
 
 MAX_TURNS = 30  # the longest published solution has 12 actions
@@ -42,6 +42,36 @@ def solutions(domain: Domain, split: Split, *, most: int | None = None) -> Itera
             yield {"domain": domain, "task_id": task.id, "actions": gold_actions(task), "communicate": said}
 
 
+def demonstrations(
+    learnt: Sequence[str], validation: Sequence[str], each: int, rng: random.Random, *, careless: bool
+) -> Iterator[Any]:
+    """Of each task that is learnt so many; none begins where only the faults of a test or validation task are left."""
+    held_out = goals(validation)
+    for _ in range(each):
+        for task_id in learnt:
+            yield demonstrate(begin(find_task("telecom", task_id), rng, held_out=held_out), rng if careless else None)
+
+
+def train_rows(
+    domain: Domain, learnt: Sequence[str], validation: Sequence[str], seed: int, **more: Any
+) -> list[dict[str, Any]]:
+    """The tasks as published; in telecom each once more, partly repaired. In a random order."""
+    found = rows(domain, learnt, **more)
+    if domain == "telecom":
+        rng, held_out = random.Random(seed), goals(validation)
+        for row in rows(domain, learnt, **more):
+            repaired = begin(find_task(domain, row["task_id"]), rng, held_out=held_out).repaired
+            found.append({**row, "repaired": list(repaired)})
+        rng.shuffle(found)
+    return found
+
+
+def goals(validation: Sequence[str]) -> set[frozenset[str]]:
+    """Of the test tasks and the validation tasks."""
+    held_out = (*splits("telecom")["test"], *validation)
+    return {goal(Episode(domain="telecom", task=find_task("telecom", i))) for i in held_out}
+
+
 def as_openai(spec: dict[str, Any]) -> dict[str, Any]:
     """A tool as it reaches the model."""
     function = {"name": spec["name"], "description": spec["description"], "parameters": spec["inputSchema"]["json"]}
@@ -70,7 +100,12 @@ def main() -> None:
         metavar="N",
         help="evaluate on N tasks of the train split, which are then neither trained on nor demonstrated",
     )
-    parser.add_argument("--demonstrations", type=int, default=24, help="of each train task of telecom; 0: none")
+    parser.add_argument(
+        "--demonstrations",
+        type=int,
+        default=32,
+        help="careful ones of each train task of telecom, and a quarter as many careless ones; 0: none",
+    )
     parser.add_argument(
         "--partial-credit", type=float, default=0.0, help="what the share of the gold actions is worth in training"
     )
@@ -83,13 +118,13 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     credit = {"partial_credit": options.partial_credit} if options.partial_credit else {}
     learnt, validation = train_and_validation(options.domain, options.validation, options.seed)
-    write(options.out / "train.jsonl", rows(options.domain, learnt, **credit))
+    write(options.out / "train.jsonl", train_rows(options.domain, learnt, validation, options.seed, **credit))
     name, evaluated = ("validation", validation) if validation else ("test", splits(options.domain)["test"])
     write(options.out / f"{name}.jsonl", rows(options.domain, evaluated, repeats=options.repeats))
     if options.domain == "telecom" and options.demonstrations:
-        rng = random.Random(options.seed)
-        shown = (demonstrate(find_task("telecom", i), rng) for _ in range(options.demonstrations) for i in learnt)
-        write(options.out / "demonstrations.jsonl", shown)
+        for name, each in (("careful", options.demonstrations), ("careless", options.demonstrations // 4)):
+            shown = demonstrations(learnt, validation, each, random.Random(options.seed), careless=name == "careless")
+            write(options.out / f"{name}.jsonl", shown)
         tools = [as_openai(tool_spec("compact", schema)) for schema in tool_schemas("telecom").values()]
         (options.out / "tools.json").write_text(json.dumps(tools) + "\n", encoding="utf-8")
 

@@ -51,7 +51,7 @@ def train_seed(out: Path, data: Path, seed: int, options: argparse.Namespace) ->
     policy, grpo = out / f"warm-{seed}", out / f"seed-{seed}"
     if not (policy / "model.safetensors").exists():
         made = [sys.executable, str(HERE / "warm_start.py"), "--data", str(data), "--out", str(policy)]
-        run([*made, "--steps", str(options.warm_steps), "--seed", str(seed)])
+        run([*made, f"--steps={options.warm_steps}", f"--careless-steps={options.careless_steps}", f"--seed={seed}"])
     if (grpo / "summary.json").exists():
         return
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "train"]
@@ -163,11 +163,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/taubench"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--warm-steps", type=int, default=400)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--warm-steps", type=int, default=400, help="on careful demonstrations")
+    parser.add_argument("--careless-steps", type=int, default=50, help="on careless ones, after those")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=8)
-    parser.add_argument("--learning-rate", type=float, default=6e-4)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--partial-credit", type=float, default=0.0, help="what the share of the gold actions is worth")
     parser.add_argument("--repeats", type=int, default=4, help="rollouts of each task in an evaluation")
     parser.add_argument(

@@ -13,6 +13,7 @@ class Request(BaseModel):
 
     ``rendering``: how the model reads policy, tools and replies (`wording.py`). ``max_turns``: model calls. ``ticket_number``
     stands in front of a telecom ticket. ``partial_credit``: what the share of the gold actions is worth (`reward.py`).
+    ``repaired``: places in the published solution; these actions have been taken before the agent begins.
     ``user_lines``: what a scripted user says, one line a turn; without them a model plays the user of a retail or airline task.
     """
 
@@ -23,6 +24,7 @@ class Request(BaseModel):
     rendering: Literal["full", "compact"] = "full"
     max_turns: int = Field(default=60, ge=1, le=200)
     partial_credit: float = Field(default=0.0, ge=0.0, le=10.0)
+    repaired: list[int] = Field(default_factory=list)
     ticket_number: int | None = Field(default=None, ge=0)
     user_lines: list[str] | None = Field(default=None, min_length=1)
 

@@ -40,8 +40,10 @@ class Settings:
     shape: PolicyShape = field(default_factory=lambda: PolicyShape(hidden=96, layers=2, feed_forward=288, context=1536))
     vocabulary: int = 1200
     batch: int = 8
-    steps: int = 400
+    steps: int = 400  # on careful demonstrations
     rate: float = 4e-3
+    careless_steps: int = 50
+    careless_rate: float = 1e-3
     context_weight: float = 0.1  # of the loss on tokens that others wrote, beside 1 on the policy's
 
 
@@ -118,25 +120,25 @@ def batches(
 
 
 def warm_start(data: Path, out: Path, settings: Settings, *, log: Callable[[str], None] = print) -> Path:
-    """Make the policy in ``out`` from ``data/demonstrations.jsonl`` and ``data/tools.json``; returns ``out``."""
-    conversations = [json.loads(line) for line in (data / "demonstrations.jsonl").read_text().splitlines()]
+    """Make the policy in ``out`` from ``careful.jsonl``, then ``careless.jsonl``, and ``tools.json``; returns ``out``."""
+    shown = {name: [json.loads(line) for line in (data / f"{name}.jsonl").open()] for name in ("careful", "careless")}
     tools = json.loads((data / "tools.json").read_text())
-    tokenizer = build_tokenizer(texts_of(conversations, tools), vocabulary=settings.vocabulary)
+    tokenizer = build_tokenizer(texts_of(shown["careful"], tools), vocabulary=settings.vocabulary)
     save_tokenizer(tokenizer, out)
     header = tokenizer.encode(f"{START}assistant\n")
-    rows = []
-    for messages in conversations:
-        ids = tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=False)
-        rows.append((ids, assistant_spans(ids, header, tokenizer.end_id)))
-    longest = max(len(ids) for ids, _ in rows)
     torch.manual_seed(settings.seed)
     model = new_model(tokenizer, settings.shape, seed=settings.seed)
-    log(
-        f"{len(rows)} demonstrations of {sum(len(ids) for ids, _ in rows) / len(rows):.0f} tokens (longest {longest}), "
-        f"vocabulary {tokenizer.vocabulary_size}, {sum(p.numel() for p in model.parameters()):,} parameters"
-    )
-    stream = batches(rows, tokenizer.pad_id, settings)
-    train(model, stream, steps=settings.steps, peak_rate=settings.rate, log=log)
+    log(f"vocabulary {tokenizer.vocabulary_size}, {sum(p.numel() for p in model.parameters()):,} parameters")
+    phases = (("careful", settings.steps, settings.rate), ("careless", settings.careless_steps, settings.careless_rate))
+    for name, steps, rate in phases:
+        rows = []
+        for messages in shown[name]:
+            ids = tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=False)
+            rows.append((ids, assistant_spans(ids, header, tokenizer.end_id)))
+        lengths = [len(ids) for ids, _ in rows]
+        log(f"{len(rows)} {name} demonstrations of {sum(lengths) / len(rows):.0f} tokens (longest {max(lengths)})")
+        if steps:
+            train(model, batches(rows, tokenizer.pad_id, settings), steps=steps, peak_rate=rate, log=log)
     return save_policy(model, out, tokenizer_from=out)
 
 
@@ -145,12 +147,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder that data.py wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder for the policy")
     parser.add_argument("--steps", type=int, default=Settings.steps)
+    parser.add_argument("--careless-steps", type=int, default=Settings.careless_steps)
     parser.add_argument("--seed", type=int, default=Settings.seed)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     started = time.process_time()
-    settings = Settings(seed=options.seed, steps=options.steps)
+    settings = Settings(seed=options.seed, steps=options.steps, careless_steps=options.careless_steps)
     warm_start(options.data, options.out, settings, log=lambda line: print(line, flush=True))
     print(f"written to {options.out}; {time.process_time() - started:.0f} s of CPU")
 
