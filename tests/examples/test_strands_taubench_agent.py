@@ -35,9 +35,9 @@ FACTS = """
 import json
 import sys
 from collections import Counter
-from benchmark import Episode, gold_actions, splits, tasks
-from data import rows, train_and_validation
-from demonstrations import demonstrate
+from benchmark import Episode, gold_actions, left_to_do, splits, tasks
+from data import goals, rows, train_and_validation, train_rows
+from demonstrations import begin, demonstrate, goal
 import random
 from pathlib import Path
 
@@ -58,7 +58,22 @@ wrong = tasks("telecom", "test")[0]
 episode = Episode(domain="telecom", task=wrong)
 replies = [episode.call("no_such_tool", {}), episode.call("refuel_data", {"customer_id": "C1001"})]
 train = tasks("telecom", "train")
-shown = demonstrate(train[0], random.Random(0), check_share=1.0)
+whole = Episode(domain="telecom", task=train[0])
+shown = demonstrate(whole)
+held_out, rng = goals([]), random.Random(0)
+demonstrated, careless = [], []
+for task in train:
+    begun = begin(task, rng, held_out=held_out)
+    demonstrate(begun)
+    demonstrated.append({
+        "scores": begun.scores().both,
+        "repaired": len(begun.repaired),
+        "published": len(gold_actions(task)),
+        "left": len(left_to_do(begun)),
+        "held out": goal(begun) in held_out,
+    })
+    careful, skipping = (Episode(domain="telecom", task=task) for _ in range(2))
+    careless.append((len(demonstrate(skipping, rng)) < len(demonstrate(careful)), skipping.scores().published))
 retail = next(task for task in tasks("retail", "test") if task.evaluation_criteria.communicate_info)
 talk = Episode(domain="retail", task=retail)
 for name, arguments in gold_actions(retail):
@@ -74,6 +89,9 @@ print(json.dumps({
     "replies": replies,
     "failed": episode.scores().published,
     "shown": shown,
+    "demonstrated": demonstrated,
+    "careless": careless,
+    "train rows": train_rows("telecom", [task.id for task in train], [], 0),
     "gold": gold_actions(train[0]),
     "part": part.scores().share,
     "rows": [rows("telecom", [train[0].id], partial_credit=0.5)[0], rows("telecom", [wrong.id])[0]],
@@ -138,12 +156,41 @@ def test_importing_the_benchmark_starts_no_thread_so_that_sessions_are_forked(be
     assert benchmark["threads"] == 1
 
 
-def test_a_demonstration_ends_with_the_published_actions_in_order(benchmark: dict[str, Any]) -> None:
+def test_a_demonstration_takes_every_published_action_behind_a_check(benchmark: dict[str, Any]) -> None:
     calls = [m["tool_calls"][0]["function"] for m in benchmark["shown"] if m.get("tool_calls")]
     taken = [[call["name"], json.loads(call["arguments"])] for call in calls]
-    assert taken[-len(benchmark["gold"]) :] == benchmark["gold"]
+    assert taken[0] == ["check_network_status", {}]
     assert len(taken) == len(benchmark["gold"]) + 6
+    assert [action for action in benchmark["gold"] if action not in taken] == []
     assert benchmark["shown"][-1] == {"role": "assistant", "content": "done"}
+
+
+def test_demonstrations_of_partly_repaired_tasks_earn_everything_and_show_no_test_task(
+    benchmark: dict[str, Any],
+) -> None:
+    shown = benchmark["demonstrated"]
+    assert (len(shown), [d for d in shown if d["scores"] != 1.0]) == (74, [])
+    assert all(d["repaired"] + d["left"] == d["published"] for d in shown)
+    assert sum(d["repaired"] > 0 for d in shown) > 37
+    assert [d for d in shown if d["repaired"] and d["held out"]] == []
+
+
+def test_what_a_careless_demonstration_skips_costs_the_reward_of_some_tasks_but_not_of_all(
+    benchmark: dict[str, Any],
+) -> None:
+    whole = [published for skipped, published in benchmark["careless"] if not skipped]
+    part = [published for skipped, published in benchmark["careless"] if skipped]
+    assert set(whole) == {1.0}
+    assert 0 < sum(part) < len(part)
+
+
+def test_train_rows_are_the_tasks_as_published_and_once_more_partly_repaired(benchmark: dict[str, Any]) -> None:
+    rows = benchmark["train rows"]
+    train = sorted(benchmark["splits"]["train"])
+    assert sorted(row["task_id"] for row in rows if "repaired" not in row) == train
+    assert sorted(row["task_id"] for row in rows if "repaired" in row) == train
+    request = _module("request").Request
+    assert all(request.of(row).repaired == row.get("repaired", []) for row in rows)
 
 
 def test_the_share_of_the_gold_actions_is_worth_what_the_row_says_and_nothing_in_evaluation(
