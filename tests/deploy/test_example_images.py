@@ -1,29 +1,39 @@
-"""Every example's Dockerfile: built on a base image of this machine, run as an agent of the local runtime, asked what it is.
+"""Every example's Dockerfile: built on a base image of this machine, run as an agent of the local runtime, through one rollout.
+
+The model is scripted and stands behind a real gateway: where a framework is all that differs, it solves a problem with the
+calculator; elsewhere it gives up at once, which the image's agent has to score.
 
 Nightly: ten images take minutes each. `AGENTCORE_RL_EXAMPLE_IMAGES="plain_agent"` chooses some of them.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 import secrets
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 
-from agentcore_rl_toolkit.contract import PROBE_EXPERIMENT, new_session_id
-from agentcore_rl_toolkit.deploy.artifact import put_wheel_beside, this_platform
-from agentcore_rl_toolkit.deploy.deployment import Settings
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.backends import CollectConfig, CollectedRollout, GroupRequest, collect_async
+from agentcore_rl_toolkit.cli.training.services import Services
+from agentcore_rl_toolkit.cli.training.stack import MODEL_ID, use_local_credentials
+from agentcore_rl_toolkit.deploy.artifact import put_wheel_beside
+from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV
+from agentcore_rl_toolkit.gateway.testing import ScriptedModel, ToolCall
+from agentcore_rl_toolkit.runtime.remote import RuntimeView
 
 from ..runtime.container_images import engine_storage
-from .conftest import an_aws, deployment
 
 __all__ = ["engine_storage"]  # a fixture
 
@@ -31,8 +41,10 @@ ROOT = Path(__file__).parents[2]
 CHOSEN = os.environ.get("AGENTCORE_RL_EXAMPLE_IMAGES", "").split()
 EXAMPLES = [p.parent for p in sorted((ROOT / "examples").glob("*/Dockerfile")) if not CHOSEN or p.parent.name in CHOSEN]
 BASES = ("docker.io/library/python:3.12-slim", "docker.io/library/python:3.12-slim-bookworm")
-# What is copied into the image by hand, as the example's README says, and is not in the repository.
-NEEDS = {"strands_appworld_agent": "data"}
+# What is copied into the image by hand, as the example's README says, and is not in the repository; where it may lie here.
+NEEDS = {"strands_appworld_agent": "data", "strands_officebench_agent": "tasks"}
+OFFICE = ROOT.parent / "shared" / "data" / "officebench" / "tasks"
+BUCKET = "records"
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -52,21 +64,89 @@ def mounts(engine_storage: Path) -> list[str]:
     return shlex.split(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else []
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A gateway before the scripted model, and a runtime whose containers may reach it."""
+
+    model: ScriptedModel
+    gateway: str
+    admin_key: str
+    runtime: str
+
+
 @pytest.fixture(scope="module")
-def aws(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with an_aws(tmp_path_factory.mktemp("aws")) as found:
-        yield found
+def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder, key = tmp_path_factory.mktemp("place"), secrets.token_urlsafe(24)
+    use_local_credentials()
+    with ScriptedModel() as model, Services(folder / "logs", env={ADMIN_KEY_ENV: key}) as services:
+        words = ["--upstream", model.url, "--engine", "vllm", "--store", str(folder / "turns")]
+        gateway = services.wait_ready(services.launch("gateway", ["gateway", "serve", *words]))
+        endpoint = gateway.url.partition("://")[2].rstrip("/")
+        words = ["--endpoint", endpoint, "--s3-dir", str(folder / "s3"), "--state-dir", str(folder / "sessions")]
+        runtime = services.wait_ready(services.launch("runtime", ["runtime", "serve", *words]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL_S3", runtime.ready["s3_url"])
+            boto3.client("s3").create_bucket(
+                Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+            )
+            yield Place(model=model, gateway=gateway.url, admin_key=key, runtime=runtime.url)
+
+
+def task_of(example: Path) -> tuple[dict[str, Any], float]:
+    """A payload of the example, and the reward of what `reply` makes of it."""
+    name = example.name
+    if name == "strands_officebench_agent":
+        return {"task_id": "1-1/0"}, 0.0
+    if name == "strands_migration_agent":
+        return {"project": "settings"}, 0.0
+    if name == "strands_taubench_agent":
+        return {
+            "domain": "retail",
+            "task_id": "5",
+            "user_lines": ["Where is my order?", "Thank you, that is all."],
+        }, 0.0
+    if name == "harbor_agent":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(example))
+            from harbor_tasks import read_tasks  # the examples are no package
+
+            task = next(t for t in read_tasks(example / "tasks") if t.name == "rotate-backups")
+        return {**task.payload(), "agent": "plain"}, 0.0
+    return {"prompt": "A tray holds 12 rolls. How many do 14 trays hold?", "answer": "168"}, 1.0
+
+
+def reply(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str | list[ToolCall]:
+    asked = next(m["content"] for m in messages if m["role"] == "user")
+    if "12 rolls" not in str(asked):
+        return "DONE"
+    if not any(m["role"] == "tool" for m in messages):
+        return [ToolCall("calculator", {"expression": "14 * 12"})]
+    return "They hold 168 rolls.\n#### 168"
+
+
+async def rollout(place: Place, arn: str, payload: Mapping[str, Any]) -> CollectedRollout:
+    config = CollectConfig(max_concurrent=1, rollout_timeout_s=600, submit_timeout_s=600, model_id=MODEL_ID)
+    with (
+        RolloutClient(arn, BUCKET, "image", model_id=MODEL_ID, endpoint_url=place.runtime) as client,
+        GatewayClient(place.gateway, admin_key=place.admin_key) as gateway,
+    ):
+        (group,) = await collect_async(
+            [GroupRequest(input_id="one", payload=payload)], client=client, gateway=gateway, config=config
+        )
+    return group.rollouts[0]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_examples_image_builds_as_another_user_and_its_session_answers(
-    account: dict[str, str], mounts: list[str], example: Path, tmp_path: Path
+def test_an_examples_image_builds_as_another_user_and_ends_a_rollout(
+    place: Place, mounts: list[str], example: Path, tmp_path: Path
 ) -> None:
-    needed = NEEDS.get(example.name)
-    if needed is not None and not (example / needed).exists():
-        pytest.skip(f"{example.name}/{needed} is made by hand, as its README says")
     folder = tmp_path / example.name
-    shutil.copytree(example, folder, ignore=shutil.ignore_patterns(".venv", "runs", "__pycache__", "*.whl"))
+    shutil.copytree(example, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__", "*.whl"))
+    needed = NEEDS.get(example.name)
+    if needed == "tasks" and not (folder / needed).exists() and OFFICE.is_dir():
+        shutil.copytree(OFFICE / "1-1", folder / needed / "1-1")
+    if needed is not None and not (folder / needed).exists():
+        pytest.skip(f"{example.name}/{needed} is made by hand, as its README says")
     put_wheel_beside(folder)
     image = f"localhost/agentcore-rl-examples/{example.name.replace('_', '-')}:test"
     build = ["podman", "build", "--pull=never", "--network=host", *mounts, "--tag", image, str(folder)]
@@ -79,27 +159,16 @@ def test_an_examples_image_builds_as_another_user_and_its_session_answers(
         check=True,
     )
     assert user.stdout.strip() not in ("", "root", "0")
-    what = Settings(name=f"image_{example.name}", image=image, platform=this_platform())
-    made = deployment(what).up()
+    payload, reward = task_of(example)
+    place.model.decide = reply
     try:
-        session = new_session_id()
-        runtime = boto3.client("bedrock-agentcore")
-        store = f"memory://{secrets.token_hex(8)}"
-        block = {
-            "exp_id": PROBE_EXPERIMENT,
-            "input_id": "probe",
-            "s3_bucket": store,
-            "proof_key": secrets.token_hex(32),
-        }
-        reply = runtime.invoke_agent_runtime(
-            agentRuntimeArn=made.arn,
-            runtimeSessionId=session,
-            payload=json.dumps({"_probe": {}, "_rollout": block}).encode(),
-        )
-        said = json.loads(reply["response"].read())
-        assert said["status"] == "probed", said
-        assert said["probe"]["store"]["ok"], said
-        runtime.stop_runtime_session(agentRuntimeArn=made.arn, runtimeSessionId=session)
+        arn = RuntimeView(place.runtime).deploy(image, f"image_{example.name}", {})
+        ended = asyncio.run(rollout(place, arn, payload))
+        log = "".join(RuntimeView(place.runtime).log(ended.session_id))[-3000:]
+        assert str(ended.outcome) == "ok", (ended.outcome, ended.reason, ended.traceback, log)
+        assert ended.record is not None
+        assert ended.reward == reward, (ended.record, log)
+        assert ended.capture is not None
+        assert len(ended.capture.turns) >= (2 if reward else 1)
     finally:
-        deployment(what).remove()
         subprocess.run(["podman", "rmi", "--force", image], capture_output=True, timeout=120, check=False)
