@@ -29,7 +29,7 @@ from agentcore_rl_toolkit.errors import InvalidResultError
 def encoded(fields: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     encoder = Encoder()
     text = "{" + "".join(encoder.members(fields)) + "}"
-    return json.loads(text, parse_constant=lambda name: pytest.fail(name)), encoder.notes
+    return json.loads(text, parse_constant=lambda name: pytest.fail(name)), encoder.conversions
 
 
 class Color(enum.Enum):
@@ -230,4 +230,4 @@ def test_no_single_step_is_long() -> None:
 
 def test_notes_are_bounded() -> None:
     _, notes = encoded({"v": [float("nan")] * 1000})
-    assert len(notes) == encode.MAX_NOTES
+    assert len(notes) == encode.MAX_CONVERSIONS

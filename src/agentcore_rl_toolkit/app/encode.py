@@ -28,16 +28,16 @@ MAX_DEPTH = 200
 SMALL = 20_000  # nodes, or 50 characters of text each: about 5 ms in the C encoder
 _CHARS_PER_NODE = 50
 _SLICE = 500_000  # characters of a long string per call
-MAX_NOTES = 50
+MAX_CONVERSIONS = 50
 _PLAIN = (str, int, float, bool, type(None))
 _SCALARS = frozenset({int, float, bool, type(None)})
 
 
 class Encoder:
-    """Encodes one result. ``notes`` maps the path of each converted value to what was done with it."""
+    """Encodes one result. ``conversions`` maps the path of each converted value to what was done with it."""
 
     def __init__(self) -> None:
-        self.notes: dict[str, str] = {}
+        self.conversions: dict[str, str] = {}
 
     def members(self, fields: Mapping[str, Any]) -> Iterator[str]:
         """Pieces of ``"key": value, "key": value`` for a top-level object, without its braces.
@@ -125,8 +125,8 @@ class Encoder:
         raise InvalidResultError(f"{where} has a key of type {type(key).__name__}; JSON keys are strings")
 
     def _note(self, path: str, what: str) -> None:
-        if len(self.notes) < MAX_NOTES:
-            self.notes[path] = what
+        if len(self.conversions) < MAX_CONVERSIONS:
+            self.conversions[path] = what
 
     def _simple(self, value: Any, path: str) -> Any:
         """One level of a value as str, int, float, bool, None, dict or list."""

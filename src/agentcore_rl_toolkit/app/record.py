@@ -114,7 +114,7 @@ def success_body(info: RolloutInfo, result: Any, *, finished_s: float, max_bytes
     encoder = Encoder()
     body = _scrubbed(_joined(encoder, fields, max_bytes), info.secrets)
     whose = Blame(cause=Cause.AGENT) if outcome is Outcome.AGENT_ERROR else None
-    tail = _reserved(info) | _info(info, outcome, whose, finished_s=finished_s, notes=encoder.notes)
+    tail = _reserved(info) | _info(info, outcome, whose, finished_s=finished_s, conversions=encoder.conversions)
     if "outcome" not in fields:  # the agent's own key of that name is the agent's
         tail["outcome"] = str(outcome)
     return b"{" + body + b", " + _joined(Encoder(), tail, max_bytes) + b"}", outcome
@@ -145,7 +145,7 @@ def error_body(
         **_reserved(info),
         "outcome": str(outcome),
         "error_type": error_type,
-        **_info(info, outcome, blame, finished_s=finished_s, notes={}),
+        **_info(info, outcome, blame, finished_s=finished_s, conversions={}),
     }
     no_limit = 1 << 62
     return (
@@ -167,7 +167,7 @@ def _reserved(info: RolloutInfo) -> dict[str, Any]:
 
 
 def _info(
-    info: RolloutInfo, outcome: Outcome, blame: Blame | None, *, finished_s: float, notes: Mapping[str, str]
+    info: RolloutInfo, outcome: Outcome, blame: Blame | None, *, finished_s: float, conversions: Mapping[str, str]
 ) -> dict[str, Any]:
     whose = {} if blame is None else {"cause": str(blame.cause)}
     if blame is not None and blame.failure is not None:
@@ -180,8 +180,8 @@ def _info(
         "started_s": round(info.started_s, 3),
         "finished_s": round(finished_s, 3),
     }
-    if notes:
-        block["conversions"] = dict(notes)
+    if conversions:
+        block["conversions"] = dict(conversions)
     return {INFO_FIELD: block}
 
 
