@@ -129,7 +129,8 @@ async def test_a_bound_of_size_holds_and_says_what_it_deletes(
     assert "--retention-gb" in caplog.text
     for _ in range(120):
         await one_call(gateway, metadata={"task": "x" * 100_000})
-    await tended(gateway)
-    assert gateway.store.total_bytes <= 1.25 * bound
+    async with asyncio.timeout(60):  # a slow disk takes some ticks to catch up
+        while gateway.store.total_bytes > 1.25 * bound:
+            await tended(gateway, 1)
     await gateway.stop()
     assert (tmp_path / FILE).stat().st_size <= 1.25 * bound

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 _PARTS = 8  # the write-ahead log may have this part of a bound of size
 _LEAST_BYTES = 2**20
-_SLICE_S = 0.01  # for so long at a time sessions are deleted
+_SLICE_S = 0.01  # for so long at a time sessions are deleted,
+_LONG_SLICE_S = 0.05  # or for so long, when the store is above its bound and not only near it: a slow disk must keep pace with calls
 _AT_ONCE = 100
 
 
@@ -68,7 +69,8 @@ class Retention:
         if (before := store.space.used_bytes) <= bound:
             return
         gone = were_open = 0
-        until = time.monotonic() + _SLICE_S
+        assert self._size is not None
+        until = time.monotonic() + (_SLICE_S if store.total_bytes <= self._size else _LONG_SLICE_S)
         store.commit()
         try:
             victims = self._longest_quiet()
