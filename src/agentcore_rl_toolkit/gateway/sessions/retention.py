@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _PARTS = 8  # the write-ahead log may have this part of a bound of size
 _LEAST_BYTES = 2**20
 _SLICE_S = 0.01  # for so long at a time sessions are deleted,
-_LONG_SLICE_S = 0.05  # or for so long, when the store is above its bound and not only near it: a slow disk must keep pace with calls
+_LONG_SLICE_S = 0.05  # or for so long, when the store is above its bound: slow disks must keep pace
 _AT_ONCE = 100
 
 
