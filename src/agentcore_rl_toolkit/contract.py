@@ -328,14 +328,18 @@ def record_outcome(record: Mapping[str, Any]) -> Outcome:
     Ours say it in their own block, which an agent's result cannot overwrite, and repeat it under `outcome` unless the agent uses
     that name for itself. Records of the published toolkit carry only `status_code`, which decides when there is no other word:
     there, `outcome` is just a key of the agent's (``{"outcome": "resolved"}``).
+
+    An agent that the infrastructure made raise is lost. Agents of ours that are deployed already may call it `agent_error`.
     """
     block = record.get(INFO_FIELD)
     named = block.get("outcome") if isinstance(block, Mapping) else None
-    if named is not None:
+    if isinstance(block, Mapping) and named is not None:
         try:
-            return Outcome(named)
+            outcome = Outcome(named)
         except ValueError:
             return Outcome.INVALID
+        raised = outcome is Outcome.AGENT_ERROR
+        return Outcome.LOST if raised and block.get("cause") == Cause.INFRASTRUCTURE else outcome
     try:
         return Outcome(str(record.get("outcome")))
     except ValueError:
@@ -354,7 +358,8 @@ def usual_cause(outcome: Outcome) -> Cause | None:
 def record_cause(record: Mapping[str, Any], outcome: Outcome) -> Cause | None:
     """Cause of a stored record that stands for `outcome`.
 
-    Only an `agent_error` leaves a choice, and only our own block is asked. Agents that know no causes have the usual one.
+    Only an `agent_error` leaves a choice, the agent or the policy, and only our own block is asked. Agents that know no causes
+    have the usual one.
     """
     block = record.get(INFO_FIELD)
     if outcome is Outcome.AGENT_ERROR and isinstance(block, Mapping):

@@ -14,8 +14,8 @@
     │   └── StorePermissionError (PermissionError)
     ├── PolicyFailure                       raised by agents: the policy failed, not their code
     ├── RolloutError                        one rollout did not end in `ok` (`cause` says whose failure it is)
-    │   ├── AgentError                      the agent raised: its own code, or what the policy or the infrastructure did to it
-    │   ├── RolloutLostError                the session died without a record
+    │   ├── AgentError                      the agent raised: its own code, or what the policy did to it
+    │   ├── RolloutLostError                the session died without a record, or the infrastructure made its agent raise
     │   ├── RolloutTimeoutError (TimeoutError)   a stage passed its deadline (`stage` says which)
     │   ├── RolloutThrottledError           the runtime refused for longer than we may wait
     │   ├── RolloutCancelledError (concurrent.futures.CancelledError)
@@ -203,9 +203,19 @@ class AgentError(RolloutError):
 
 
 class RolloutLostError(RolloutError):
-    """The session ended, or stopped giving signs of life, without writing a record."""
+    """The session ended, or stopped giving signs of life, without writing a record; or the infrastructure made its agent raise.
+
+    ``error_type`` and ``agent_traceback`` come from the agent's record, where it left one.
+    """
 
     outcome = "lost"
+
+    def __init__(
+        self, message: str = "", *, error_type: str | None = None, agent_traceback: str | None = None, **ids: Any
+    ) -> None:
+        super().__init__(message, **ids)
+        self.error_type = error_type
+        self.agent_traceback = agent_traceback
 
 
 class RolloutTimeoutError(RolloutError, TimeoutError):

@@ -259,7 +259,7 @@ def declaring_agent(start_shared_agent: Any) -> Any:
     [
         ("ramble", Outcome.AGENT_ERROR, Cause.POLICY, "tokens", 0.0),
         ("give up", Outcome.AGENT_ERROR, Cause.POLICY, "turns", 0.0),
-        ("lose", Outcome.AGENT_ERROR, Cause.INFRASTRUCTURE, None, None),
+        ("lose", Outcome.LOST, Cause.INFRASTRUCTURE, None, None),
         ("break", Outcome.AGENT_ERROR, Cause.AGENT, None, None),
         ("status", Outcome.AGENT_ERROR, Cause.AGENT, None, 1.0),
         ("nan", Outcome.INVALID, Cause.AGENT, None, None),

@@ -136,7 +136,7 @@ def test_whatever_the_agent_raises_becomes_a_record(agent: Any, error: str, stop
     assert list(record)[:6] == ["status_code", "stop_reason", "traceback", "input_id", "s3_bucket", "result_key"]
     assert (record["status_code"], record["stop_reason"], record["error_type"]) == (500, stop_reason, error)
     assert "agent_0.py" in record["traceback"]
-    assert record_outcome(record) is Outcome.AGENT_ERROR
+    assert record_outcome(record) is (Outcome.LOST if error == "TimeoutError" else Outcome.AGENT_ERROR)
     assert record["payload"]["error"] == error
     assert agent.run()["rewards"] == 0.5  # the server lives on, and so does the loop of the async agents
 

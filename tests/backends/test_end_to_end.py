@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect
+from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect, collect_async
 from agentcore_rl_toolkit.backends.collection.samples import rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
@@ -31,7 +31,10 @@ from agentcore_rl_toolkit.backends.tinker.convert import to_tinker
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Cause, Outcome
-from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.errors import RolloutLostError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway.config import Limits
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.policy.word_problems.problems import problems
 
 from .slime.stand_in import Sample, arguments
@@ -230,6 +233,31 @@ def test_a_policy_that_rambles_is_trained_with_its_reward_in_every_backend_or_ma
         assert tinker["mask"][-1] == 1
         assert to_rllm(rollout)["trajectories"][0]["steps"][-1]["response_ids"] == last.completion_ids
         assert trl[REWARD_KEY][rollout.index] == verl["reward_score"] == 0.0
+
+
+async def test_an_engine_that_stays_away_is_never_the_agents_failure(place: Place, group: Group) -> None:
+    payload = place.payload("first")  # whose failure is behind it
+    async with ScriptedEngine() as engine:
+        gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=engine.url),), limits=Limits(outage_s=0.2)))
+        await gateway.start()
+        await engine.stop()  # and is away for longer than calls wait
+        try:
+            (found,) = await collect_async(
+                [GroupRequest(input_id="outage", payload=payload, n=2)],
+                client=place.client,
+                gateway=GatewayClient(gateway.url),
+                config=CollectConfig(rollout_timeout_s=90, model_id="policy"),
+            )
+        finally:
+            await gateway.stop(grace_s=0.2)
+    for rollout in found.rollouts:
+        assert (rollout.outcome, rollout.cause, rollout.mask_reason) == (Outcome.LOST, Cause.INFRASTRUCTURE, "outcome")
+        assert isinstance(rollout.error, RolloutLostError)
+        assert "no inference server" in (rollout.traceback or "")
+        assert rollout.score is None
+        assert to_verl(rollout) == []
+        assert to_rllm(rollout)["trajectories"] == []
+    assert to_trl([found], num_generations=2, filler_id=0)[0][REWARD_KEY] == [None, None]
 
 
 async def test_slimes_generate_rolls_out_the_real_agent(place: Place) -> None:

@@ -96,12 +96,12 @@ EVAL = "eval --data model.jsonl --retries 0 --timeout 20"
 # Addresses and names: command line, what is wrong with the running stack or the environment, exit code, first line.
 WRONG: list[tuple[str, str, int, str]] = [
     # model id, folder, key
-    (f"{EVAL} --base-url {{policy}}/v1 --model-id absent", "", 1, r"agent_error.*absent"),
+    (f"{EVAL} --base-url {{policy}}/v1 --model-id absent", "", 1, r"lost.*absent"),
     (
         f"{EVAL} --base-url {{gateway}}/sessions/{'x' * 40}/v1 --model-id policy --api-key wrong",
         "",
         1,
-        r"agent_error.*40[134]",
+        r"lost.*40[134]",
     ),
     (EVAL, "key", 1, r"admin key|401|403"),
     ("train --agent agent.py --data model.jsonl --steps 1", "key", 1, r"admin key|401|403"),

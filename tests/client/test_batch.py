@@ -359,7 +359,9 @@ def test_an_item_says_whose_failure_it_is(client: RolloutClient) -> None:
     batch += [{"script": {"raw": "no json"}}, {"script": {"result": {"rewards": 1.0}}}, raising("of a later version")]
     items = client.map(batch, 4)
     assert [item.outcome for item in items] == [
-        *[Outcome.AGENT_ERROR] * 4,
+        Outcome.AGENT_ERROR,
+        Outcome.LOST,
+        *[Outcome.AGENT_ERROR] * 2,
         Outcome.INVALID,
         Outcome.OK,
         Outcome.AGENT_ERROR,
@@ -372,6 +374,7 @@ def test_an_item_says_whose_failure_it_is(client: RolloutClient) -> None:
     assert items[0].result is not None
     assert items[0].result["rewards"] == 0.0
     assert (items[1].error or "").startswith("the infrastructure failed the agent: cut")
+    assert items[1].traceback == "RuntimeError: cut"
     stats = client.stats
     assert (stats["cause_policy"], stats["cause_infrastructure"], stats["cause_agent"]) == (1, 1, 4)
 

@@ -22,5 +22,5 @@ install() { # A package index that stumbles is asked once more.
 }
 install -r "$wanted"
 # Without it the first start takes six minutes instead of one.
-"$python" -m compileall -q -j 2 "$home/lib" || true
+"$python" -m compileall -qq -j 2 "$home/lib" || true
 cp "$wanted" "$home/.ready"

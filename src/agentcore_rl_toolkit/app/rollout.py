@@ -228,6 +228,10 @@ class Rollout:
                 outcome = Outcome.INVALID if isinstance(e, InvalidResultError) else outcome
         else:
             whose = blame(error)
+            if (
+                whose.cause is Cause.INFRASTRUCTURE
+            ):  # such as a model call that no engine answered: not the agent's failure
+                outcome = Outcome.LOST
         stop_reason, error_type = describe(error)
         if whose.cause is Cause.POLICY:
             logger.warning("the policy failed (%s): %s: %s", whose.failure, error_type, stop_reason)

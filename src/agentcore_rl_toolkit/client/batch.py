@@ -16,7 +16,7 @@ from typing import Any
 
 from .._portal import Portal
 from ..contract import Cause, IdValue, Outcome
-from ..errors import AgentCoreRLError, AgentError
+from ..errors import AgentCoreRLError, AgentError, RolloutLostError
 from ..proof import Proof
 from .future import RolloutFuture
 from .ledger import Attempt, Ledger
@@ -121,7 +121,7 @@ def error_line(error: BaseException) -> str:
 
 def traceback_of(error: BaseException) -> str | None:
     """The agent's own traceback where it stored one, else ours; None where nothing was raised: there its line says it all."""
-    if isinstance(error, AgentError) and error.agent_traceback:
+    if isinstance(error, (AgentError, RolloutLostError)) and error.agent_traceback:
         return error.agent_traceback
     if error.__traceback__ is None and error.__cause__ is None:
         return None

@@ -14,8 +14,8 @@ OnFailure = Literal["return", "raise", "retry"]
 ON_FAILURE: tuple[OnFailure, ...] = ("return", "raise", "retry")
 Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rollout` overrides, or an awaitable of one
 
-# Failures of the infrastructure, which another session may not meet. An agent that raised would most likely raise again, unless
-# the infrastructure made it: that counts as `lost` here. What the policy failed at is a result, and is never tried again.
+# Failures of the infrastructure, which another session may not meet. An agent whose own code raised would most likely raise
+# again, and what the policy failed at is a result.
 RETRYABLE = frozenset({Outcome.LOST, Outcome.TIMEOUT, Outcome.THROTTLED})
 
 AGENTCORE_MAX_LIFETIME_S = 28_800.0  # a session is ended by the service after 8 h, whatever it does

@@ -400,8 +400,9 @@ class Deployment:
                 record = future.result()
             except AgentCoreRLError as e:
                 raise ConfigError(f"the rollout left no record: {e}") from e
-            if future.outcome is Outcome.AGENT_ERROR:
-                return f"agent_error: it ran and left a record, and raised: {str(record.get('stop_reason', '')).splitlines()[0]}"
+            if future.outcome is not Outcome.OK:
+                reason = str(record.get("stop_reason", "")).partition("\n")[0]
+                return f"{future.outcome}: it ran and left a record, and raised: {reason}"
         return "ok"
 
     # -- down

@@ -122,7 +122,7 @@ LOST_IN_AGENT = raised("infrastructure", rewards=1.0)
     ("episode", "outcome", "reason", "error"),
     [
         (Episode(input_id="a", turns=[turn()], record=RECORD_ERROR), "agent_error", "outcome", AgentError),
-        (Episode(input_id="a", turns=[turn()], record=LOST_IN_AGENT), "agent_error", "outcome", AgentError),
+        (Episode(input_id="a", turns=[turn()], record=LOST_IN_AGENT), "lost", "outcome", RolloutLostError),
         (
             Episode(input_id="a", turns=[turn()], record=raised("policy", "turns")),
             "agent_error",
@@ -225,7 +225,7 @@ async def test_both_means_of_an_evaluation_and_their_counts_are_told() -> None:
         "scored": 5,
         "reward_ok": 1.0,
         "ok": 2,
-        "outcomes": {"ok": 2, "agent_error": 4},
+        "outcomes": {"ok": 2, "agent_error": 3, "lost": 1},
         "causes": {"policy": 2, "agent": 1, "infrastructure": 1},
         "policy_failures": {"tokens": 1, "turns": 1},
     }

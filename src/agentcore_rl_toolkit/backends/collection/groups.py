@@ -114,7 +114,7 @@ class CollectedRollout:
     """One rollout as it ended, kept whatever happened to it.
 
     `reward` is None when there is none; `trajectory` is None without a gateway or when its turns could not be put
-    together; `error` is the exception behind any outcome but `ok` (an `AgentError` carries the agent's traceback);
+    together; `error` is the exception behind any outcome but `ok` (of an agent that raised it carries the traceback);
     `stage` says where a timeout struck; `mask_reason` is None exactly when the rollout may be trained on. `cause` is whose
     failure it is, None where it did not fail; `failure` what the policy failed at, where it is the cause.
     Units: `elapsed_s` seconds from submission to the end, None when it was never submitted; `ended_s` unix time; `stages` seconds

@@ -70,7 +70,13 @@ def end_of_record(record: object, *, session_id: str, input_id: str) -> End:
     elif outcome is Outcome.INVALID:
         error = InvalidResultError(reason, session_id=session_id, input_id=input_id)
     else:
-        error = RolloutLostError(reason, session_id=session_id, input_id=input_id)
+        error = RolloutLostError(
+            reason,
+            error_type=record.get("error_type"),
+            agent_traceback=record.get("traceback"),
+            session_id=session_id,
+            input_id=input_id,
+        )
     return End(outcome=outcome, record=record, error=error)
 
 

@@ -23,11 +23,11 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from ..._portal import Portal
-from ...contract import ROLLOUT_FIELD, Cause, Outcome, Stage, check_session_id, new_session_id, result_key
+from ...contract import ROLLOUT_FIELD, Outcome, Stage, check_session_id, new_session_id, result_key
 from ...errors import AgentCoreRLError, ConfigError, RolloutCancelledError, RolloutLostError, RolloutTimeoutError
 from ...proof import PROOF_KEY_FIELD
 from ...store import ObjectStore
@@ -263,7 +263,7 @@ class Engine:
                 tried = progress.attempt - request.first_attempt
                 # The earlier process died before it could send this, or nothing came of it: gone first, then again.
                 unsent = flight.adopted is not None and not flight.adopted.accepted and verdict.outcome is Outcome.LOST
-                if not unsent and (tried >= request.retries or not _may_try_again(verdict, request.retry_on)):
+                if not unsent and (tried >= request.retries or verdict.outcome not in request.retry_on):
                     break
                 self.events.retried(progress, verdict)
                 if flight.last_stop is None:
@@ -379,10 +379,3 @@ class Engine:
         except (TypeError, ValueError) as e:
             raise AttemptEnded(Outcome.INVALID, ConfigError(f"the payload cannot be sent: {e}")) from e
         return body, str(config["s3_bucket"]), key
-
-
-def _may_try_again(verdict: Verdict, retry_on: Collection[Outcome]) -> bool:
-    """Whether another session may end better: an agent that the infrastructure failed is as good as lost."""
-    if verdict.outcome is Outcome.AGENT_ERROR and verdict.cause is Cause.INFRASTRUCTURE:
-        return Outcome.LOST in retry_on
-    return verdict.outcome in retry_on

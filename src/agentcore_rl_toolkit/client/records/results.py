@@ -76,15 +76,15 @@ def _judged(body: bytes, key: str) -> Verdict:
 def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -> RolloutError:
     """The exception that describes a record with an outcome other than `ok`."""
     reason = str(record.get("stop_reason") or "")
+    error_type, trace = _text(record.get("error_type")), _text(record.get("traceback"))
+    what = reason or error_type or "no reason given"
     if outcome is Outcome.AGENT_ERROR:
-        kind = record.get("error_type")
-        trace = record.get("traceback")
         cause = record_cause(record, outcome)
-        who = {Cause.POLICY: "the policy failed", Cause.INFRASTRUCTURE: "the infrastructure failed the agent"}
+        who = "the policy failed" if cause is Cause.POLICY else "the agent failed"
         return AgentError(
-            f"{who.get(cause or Cause.AGENT, 'the agent failed')}: {reason or kind or 'no reason given'}",
-            error_type=None if kind is None else str(kind),
-            agent_traceback=None if trace is None else str(trace),
+            f"{who}: {what}",
+            error_type=error_type,
+            agent_traceback=trace,
             cause=str(cause),
             failure=record_failure(record, outcome),
             key=key,
@@ -95,12 +95,17 @@ def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -
             f"the agent ran out of time: {reason}", stage=None if stage is None else str(stage), key=key
         )
     if outcome is Outcome.LOST:
-        return RolloutLostError(f"the session ended before the agent was done: {reason}", key=key)
+        message = f"the infrastructure failed the agent: {what}"
+        return RolloutLostError(message, error_type=error_type, agent_traceback=trace, key=key)
     if outcome is Outcome.THROTTLED:
         return RolloutThrottledError(reason, key=key)
     if outcome is Outcome.CANCELLED:
         return RolloutCancelledError(reason or "the agent was cancelled", key=key)
     return InvalidResultError(f"the record cannot be used: {reason or record.get('outcome')}", key=key)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 class ResultReader:
