@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,42 @@ def test_inspect_reads_the_log_with_its_events(python: str, folder: Path) -> Non
     assert "not JSON" in broken["calls"][0][2]
     failed = next(s for s in log["samples"] if s["error"])
     assert (failed["error"], failed["reward"]) == ("ValueError: no lamp", None)
+
+
+@pytest.mark.nightly
+def test_inspect_view_shows_dialogue_tools_tokens_and_scores(python: str, folder: Path, browser: Any) -> None:
+    run(python, folder, "-m", "agentcore_rl_toolkit", "view", "shop", "--to", "inspect")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["-m", "inspect_ai", "view", "--log-dir", str(folder / "runs" / "shop" / "inspect")]
+    serving = subprocess.Popen([python, "-W", "ignore", *words, "--host", "127.0.0.1", "--port", str(port)])
+    page = browser.new_page()
+    page.set_default_timeout(60_000)
+    said: list[str] = []
+    page.on("pageerror", lambda e: said.append(str(e)))
+    try:
+        deadline_s = time.monotonic() + 90
+        while True:
+            try:
+                page.goto(f"http://127.0.0.1:{port}/#/tasks/shop.eval")
+                break
+            except Exception:  # not listening yet
+                assert serving.poll() is None
+                assert time.monotonic() < deadline_s
+                time.sleep(0.2)
+        page.wait_for_selector("text=How many lamps, 1?")
+        assert "55" in page.inner_text("body")  # tokens of its two calls
+        page.click("text=How many lamps, 1? >> nth=0")
+        for shown in ("Tool: calculator", "Model Call", "1 lamps.", "You count."):
+            page.wait_for_selector(f"text=/{shown}/i >> nth=0")
+        page.click("role=tab[name=Scoring]")
+        page.wait_for_selector("text=outcome ok")
+    finally:
+        serving.terminate()
+        serving.wait(30)
+        page.close()
+    assert said == []
 
 
 @pytest.mark.nightly

@@ -61,7 +61,8 @@ def _numbered(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """With ``epoch``: Inspect wants pairs of id and epoch to differ, and groups of several phases may have one name."""
     seen: dict[str, int] = {}
     for row in rows:
-        name = f"{row['phase']}/{row['grp']}"
+        group = str(row["grp"])
+        name = group if group.startswith(f"{row['phase']}/") else f"{row['phase']}/{group}"
         seen[name] = seen.get(name, 0) + 1
         yield {**row, "sample": name, "epoch": seen[name]}
 
@@ -80,7 +81,13 @@ def _sample(run: RunReader, row: Mapping[str, Any]) -> Any:
     scores = None
     if row["reward"] is not None:
         parts = detail.get("reward_parts")
-        scores = {"reward": scorer.Score(value=row["reward"], metadata={"parts": parts} if parts else None)}
+        score = scorer.Score(
+            value=row["reward"],
+            answer=next((m.text for m in reversed(messages) if m.role == "assistant" and m.text), None),
+            explanation=_explained(row),
+            metadata={"parts": parts} if parts else None,
+        )
+        scores = {"reward": score}
     calls = sorted((c for c in detail.get("calls") or () if c["started_s"] is not None), key=lambda c: c["started_s"])
     metadata = {name: row[name] for name in (*_KEPT, *_NUMBERS) if row.get(name) is not None}
     metadata |= {"metrics": detail.get("metrics"), "fidelity": detail.get("fidelity"), "least_likely": _least(rollout)}
@@ -90,10 +97,11 @@ def _sample(run: RunReader, row: Mapping[str, Any]) -> Any:
         id=row["sample"],
         epoch=row["epoch"],
         input=asked,
-        target="",
+        target=_wanted(detail.get("payload")),
         messages=messages,
         output=_output(run, messages[-1]) if messages and messages[-1].role == "assistant" else _nothing(run),
         scores=scores,
+        model_usage=_usage(run, calls),
         metadata={k: v for k, v in metadata.items() if v is not None},
         events=list(_events(run, messages, first, asked, calls, detail, scores, error, began_s, ended_s)),
         error=error,
@@ -102,6 +110,31 @@ def _sample(run: RunReader, row: Mapping[str, Any]) -> Any:
         total_time=row["elapsed_s"],
         uuid=row["session_id"],
     )
+
+
+def _wanted(payload: Any) -> str:
+    """The input's own answer, where it has one under a usual name."""
+    given = payload if isinstance(payload, Mapping) else {}
+    found = (given[name] for name in ("answer", "target", "expected") if isinstance(given.get(name), str | int | float))
+    return str(next(found, ""))
+
+
+def _explained(row: Mapping[str, Any]) -> str:
+    """What the trainer made of the reward."""
+    said = [f"outcome {row['outcome']}"]
+    said += [f"cause {row['cause']}"] if row["cause"] else []
+    said += [f"advantage {row['advantage']:.3g}"] if row["advantage"] is not None else []
+    said += [f"not trained: {row['mask_reason']}"] if row["mask_reason"] else []
+    return ", ".join(said)
+
+
+def _usage(run: RunReader, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Tokens of all model calls; empty where there was none."""
+    if not calls:
+        return {}
+    model = require("inspect_ai.model", extra="inspect")
+    read, sampled = sum(c["prompt_tokens"] for c in calls), sum(c["sampled_tokens"] for c in calls)
+    return {_model(run): model.ModelUsage(input_tokens=read, output_tokens=sampled, total_tokens=read + sampled)}
 
 
 def _least(rollout: Mapping[str, Any]) -> float | None:
