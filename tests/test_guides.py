@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -63,7 +64,7 @@ class Reader:
         self.as_printed[f"http://127.0.0.1:{port[1]}"] = found[0]
         return printed
 
-    def run(self, block: str, *, program: str = "bash") -> str:
+    def run(self, block: str, *, program: str = "bash", limit_s: float = LIMIT_S) -> str:
         command = [sys.executable, "-c"] if program == "python" else ["bash", "-euc"]
         ran = subprocess.run(
             [*command, self.own(block)],
@@ -71,7 +72,7 @@ class Reader:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout
@@ -177,16 +178,85 @@ def test_an_agent_of_ones_own_is_made_run_trained_and_measured_as_the_guide_says
     assert stack.wait(60) == 130
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_the_readme_makes_and_trains_an_agent(tmp_path: Path, servers: ExitStack) -> None:
+@pytest.mark.nightly  # installs everything anew
+@pytest.mark.timeout(2400)
+def test_the_readme_leads_from_a_clone_to_a_trained_agent(tmp_path: Path, servers: ExitStack) -> None:
+    """As somebody who has the page alone: its lines in an empty folder, in a shell that knows no environment.
+
+    Of `make quickstart` the first steps, and Ctrl-C. `make test` is what this test is part of.
+    """
     reader = Reader("../README.md", tmp_path, servers)
+    strangers_shell(reader)
+    (first,) = (text for text, _ in reader.blocks if text.startswith("git clone"))
+    (own,) = (text for text, _ in reader.blocks if "agentcore-rl init" in text)
+    clone, quickstart, test = first.splitlines()
+    reader.as_printed["ADDRESS_OF_THIS_REPOSITORY"] = shlex.quote(str(DOCS.parent))
+    reader.run(clone)
+    reader.folder = tmp_path / "agentcore-rl"
+    assert test.split()[:2] == ["make", "test"]
+    running = servers.enter_context(
+        subprocess.Popen(
+            ["bash", "-c", reader.own(quickstart)],
+            cwd=reader.folder,
+            env=reader.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C goes to all that a terminal runs
+        )
+    )
+    assert running.stdout is not None
+    said = []
+    for line in running.stdout:
+        said.append(line)
+        if line.startswith("step 1 "):
+            os.killpg(running.pid, signal.SIGINT)
+    assert running.wait(60) != 0
+    [go_on] = [line.strip() for line in said if "--resume" in line] or ["".join(said)]
+    assert go_on.startswith(".venv/bin/agentcore-rl quickstart --resume --out runs/quickstart-"), go_on
+    [activate, make, train] = own.splitlines()
     reader.environment |= SHORT
-    [block] = [text for text, _ in reader.blocks if text.startswith("agentcore-rl init")]
-    [make, train] = block.splitlines()
-    reader.run(make)
-    keep_rows(tmp_path / "shop" / "eval.jsonl", 4)
-    assert "Finished in" in reader.run(train)
+    reader.run(f"{activate}\n{make}")
+    keep_rows(reader.folder / "shop" / "eval.jsonl", 4)
+    reader.run(f"{activate}\npython -m pytest shop")  # as `init` says
+    assert "Finished in" in reader.run(f"{activate}\n{train}")
+
+
+@pytest.mark.nightly  # installs everything anew
+@pytest.mark.timeout(2400)
+def test_the_readme_installs_into_an_environment_of_ones_own(tmp_path: Path, servers: ExitStack) -> None:
+    reader = Reader("../README.md", tmp_path, servers)
+    strangers_shell(reader)
+    reader.run(f"git clone -q {shlex.quote(str(DOCS.parent))} clone && python3 -m venv own")
+    reader.folder = tmp_path / "clone"
+    reader.environment["PATH"] = f"{tmp_path / 'own' / 'bin'}:{reader.environment['PATH']}"
+    reader.environment["PIP_CONSTRAINT"] = str(DOCS.parent / "constraints.txt")
+    [block] = [text for text, _ in reader.blocks if text.startswith("pip install -e .")]
+    for line in block.splitlines():
+        reader.run(line, limit_s=1200)
+        assert reader.run("agentcore-rl version").strip()
+    assert list((tmp_path / "clone" / "dist").glob("agentcore_rl_toolkit-*.whl"))
+    assert "none failed" in reader.run("agentcore-rl doctor")
+
+
+def strangers_shell(reader: Reader) -> None:
+    """No environment of Python's on its path, none active, nothing of git's or pytest's own."""
+    hidden = ("VIRTUAL_ENV", "PYTHON", "PYTEST_", "GIT_", "COLUMNS", "MAKE")
+    reader.environment = {k: v for k, v in reader.environment.items() if not k.startswith(hidden)}
+    own = Path(sys.executable).parent
+    places = [place for place in reader.environment["PATH"].split(":") if Path(place) != own]
+    reader.environment["PATH"] = ":".join(places)
+
+
+def test_the_readme_names_targets_and_extras_that_there_are() -> None:
+    page = (DOCS.parent / "README.md").read_text()
+    targets = set(re.findall(r"\bmake ([a-z-]+)", page))
+    assert {"quickstart", "test", "wheel"} <= targets
+    for target in targets:
+        tried = ["make", "-n", target]
+        assert subprocess.run(tried, cwd=DOCS.parent, capture_output=True, timeout=60).returncode == 0, target
+    there = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\.(?:whl)?\[([a-z]+)\]'", page)) <= set(there)
 
 
 @pytest.mark.nightly

@@ -56,7 +56,7 @@ def test_an_agent_is_made_and_trained_from_the_wheel_alone(tmp_path: Path) -> No
     work.mkdir()
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     environment = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith(("AWS_", "AGENTCORE_"))}
-    environment |= {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "COLUMNS": "400"}
+    environment |= {"PATH": f"{home / 'bin'}:/usr/bin:/bin"}
 
     def run(*words: str) -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=work, env=environment)

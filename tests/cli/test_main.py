@@ -9,9 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from agentcore_rl_toolkit import errors
 from agentcore_rl_toolkit._installation import install_command
+from agentcore_rl_toolkit.cli.main import cli
 
 COMMANDS = ("quickstart", "runtime", "gateway", "policy", "eval", "train", "s3")
 
@@ -64,6 +66,12 @@ def test_the_version_is_an_option_and_the_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "agentcore_rl_toolkit", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, version("agentcore-rl-toolkit"))
+
+
+def test_a_command_that_is_misspelt_is_answered_with_the_one_that_was_meant() -> None:
+    done = CliRunner().invoke(cli, ["trian", "--agent", "agent.py"])
+    assert done.exit_code == 2
+    assert "No such command 'trian'. Did you mean 'train'?" in done.output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -31,12 +30,8 @@ SMALL = ("--groups", "2", "--rollouts", "4")
 def train(folder: Path, *options: str, limit_s: float = 240.0) -> tuple[int, str]:
     """Exit code and what was printed."""
     words = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "train", *options]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, cwd=folder, env=_wide())
+    done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, cwd=folder)
     return done.returncode, done.stdout + done.stderr
-
-
-def _wide() -> dict[str, str]:
-    return {**os.environ, "COLUMNS": "400"}  # lines are not broken
 
 
 def events(run: Path) -> list[dict[str, object]]:
@@ -68,7 +63,6 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
         stderr=subprocess.STDOUT,
         text=True,
         cwd=tmp_path,
-        env=_wide(),
         start_new_session=True,
     )
     deadline = time.monotonic() + 200
@@ -83,7 +77,8 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     assert process.returncode == 130, said
     assert "Training shop" in said
     assert not psutil.wait_procs(below, timeout=30)[1]
-    [line] = [line.strip() for line in said.splitlines() if line.strip().startswith("agentcore-rl train")]
+    [line] = [line.strip() for line in said.splitlines() if "agentcore-rl train --backend loop --resume" in line]
+    assert line.endswith(" --out run")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["agentcore-rl", *line.split()[1:]])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
@@ -232,6 +227,7 @@ def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monke
         (["--backend", "verl", "--steps", "3", "--out", "run"], "backend verl takes its settings from --config"),
         (["--backend", "slime"], "backend slime needs --config"),
         (["--resume", "--out", "nothing"], "no run to go on with"),
+        (["--backend", "trl", "--agent", "agent.py", "--data", "rows.jsonl"], "needs the package 'trl'"),
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_starts(
@@ -243,6 +239,7 @@ def test_a_wrong_setting_is_named_before_anything_starts(
     (tmp_path / "typo.toml").write_text('agent = "agent.py"\ndata = "rows.jsonl"\ngruops = 3\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["agentcore-rl", "train", *options])
+    monkeypatch.setitem(sys.modules, "trl", None)  # not installed
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
     with pytest.raises(SystemExit) as ended:
         main()

@@ -24,6 +24,7 @@ from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from ..store.names import path_of
 from .options import as_json
+from .output.commands import program
 from .output.screen import Command
 from .output.terminal import visible
 from .output.waiting import Waiting
@@ -224,7 +225,7 @@ def _deployed(options: dict[str, Any]) -> bool:
 
 def _goes_on(context: click.Context) -> str:
     """The command line that goes on with this run: what was given, and --resume. A key stays out of it."""
-    words = shlex.split(context.command_path)
+    _, *words = shlex.split(context.command_path)
     given = click.core.ParameterSource.COMMANDLINE
     for option in context.command.params:
         if context.get_parameter_source(option.name or "") is not given or option.name in ("api_key", "resume"):
@@ -235,7 +236,7 @@ def _goes_on(context: click.Context) -> str:
             continue
         for single in value if option.multiple else [value]:
             words += [option.opts[0], str(single)]
-    line = shlex.join([*words, "--resume"])
+    line = f"{program()} {shlex.join([*words, '--resume'])}"
     key = context.get_parameter_source("api_key") is given
     return f"AGENTCORE_RL_MODEL_API_KEY=... {line}" if key else line
 

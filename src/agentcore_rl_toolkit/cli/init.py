@@ -36,11 +36,13 @@ def command(name: str, framework: str) -> None:
 
     It passes its test, runs and trains as it is. Then make it yours.
     """
+    from .output.commands import program
+
     folder = write(Path(name), framework)
     click.echo(f"{folder}/ has an agent with {FRAMEWORKS[framework]}. Next:\n")
     for line in (
-        f"    python -m pytest {folder}",
-        f"    agentcore-rl train --agent {folder}/agent.py --data {folder}/train.jsonl --eval-data {folder}/eval.jsonl",
+        f"    {program('python')} -m pytest {folder}",
+        f"    {program()} train --agent {folder}/agent.py --data {folder}/train.jsonl --eval-data {folder}/eval.jsonl",
     ):
         click.echo(line)
     click.echo(f"\n{folder}/README.md says what each file is for.")

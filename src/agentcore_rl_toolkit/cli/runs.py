@@ -27,7 +27,7 @@ def group() -> None:
 group.add_command(stuck.command)
 
 
-@group.command("ls")
+@group.command("ls", short_help="List runs, the one written last first.")
 @click.argument("folder", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @as_json
 def list_runs(folder: Path, as_json: bool) -> None:
@@ -55,7 +55,7 @@ def _head(path: Path) -> dict[str, Any]:
         return {**head, "problem": str(e)}
 
 
-@group.command()
+@group.command(short_help="Show a run: its steps, or some of its rollouts.")
 @click.argument("run", required=False)
 @click.option("--step", type=int, help="Rollouts of this step [default: the last].")
 @click.option("--phase", help="Rollouts of this phase: train, before, after, eval.")
@@ -184,7 +184,7 @@ def marked(sequence: TokenSequence, texts: Mapping[int, str]) -> str:
     return "".join(pieces) + ("»" if inside else "")
 
 
-@group.command()
+@group.command(short_help="Compare two runs or steps on what both ran.")
 @click.argument("first")
 @click.argument("second")
 @as_json

@@ -36,7 +36,7 @@ class Runtime:
     problem: str | None = None
 
 
-@click.command("stuck")
+@click.command("stuck", short_help="Say where the rollouts of a run hang.")
 @click.argument("run", required=False)
 @as_json
 def command(run: str | None, as_json: bool) -> None:

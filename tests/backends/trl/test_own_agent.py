@@ -65,7 +65,6 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
     write(folder / "shop", "plain")
     environment = {
         **os.environ,
-        "COLUMNS": "400",
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
         "OMP_NUM_THREADS": "1",
@@ -97,7 +96,7 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
         if process.poll() is None:
             process.kill()
             process.communicate()
-    [line] = [line.split() for line in stopped.splitlines() if line.strip().startswith("agentcore-rl train")] or [[]]
+    [line] = [line.split() for line in stopped.splitlines() if "agentcore-rl train --backend trl" in line] or [[]]
     again = subprocess.run(
         [*command, *line[1:]], capture_output=True, text=True, timeout=DEADLINE_S, cwd=folder, env=environment
     )

@@ -51,6 +51,7 @@ COMMANDS = {context.command_path: context for context in every()}
 def test_the_help_of_every_command_fits_a_screen(path: str) -> None:
     lines = COMMANDS[path].get_help().splitlines()
     assert len(lines) <= LINES, "put fewer options into `sections` of its `click.command(cls=Command, ...)`"
+    assert not any(re.search(r"[a-z,]\.\.\.$", line) for line in lines), "give it a `short_help` that is not cut off"
     examples = ("agentcore-rl ", "[env: ")  # a command to copy stays in one line
     assert all(len(line) <= COLUMNS or line.strip().startswith(examples) for line in lines)
 

@@ -34,6 +34,7 @@ def group() -> None:
 
 
 @group.command(
+    short_help="Serve model calls to agents and record them.",
     cls=Command,
     sections={
         "Inference servers": ("upstreams", "engine", "upstream_key", "model_dir", "model_id"),
@@ -257,7 +258,7 @@ def serve(
         runner.run(run(config, ready_file=ready_file, parent_pid=parent_pid, make_key=not no_admin_key))
 
 
-@group.command()
+@group.command(short_help="Write the turns of a store to a file.")
 @click.argument("store", type=click.Path(exists=True, file_okay=False))
 @click.argument("target", type=click.Path())
 @click.option(
@@ -289,7 +290,7 @@ def export(store: str, target: str, kind: str | None, sessions: tuple[str, ...],
         )
 
 
-@group.command()
+@group.command(short_help="Check tokenizers and chat templates.")
 @click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False))
 @click.option(
     "--template", type=click.Path(exists=True, dir_okay=False), default=None, help="Another chat template for them."

@@ -36,6 +36,7 @@ def _need_policy_extra() -> None:
 
 
 @group.command(
+    short_help="Serve the policy over an OpenAI-compatible API.",
     cls=Command,
     sections={
         "The model": ("weights", "served_model", "weight_version", "seed"),
@@ -125,7 +126,7 @@ def serve(
         sys.exit(2 if isinstance(e, (ConfigError, MissingExtraError)) else 1)
 
 
-@group.command()
+@group.command(short_help="Train and sample it over Tinker's wire format.")
 @click.option("--weights", type=click.Path(path_type=Path), help="Policy directory (default: the shipped one).")
 @click.option("--base-model", default="builtin/policy", show_default=True, help="Name that clients know it by.")
 @click.option("--checkpoints", type=click.Path(path_type=Path), help="Directory that keeps what is saved.")
@@ -170,7 +171,7 @@ def tinker(
         model.close()
 
 
-@group.command()
+@group.command(short_help="Print its reward on held-out word problems.")
 @click.option("--weights", type=click.Path(path_type=Path), help="Policy directory (default: the shipped one).")
 @click.option("-n", "count", default=400, show_default=True, type=click.IntRange(1), help="Held-out problems.")
 @click.option("--temperature", default=1.0, show_default=True, type=click.FloatRange(0), help="Of the sampling.")

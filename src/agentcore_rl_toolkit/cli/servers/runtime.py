@@ -293,7 +293,7 @@ for _option in _SERVE_OPTIONS:
 _url_option = click.option("--url", help="The runtime's address [default: the newest one of yours that is running].")
 
 
-@group.command()
+@group.command(short_help="Give an agent to a running runtime.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @click.option("--image", help="A container image instead of a file: one container per session.")
 @click.option("--build", "build_dir", type=_FOLDER, help="A folder with a Dockerfile, to be built into the image.")
@@ -381,7 +381,7 @@ def stop(sessions: tuple[str, ...], grace: float | None, url: str | None, as_jso
         click.echo(json.dumps({"stopped": stopped}))
 
 
-@group.command()
+@group.command(short_help="Watch sessions, starts, memory and CPU.")
 @click.option("--interval", default=2.0, show_default=True, help="Seconds between pictures.")
 @click.option("--once", is_flag=True, help="One picture, then end.")
 @_url_option

@@ -73,7 +73,7 @@ def context_of(model: Path) -> int | None:
     return None
 
 
-@click.command("vllm")
+@click.command("vllm", short_help="Run vLLM on this machine as training needs it.")
 @click.option("--model", type=click.Path(path_type=Path), help="The model's folder (default: the built-in policy).")
 @click.option(
     "--engine-python", type=click.Path(path_type=Path), help=f"Python of vLLM's environment, or {ENGINE_PYTHON_ENV}."

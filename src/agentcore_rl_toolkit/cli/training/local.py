@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..._installation import missing_extra
 from ...errors import AgentCoreRLError, ConfigError
-from .run import Job, load_loop, print_broken, print_end, quiet_libraries, run
+from ..output.commands import nearby, program
+from .run import Job, load_loop, print_broken, print_end, print_stopped, quiet_libraries, run
 from .settings import LocalRun, new_run, old_run, read
 from .stack import Stack
 
@@ -33,6 +35,8 @@ def train(
     quiet_libraries()
     if backend == "trl" and flags.get("staleness"):
         raise ConfigError("TRL's GRPOTrainer collects a batch, then trains it: --staleness is for --backend loop")
+    if backend == "trl" and importlib.util.find_spec("trl") is None:
+        raise missing_extra("--backend trl needs the package 'trl'", "trl")
     if resume:
         run_dir, settings = old_run(out, flags)
     else:
@@ -42,13 +46,13 @@ def train(
     stack = _running(settings, console)
     where = f"  on the services of `agentcore-rl up` ({stack.runtime_url})" if stack is not None else ""
     title = settings.agent.parent.name if settings.agent.stem in ("agent", "rl_app", "app") else settings.agent.stem
-    console.print(f"[bold]Training {escape(title)}[/]  run directory {escape(str(run_dir))}{where}", highlight=False)
-    go_on = f"agentcore-rl train --backend {backend} --resume --out {shlex.quote(str(run_dir))}"
+    begins = f"[bold]Training {escape(title)}[/]  run directory {escape(nearby(run_dir))}{where}"
+    console.print(begins, highlight=False, soft_wrap=True)
+    go_on = f"{program()} train --backend {backend} --resume --out {nearby(run_dir)}"
     try:
         _train(backend, settings, run_dir, title, stack, console)
     except KeyboardInterrupt:
-        console.print("\n[yellow]Stopped.[/]", end=" ")
-        console.print(f"Everything up to now is in {run_dir}. Go on with:\n    {go_on}", highlight=False, markup=False)
+        print_stopped(console, run_dir, go_on)
         sys.exit(130)
     except AgentCoreRLError as e:
         print_broken(e, run_dir, go_on)
@@ -82,7 +86,8 @@ def _train(backend: str, settings: LocalRun, run_dir: Path, title: str, stack: S
     else:
         summary = asyncio.run(run(loop, job, console, stack=stack))
     print_end(console, job, Report(run_dir), summary)
-    console.print(f"Finished in {summary['wall_s']:.0f} s. Curve, metrics and trajectories: {run_dir}", markup=False)
+    left = f"Finished in {summary['wall_s']:.0f} s. Curve, metrics and trajectories: {nearby(run_dir)}"
+    console.print(left, markup=False, soft_wrap=True)
 
 
 def _running(settings: LocalRun, console: Console) -> Stack | None:

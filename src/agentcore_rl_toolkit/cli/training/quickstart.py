@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -17,8 +16,9 @@ import click
 
 from ...errors import AgentCoreRLError, ConfigError
 from ..options import as_json, engine_options
+from ..output.commands import nearby, program
 from ..output.screen import Command
-from .run import Job, example, load_loop, print_broken, print_end, quiet_libraries, run
+from .run import Job, example, load_loop, print_broken, print_end, print_stopped, quiet_libraries, run
 
 HELD_OUT = 128  # a standard error of 2 points at 95 %
 SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; most of its time would go into evaluation
@@ -87,20 +87,20 @@ def command(
         engine=engine or "policy",
         engine_python=engine_python,
     )
-    console.print(f"[bold]AgentCore RL quickstart[/]  run directory {escape(str(run_dir))}", highlight=False)
+    begins = f"[bold]AgentCore RL quickstart[/]  run directory {escape(nearby(run_dir))}"
+    console.print(begins, highlight=False, soft_wrap=True)
+    go_on = f"{program()} quickstart --resume --out {nearby(run_dir)}"
     try:
         summary = asyncio.run(run(loop, job, console))
     except KeyboardInterrupt:
-        console.print(
-            f"\n[yellow]Stopped.[/] Everything up to now is in {escape(str(run_dir))}. Go on with:\n"
-            f"    agentcore-rl quickstart --resume --out {escape(str(run_dir))}"
-        )
+        print_stopped(console, run_dir, go_on)
         sys.exit(130)
     except AgentCoreRLError as e:
-        print_broken(e, run_dir, f"agentcore-rl quickstart --resume --out {shlex.quote(str(run_dir))}")
+        print_broken(e, run_dir, go_on)
         sys.exit(1)
     print_end(console, job, Report(run_dir), summary)
-    console.print(f"Finished in {summary['wall_s']:.0f} s. See it: agentcore-rl view {run_dir}", markup=False)
+    left = f"Finished in {summary['wall_s']:.0f} s. See it: {program()} view {nearby(run_dir)}"
+    console.print(left, markup=False, soft_wrap=True)
     if as_json:
         click.echo((run_dir / "summary.json").read_text(), nl=False)
 

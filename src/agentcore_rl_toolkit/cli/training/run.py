@@ -19,6 +19,7 @@ import click
 
 from ...errors import AgentCoreRLError, ConfigError
 from ..output import dialogue
+from ..output.commands import nearby
 from ..output.terminal import visible
 from .stack import MODEL_ID, QUIET, Stack, explain, say_what_is_slow, start
 
@@ -305,18 +306,27 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
             f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything: in the others the "
             "rewards were equal within every group",
             highlight=False,
+            soft_wrap=True,
         )
     gap = summary["logprob_gap_max"]
+    differ = "" if gap is None else f"; sampled and recomputed logprobs differ by at most {gap:.1e}"
     console.print(
         f"{summary['rollouts']} rollouts, {summary['lost_rollouts']} lost, {summary['causes'].get('agent', 0)} failed by the "
         f"agent, {summary['causes'].get('policy', 0)} by the policy; "
-        f"{share(summary['trained_token_share'])} of the sampled tokens trained; sampled and recomputed logprobs differ by at "
-        f"most {'-' if gap is None else f'{gap:.1e}'}",
+        f"{share(summary['trained_token_share'])} of the sampled tokens trained{differ}",
         highlight=False,
+        soft_wrap=True,
     )
+
+
+def print_stopped(console: Console, run_dir: Path, go_on: str) -> None:
+    """After Ctrl-C: where everything is, and the command that goes on, in one piece each."""
+    console.print("\n[yellow]Stopped.[/]", end=" ")
+    left = f"Everything up to now is in {nearby(run_dir)}. Go on with:\n    {go_on}"
+    console.print(left, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_broken(error: AgentCoreRLError, run_dir: Path, go_on: str) -> None:
     """Why a run ended, on stderr: the cause in the first line, then its details and the command that goes on."""
     click.echo(visible(f"error: {explain(error)}"), err=True)
-    click.echo(f"Everything up to now is in {run_dir}; go on with:\n    {go_on}", err=True)
+    click.echo(f"Everything up to now is in {nearby(run_dir)}; go on with:\n    {go_on}", err=True)

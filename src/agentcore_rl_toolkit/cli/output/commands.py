@@ -1,0 +1,25 @@
+"""Commands and paths that are printed to be typed again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def program(name: str = "agentcore-rl") -> str:
+    """A program of this environment as the caller's shell finds it: by its name where PATH leads there, else by its path."""
+    own = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if not own.exists() or (found is not None and os.path.samefile(Path(found).parent, own.parent)):
+        return name
+    near = nearby(own)
+    return near if "/" in near else f"./{near}"
+
+
+def nearby(path: Path) -> str:
+    """A path as a word of a shell's command, from the current folder where it lies below that."""
+    whole = Path(os.path.abspath(path))
+    return shlex.quote(str(whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else whole))
