@@ -28,7 +28,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,11 @@ from agentcore_rl_toolkit.backends import (
     summarize,
 )
 from agentcore_rl_toolkit.backends.data import read_rows
-from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError
+from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError, ConfigError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import load_policy, problems
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher
+from agentcore_rl_toolkit.weights import publish as load_into
 
 Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
 Row = Mapping[str, Any]  # one input: the payload that the agent is sent
@@ -72,6 +73,9 @@ class Config:
     max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights
     staleness: int = 0  # weight versions between a rollout's start and its training; 0: nothing runs meanwhile
     hold_calls: bool = False  # change weights between model calls; else those that run go on with the new ones
+    eval_every: int = (
+        0  # steps between evaluations beside the training, on a second engine; 0: none but before and after
+    )
     max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     policy_failures: str = "score"  # out of tokens, turns or context: the agent's reward for that, or "mask" them out
@@ -81,7 +85,8 @@ class Config:
 @dataclass(frozen=True, kw_only=True)
 class Services:
     """Where the parts are. `policy_url` serves the model being trained, `model_dir` (None: the built-in one); agents reach
-    it through the gateway. `recording` keeps every rollout in the run's folder, for `agentcore-rl view`.
+    it through the gateway. `recording` keeps every rollout in the run's folder, for `agentcore-rl view`. `evaluation`: a second
+    engine behind a gateway of its own, which holds the version that is evaluated while the training goes on.
     """
 
     client: RolloutClient
@@ -91,6 +96,7 @@ class Services:
     engine: str = "policy"  # what runs at policy_url: policy, vllm or sglang
     model_dir: Path | None = None
     recording: Recording | None = None
+    evaluation: Services | None = None
 
 
 def group_advantages(rewards_G: Sequence[float | None], eps: float = 1e-4) -> list[float | None]:
@@ -298,21 +304,86 @@ def collect_config(config: Config) -> CollectConfig:
     )
 
 
-async def evaluate(when: str, held_out: Sequence[Row], services: Services, config: Config, observe: Observer) -> None:
-    """One rollout of each held-out input."""
+async def evaluate(
+    version: int,
+    held_out: Sequence[Row],
+    services: Services,
+    config: Config,
+    observe: Observer,
+    *,
+    beside: bool = False,
+) -> None:
+    """One rollout of each held-out input, by this version of the weights; `beside` the training, or instead of it."""
+    when = {0: "before", config.steps: "after"}.get(version, f"version-{version}")
     requests = [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)]
-    observe("rollouts_started", {"phase": when, "total": len(requests)})
+    if not beside:
+        observe("rollouts_started", {"phase": when, "total": len(requests)})
+    recording = services.recording
     groups = await collect_async(
         requests,
         client=services.client,
         gateway=services.gateway,
         config=collect_config(config),
-        on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
-        recording=services.recording and services.recording.at(when),
+        on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout, "beside": beside}),
+        recording=recording and recording.at(when if when in ("before", "after") else "eval", version),
     )
     if when == "before":
         check_usable(groups)
-    observe("evaluated", {"when": when, **summarise(groups)})
+    observe("evaluated", {"when": when, "version": version, **summarise(groups)})
+
+
+class Beside:
+    """Evaluations while the training goes on: one at a time, each on a copy of the version that it names.
+
+    `version` is that of the one that runs. Where `services` is None, there are none.
+    """
+
+    def __init__(self, services: Services | None, held_out: Sequence[Row], config: Config, observe: Observer) -> None:
+        self.version: int | None = None
+        self._services, self._held_out, self._observe = services, held_out, observe
+        # A quarter of the places comes on top of the training's.
+        self._config = replace(config, max_concurrent=max(1, config.max_concurrent // 4))
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Beside:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None and self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        elif kind is None:
+            await self.end()
+
+    async def start(self, model: Any, version: int, probe: Sequence[int] | None = None) -> None:
+        """Put a copy of the weights in place, prove it, and begin. Waits for the evaluation before."""
+        await self.end()
+        await asyncio.to_thread(publish, model, version, self._services, probe)
+        self._begin(version)
+
+    async def repeat(self, version: int) -> None:
+        """Begin one anew that ended with its run, from the weights that it left: they were proved then."""
+        here = self._services
+        engine = EngineAddress(url=here.policy_url, engine=here.engine, model=here.client.model_id or "policy")
+        await asyncio.to_thread(load_into, weights_of(version, here), version, [engine])
+        await here.gateway.set_weight_version_async(version)
+        self._begin(version)
+
+    def _begin(self, version: int) -> None:
+        self.version = version
+        evaluation = evaluate(version, self._held_out, self._services, self._config, self._observe, beside=True)
+        self._running = asyncio.create_task(evaluation)
+
+    async def end(self) -> None:
+        """Wait for the evaluation that runs. Raises: what it raised."""
+        running, self._running, self.version = self._running, None, None
+        if running is not None:
+            await running
+
+
+def weights_of(version: int, services: Services) -> Path:
+    """Where the `Publisher` of these services leaves a version."""
+    return services.run_dir / "weights" / f"{version:06d}"
 
 
 def training_stream(
@@ -376,9 +447,11 @@ async def train(
 ) -> None:
     """The loop. State is saved after every step; call again with the same `run_dir` to go on where it stopped.
 
-    ``rows`` are trained on; ``held_out``, which may be empty, is run before and after.
+    ``rows`` are trained on; ``held_out``, which may be empty, is run before and after, and with ``eval_every`` in between.
     Raises: RolloutError when no rollout of the first batch is usable.
     """
+    if config.eval_every and held_out and services.evaluation is None:
+        raise ConfigError("eval_every needs a second engine: `agentcore-rl train --eval-every` starts one")
     torch.manual_seed(config.seed)
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     model, tokenizer = load_model(services, config)
@@ -386,19 +459,30 @@ async def train(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     checkpoint = services.run_dir / "checkpoint.pt"
-    done, stream_state = 0, None
+    done, stream_state, interrupted = 0, None, None  # the last: which version was being evaluated beside
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True, map_location=model.device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done, stream_state = saved["steps"], saved.get("stream", {"next": saved["steps"] * config.groups})
         rollouts_done = len(held_out) + done * config.groups * config.rollouts
-        observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done})
+        interrupted = saved.get("evaluating")
+        if interrupted is not None and not weights_of(interrupted, services.evaluation).is_dir():
+            interrupted = None  # it had ended, and the next one had begun
+        again = done + 1 if interrupted is None else interrupted
+        observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done, "evaluations_from": again})
     await asyncio.to_thread(publish, model, done, services)
-    if done == 0 and held_out:
-        await evaluate("before", held_out, services, config, observe)
+    if done == 0 and held_out and services.evaluation is None:
+        await evaluate(0, held_out, services, config, observe)
 
-    async with training_stream(done, stream_state, services, rows, config, observe) as stream:
+    async with (
+        Beside(services.evaluation, held_out, config, observe) as beside,
+        training_stream(done, stream_state, services, rows, config, observe) as stream,
+    ):
+        if interrupted is not None:
+            await beside.repeat(interrupted)
+        elif done == 0 and held_out and services.evaluation is not None:
+            await beside.start(model, 0)
         for step in range(done, config.steps):
             started = time.monotonic()
             groups = await stream.take_async()
@@ -411,10 +495,14 @@ async def train(
             rng = random.Random(config.seed * 1_000_003 + step)
             update = (groups, model, optimizer, pad_id, config, rng, services.recording, step)
             metrics = await asyncio.to_thread(train_on, *update)
+            probe = probe_of(groups)
             async with calls_held(services, config):
-                await asyncio.to_thread(publish, model, step + 1, services, probe_of(groups))
+                await asyncio.to_thread(publish, model, step + 1, services, probe)
             stream.published(step + 1)
+            if held_out and config.eval_every and (step + 1) % config.eval_every == 0 and step + 1 < config.steps:
+                await beside.start(model, step + 1, probe)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
+            state["evaluating"] = beside.version
             torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
             ended = time.monotonic()
@@ -427,7 +515,7 @@ async def train(
             observe("step", {"step": step, "learning_rate": learning_rate, **facts})
 
     if held_out:
-        await evaluate("after", held_out, services, config, observe)
+        await evaluate(config.steps, held_out, services, config, observe)
     save_dir = services.run_dir / "policy"
     if config.lora_rank:
         model = model.merge_and_unload()

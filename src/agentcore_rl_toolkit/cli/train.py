@@ -57,6 +57,12 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option(
     "--hold-calls", is_flag=True, default=None, help="Change weights between model calls, not while one samples."
 )
+@click.option(
+    "--eval-every",
+    type=click.IntRange(min=1),
+    metavar="STEPS",
+    help="Run the held-out rows every so many steps, beside the training, on a second engine with a copy of the weights.",
+)
 @click.option("--lora-rank", type=click.IntRange(min=0), help="Train adapters of this rank; 0 trains all weights.")
 @click.option(
     "--policy-failures",

@@ -114,13 +114,17 @@ class RunWriter:
         known = {name: value for name, value in columns.items() if value is not None}
         self._put(lambda database: self._annotate(database, session_id, known, sequences or {}))
 
-    def forget(self, *, from_step: int, phases: Sequence[str] = ()) -> None:
-        """Remove steps that a resumed run is going to repeat, and all of these phases."""
+    def forget(self, *, from_step: int, phases: Sequence[str] = (), evaluations_from: int | None = None) -> None:
+        """Remove steps that a resumed run is going to repeat, all of these phases, and of phase "eval" what is at
+        ``evaluations_from`` or later.
+        """
 
         def forget(database: sqlite3.Connection) -> None:
             places = ",".join("?" * len(phases))
-            which = f"SELECT id FROM rollouts WHERE (phase = 'train' AND step >= ?) OR phase IN ({places})"
-            self._forget(database, which, (from_step, *phases))
+            # A comparison with NULL holds for no row.
+            steps = "(phase = 'train' AND step >= ?) OR (phase = 'eval' AND step >= ?)"
+            which = f"SELECT id FROM rollouts WHERE {steps} OR phase IN ({places})"
+            self._forget(database, which, (from_step, evaluations_from, *phases))
 
         self._put(forget)
 

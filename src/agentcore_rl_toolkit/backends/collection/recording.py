@@ -80,9 +80,13 @@ class Recording:
 
         self.run.rollout(make)
 
-    def resumed(self, steps_done: int) -> None:
-        """Forget what a resumed run is going to repeat: the steps from here on, and evaluations that are still to come."""
-        self.run.forget(from_step=steps_done, phases=("after",) if steps_done else ("before", "after"))
+    def resumed(self, steps_done: int, evaluations_from: int | None = None) -> None:
+        """Forget what a resumed run is going to repeat: the steps from here on, and evaluations that are still to come.
+
+        ``evaluations_from``: of those in phase "eval", the ones at this step and later.
+        """
+        again = ("after",) if steps_done and evaluations_from != 0 else ("before", "after")
+        self.run.forget(from_step=steps_done, phases=again, evaluations_from=evaluations_from)
 
     def advantages(self, group: Group, advantages_G: Sequence[float | None]) -> None:
         """Add the advantages of a group. Shapes: (G,)."""

@@ -90,13 +90,16 @@ class Display:
         self._rewards.clear()
         self._bar.reset(self._task, description=phase, total=total)
 
-    def rollout(self, cause: str | None, score: float | None, tokens: int) -> None:
+    def rollout(self, cause: str | None, score: float | None, tokens: int, *, beside: bool = False) -> None:
+        """One has ended; of an evaluation ``beside`` the training, it is not among those that the bar counts."""
         self._done += 1
-        self._to_come -= 1
         self._tokens += tokens
+        self._lost += cause == Cause.INFRASTRUCTURE
+        if beside:
+            return
+        self._to_come -= 1
         if score is not None:
             self._rewards.append(score)
-        self._lost += cause == Cause.INFRASTRUCTURE
         self._bar.advance(self._task)
 
     def step(self, facts: dict[str, Any]) -> None:

@@ -37,6 +37,8 @@ def train(
         raise ConfigError("TRL's GRPOTrainer collects a batch, then trains it: --staleness is for --backend loop")
     if backend == "trl" and importlib.util.find_spec("trl") is None:
         raise missing_extra("--backend trl needs the package 'trl'", "trl")
+    if backend == "trl" and flags.get("eval_every"):
+        raise ConfigError("--eval-every is for --backend loop: TRL evaluates before and after")
     if resume:
         run_dir, settings = old_run(out, flags)
     else:

@@ -43,6 +43,12 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
     type=click.IntRange(0),
     help="Weight versions a rollout may be behind. [default: 0: none runs in training]",
 )
+@click.option(
+    "--eval-every",
+    type=click.IntRange(1),
+    metavar="STEPS",
+    help="Evaluate every so many steps, beside the training, on a second engine with a copy of the weights.",
+)
 @click.option("--seed", type=int, help="Seed of problems and training.")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option(

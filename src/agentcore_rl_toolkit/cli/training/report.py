@@ -28,10 +28,19 @@ class Report:
         with self._metrics.open("a") as out:
             out.write(json.dumps({"event": event, **facts}) + "\n")
 
-    def drop_steps_from(self, step: int) -> None:
-        """Forget steps that a resumed run is going to repeat; before the first also the evaluation before them."""
-        kept = [e for e in self.events() if (e["step"] < step if e["event"] == "step" else step > 0)]
-        self._metrics.write_text("".join(json.dumps(e) + "\n" for e in kept))
+    def drop_steps_from(self, step: int, evaluations_from: int | None = None) -> None:
+        """Forget steps that a resumed run is going to repeat; before the first also the evaluation before them.
+
+        ``evaluations_from``: evaluations of this version of the weights and of later ones are repeated, too.
+        """
+
+        def kept(e: dict[str, Any]) -> bool:
+            if e["event"] == "step":
+                return bool(e["step"] < step)
+            return step > 0 and (evaluations_from is None or e.get("version", 0) < evaluations_from)
+
+        lines = [json.dumps(e) + "\n" for e in self.events() if kept(e)]
+        self._metrics.write_text("".join(lines))
 
     def events(self) -> list[dict[str, Any]]:
         if not self._metrics.exists():
@@ -64,6 +73,8 @@ class Report:
             "held_out_ok_before": before.get("ok", 0),
             "held_out_ok_after": after.get("ok", 0),
             "held_out_problems": held_out,
+            # Of all evaluations, by the version of the weights (version k is what k steps made).
+            "held_out_rewards": {e["version"]: e["reward"] for e in evaluated.values() if "version" in e},
             "tool_use_before": before.get("tool_use"),
             "tool_use_after": after.get("tool_use"),
             "steps": len(steps),
@@ -132,21 +143,23 @@ class Report:
                 linestyle="--",
                 label="rollouts that use a tool",
             )
-        places = {"before": 0, "after": (x[-1] if x else 0) + 1}
+        last = (x[-1] if x else 0) + 1
         for when, e in held_out.items():
+            # Version k is what is there between the steps k and k + 1.
+            place = {"before": 0, "after": last}.get(when, e.get("version", 0) + 0.5)
             axis.plot(
-                [places[when]],
+                [place],
                 [e["reward"]],
                 marker="D",
                 markersize=9,
                 color="#1b8a4b",
                 linestyle="none",
-                label="held-out inputs, all of them, before and after" if when == "before" else None,
+                label="held-out inputs, all of them" if when == "before" else None,
             )
             ok = "" if e.get("reward_ok") in (None, e["reward"]) else f"\n({e['reward_ok']:.2f} of {e['ok']} ok)"
             axis.annotate(
                 f"{e['reward']:.2f}{ok}",
-                (places[when], e["reward"]),
+                (place, e["reward"]),
                 textcoords="offset points",
                 xytext=(0, 10 if e["reward"] < 0.9 else -16),
                 ha="center",

@@ -21,7 +21,7 @@ from ...errors import AgentCoreRLError, ConfigError
 from ..output import dialogue
 from ..output.commands import nearby
 from ..output.terminal import visible
-from .stack import MODEL_ID, QUIET, Stack, explain, say_what_is_slow, start
+from .stack import MODEL_ID, QUIET, Copy, Stack, explain, say_what_is_slow, start, start_copy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +37,7 @@ CLOSE_DEADLINE_S = 5.0
 WHEN = ("before", "after")
 TPS_LIMIT = 1000  # the runtime is on this machine
 LOOP = "grpo_loop/train.py"
+EVALUATION = "evaluation"  # folder of what evaluations beside the training keep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,8 +64,13 @@ class Job:
     @property
     def total(self) -> int:
         """All that the run will start."""
-        step = int(self.config.groups * self.config.rollouts)
-        return 2 * len(self.held_out) + int(self.config.steps) * step
+        config = self.config
+        evaluations = 2 + ((config.steps - 1) // config.eval_every if self.evaluates_beside else 0)
+        return int(evaluations * len(self.held_out) + config.steps * config.groups * config.rollouts)
+
+    @property
+    def evaluates_beside(self) -> bool:
+        return bool(self.config.eval_every and self.held_out)
 
 
 def example(name: str) -> Path:
@@ -94,35 +100,46 @@ async def run(loop: ModuleType, job: Job, console: Console, *, stack: Stack | No
 
     from .services import Services
 
-    if stack is not None:
-        return await _train(loop, job, console, stack, asyncio.create_task(asyncio.Event().wait()))
-    admin_key = secrets.token_urlsafe(24)
+    admin_key = stack.gateway_admin_key if stack is not None else secrets.token_urlsafe(24)
     environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
     with Services(job.run_dir / "logs", env=environment) as services:
-        starting = asyncio.to_thread(
-            start,
-            services,
-            job.agent,
-            folder=job.run_dir,
-            model=job.model,
-            admin_key=admin_key,
-            report=say_what_is_slow,
-            runtime_options=job.runtime_options,
-            engine=job.engine,
-            engine_python=job.engine_python,
-        )
-        made = await starting
-        return await _train(loop, job, console, made, asyncio.create_task(services.watch()))
+        evaluation: Copy | None = None
+        if stack is None:
+            stack = await asyncio.to_thread(
+                start,
+                services,
+                job.agent,
+                folder=job.run_dir,
+                model=job.model,
+                admin_key=admin_key,
+                report=say_what_is_slow,
+                runtime_options=job.runtime_options,
+                engine=job.engine,
+                engine_python=job.engine_python,
+            )
+        if job.evaluates_beside:
+            evaluation = await asyncio.to_thread(
+                start_copy,
+                services,
+                folder=job.run_dir / EVALUATION,
+                model=job.model,
+                engine=stack.engine,
+                engine_python=job.engine_python,
+            )
+        return await _train(loop, job, console, stack, evaluation, asyncio.create_task(services.watch()))
 
 
 async def _train(
-    loop: ModuleType, job: Job, console: Console, stack: Stack, watch: asyncio.Task[Any]
+    loop: ModuleType, job: Job, console: Console, stack: Stack, evaluation: Copy | None, watch: asyncio.Task[Any]
 ) -> dict[str, Any]:
+    from ...gateway import GatewayClient
+
     started = time.monotonic()
     with (
         recorded(job, stack) as recording,
         observed(job, console, recording) as (report, observer),
         clients(job, stack) as (client, gateway),
+        contextlib.ExitStack() as exits,
     ):
         parts = loop.Services(
             client=client,
@@ -133,6 +150,10 @@ async def _train(
             model_dir=job.model,
             recording=recording,
         )
+        if evaluation is not None:
+            beside = exits.enter_context(GatewayClient(evaluation.gateway_url, admin_key=stack.gateway_admin_key))
+            second = {"gateway": beside, "policy_url": evaluation.policy_url, "run_dir": job.run_dir / EVALUATION}
+            parts = dataclasses.replace(parts, evaluation=dataclasses.replace(parts, **second))
         training = asyncio.create_task(loop.train(parts, job.config, job.rows, job.held_out, observer))
         await _until_done_or_broken(training, watch)
     return finish(job, report, time.monotonic() - started)
@@ -219,7 +240,7 @@ class Observer:
             case "rollout":
                 rollout = facts["rollout"]
                 tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
-                self._display.rollout(rollout.cause, rollout.score, tokens)
+                self._display.rollout(rollout.cause, rollout.score, tokens, beside=facts.get("beside", False))
             case "step":
                 self._report.add(event, facts)
                 self._trackers.event(event, facts)
@@ -229,8 +250,9 @@ class Observer:
                 self._trackers.event(event, facts)
                 self._display.evaluated(facts)
             case "resumed":
-                self._recording.resumed(facts["steps_done"])
-                self._report.drop_steps_from(facts["steps_done"])
+                evaluations = facts.get("evaluations_from")
+                self._recording.resumed(facts["steps_done"], evaluations)
+                self._report.drop_steps_from(facts["steps_done"], evaluations)
                 self._trackers.resumed(facts["steps_done"])
                 self._display.resumed(facts["rollouts_done"])
 

@@ -33,7 +33,8 @@ class LocalRun:
     it. ``model`` is a folder, None the built-in policy; ``engine`` serves it ("policy", or "vllm" with the Python of its
     environment). A step runs ``groups`` inputs, ``rollouts`` times each. ``lora_rank`` 0 trains all weights.
     ``staleness`` weight versions may lie between a rollout's start and its training; with
-    ``hold_calls`` weights change between model calls only.
+    ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run beside the
+    training, by a copy of the weights on a second engine; 0: before and after only.
     ``policy_failures`` is `CollectConfig`'s. ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env``
     are variables of the sessions, as K=V, or K for the value that it has here.
     Raises: ConfigError.
@@ -53,6 +54,7 @@ class LocalRun:
     lora_rank: int = 0
     staleness: int = 0
     hold_calls: bool = False
+    eval_every: int = 0
     max_concurrent: int = 64
     rollout_deadline_s: float = 120.0
     policy_failures: PolicyFailures = "score"
@@ -64,7 +66,7 @@ class LocalRun:
         check_numbers(
             self,
             positive=("learning_rate", "rollout_deadline_s"),
-            not_negative=("held_out", "lora_rank", "staleness"),
+            not_negative=("held_out", "lora_rank", "staleness", "eval_every"),
             counts=("steps", "groups", "rollouts", "max_concurrent"),
         )
         if self.rollouts < 2:
@@ -73,6 +75,8 @@ class LocalRun:
             raise ConfigError(f"held_out is a share of the data, from 0 to less than 1, got {self.held_out}")
         if self.held_out and self.eval_data is not None:
             raise ConfigError("give eval_data or held_out, not both")
+        if self.eval_every and not self.held_out and self.eval_data is None:
+            raise ConfigError("eval_every needs rows that are not trained on: give eval_data or held_out")
         for name in self.tracker:
             if name not in TRACKERS:
                 raise ConfigError(f"there is no tracker {name!r}; there are {', '.join(TRACKERS)}")

@@ -182,22 +182,7 @@ def start(
     say = report or (lambda name, url: None)
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
-    policy: Service | None = None
-    if upstream is None and engine == "vllm":
-        python = find_python(engine_python)
-        words = ["policy", "vllm", "--engine-python", str(python), *(["--model", str(model)] if model else [])]
-        policy = services.launch(
-            "vLLM", words, doing="loading the model and answering its first request: a minute or two"
-        )
-    elif upstream is None:
-        policy = services.launch(
-            "policy server",
-            [
-                *("policy", "serve", "--threads", str(max(1, (os.cpu_count() or 2) // 2))),
-                *(["--weights", str(model)] if model else []),
-            ],
-            doing=f"loading {model or 'the built-in policy'}",
-        )
+    policy = _launch_engine(services, model, engine, engine_python) if upstream is None else None
     here = not own_environment and fits_here(agent)
     runtime = services.launch(
         "runtime",
@@ -212,8 +197,7 @@ def start(
         doing=f"loading {agent}" if here else "",
     )
     if policy is not None:
-        deadline_s = VLLM_READY_S if engine == "vllm" else READY_DEADLINE_S
-        upstream = Upstream(url=services.wait_ready(policy, deadline_s).url, engine=engine)
+        upstream = _wait_for_engine(services, policy, engine)
     assert upstream is not None
     say("policy", upstream.url)
     started: list[Service] = []
@@ -221,9 +205,7 @@ def start(
         name, turns = (
             ("gateway", folder / "turns") if gateways == 1 else (f"gateway {number}", folder / f"turns-{number}")
         )
-        words = ["gateway", "serve", "--upstream", upstream.url, "--engine", upstream.engine, "--store", str(turns)]
-        words += _token_mode(model) if engine == "vllm" else []
-        started.append(services.launch(name, words))
+        started.append(services.launch(name, _gateway(upstream, turns, model, token_mode=engine == "vllm")))
     services.wait_ready(runtime)
     say("runtime", runtime.url)
     use_local_credentials()
@@ -251,6 +233,49 @@ def start(
         policy_url=upstream.url,
         engine=engine,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A second engine behind a gateway of its own."""
+
+    policy_url: str
+    gateway_url: str
+
+
+def start_copy(
+    services: Services, *, folder: Path, model: Path | None, engine: str, engine_python: Path | None = None
+) -> Copy:
+    """Start one, for evaluations beside a training. Its turns go below ``folder``. Blocks. Raises: ServiceError, ConfigError."""
+    policy = _launch_engine(services, model, engine, engine_python, of="evaluation ")
+    upstream = _wait_for_engine(services, policy, engine)
+    words = _gateway(upstream, folder / "turns", model, token_mode=engine == "vllm")
+    gateway = services.wait_ready(services.launch("evaluation gateway", words))
+    return Copy(policy_url=upstream.url, gateway_url=gateway.url)
+
+
+def _launch_engine(
+    services: Services, model: Path | None, engine: str, engine_python: Path | None, of: str = ""
+) -> Service:
+    if engine == "vllm":
+        words = ["policy", "vllm", "--engine-python", str(find_python(engine_python))]
+        words += ["--model", str(model)] if model else []
+        doing = "loading the model and answering its first request: a minute or two"
+        return services.launch(f"{of}vLLM", words, doing=doing)
+    words = ["policy", "serve", "--threads", str(max(1, (os.cpu_count() or 2) // 2))]
+    words += ["--weights", str(model)] if model else []
+    return services.launch(f"{of}policy server", words, doing=f"loading {model or 'the built-in policy'}")
+
+
+def _wait_for_engine(services: Services, policy: Service, engine: str) -> Upstream:
+    deadline_s = VLLM_READY_S if engine == "vllm" else READY_DEADLINE_S
+    return Upstream(url=services.wait_ready(policy, deadline_s).url, engine=engine)
+
+
+def _gateway(upstream: Upstream, turns: Path, model: Path | None, *, token_mode: bool) -> list[str]:
+    """The command of a gateway before this server."""
+    words = ["gateway", "serve", "--upstream", upstream.url, "--engine", upstream.engine, "--store", str(turns)]
+    return words + (_token_mode(model) if token_mode else [])
 
 
 @contextlib.contextmanager

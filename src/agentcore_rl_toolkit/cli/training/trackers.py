@@ -167,9 +167,10 @@ class Trackers:
         if event == "step":
             self._steps_done = int(facts["step"]) + 1
         group = "train" if event == "step" else "eval"
-        values = {f"{group}/{name}": value for name, value in numbers(facts) if name != "step"}
+        values = {f"{group}/{name}": value for name, value in numbers(facts) if name not in ("step", "version")}
+        at = facts.get("version", self._steps_done)  # an evaluation beside the training is of an earlier version
         for tracker in self._trackers:
-            tracker.log(values, self._steps_done)
+            tracker.log(values, at)
 
 
 def numbers(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
