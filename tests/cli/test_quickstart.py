@@ -93,11 +93,36 @@ def events(run_dir: Path) -> list[dict]:  # type: ignore[type-arg]
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+STEPS, HELD_OUT = 2, 4
+WHOLE = ("--steps", str(STEPS), "--groups", "2", "--rollouts", "2", "--held-out", str(HELD_OUT), "--staleness", "1")
+
+
+def changed_agent(folder: Path, line: str, by: str) -> Path:
+    """The example's agent with one line changed."""
+    examples = Path(__file__).parents[2] / "examples" / "strands_math_agent"
+    source = (examples / "arithmetic_app.py").read_text()
+    assert line in source
+    (folder / "changed_app.py").write_text(source.replace(line, by))
+    (folder / "math_tools.py").write_text((examples / "math_tools.py").read_text())
+    return folder / "changed_app.py"
+
+
+def agent_of_unequal_rewards(folder: Path) -> Path:
+    """The example's agent, with rewards that differ a little within every group.
+
+    Groups of equal rewards train nothing. A small run of an untrained policy may have only such, and then it has no gap
+    between sampled and recomputed logprobs to look at.
+    """
+    line = '        "rewards": reward(response_text=str(response), answer=payload["answer"]),\n'
+    return changed_agent(folder, line, line.replace("),\n", ') + __import__("random").random() / 1000,\n'))
+
+
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a whole run, and what it printed."""
-    run_dir = tmp_path_factory.mktemp("quickstart") / "run"
-    process = start(run_dir, "--steps", "3", "--groups", "2", "--rollouts", "4", "--held-out", "8", "--staleness", "1")
+    folder = tmp_path_factory.mktemp("quickstart")
+    run_dir = folder / "run"
+    process = start(run_dir, *WHOLE, "--agent", str(agent_of_unequal_rewards(folder)))
     output = finish(process)
     assert process.returncode == 0, output
     return run_dir, output
@@ -105,7 +130,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_a_run_leaves_all_that_it_promises_and_no_process(small_run: tuple[Path, str]) -> None:
     run_dir, output = small_run
-    assert [e["step"] for e in events(run_dir) if e["event"] == "step"] == [0, 1, 2]
+    assert [e["step"] for e in events(run_dir) if e["event"] == "step"] == list(range(STEPS))
     assert_nothing_left(run_dir)
     assert_all_is_there(run_dir)
     assert "Held-out inputs" in output
@@ -114,59 +139,59 @@ def test_a_run_leaves_all_that_it_promises_and_no_process(small_run: tuple[Path,
 def test_a_person_finds_the_least_likely_token_of_its_worst_rollout_in_the_browser(
     small_run: tuple[Path, str], browser_finds_what_the_file_has: Callable[[Path, str], None]
 ) -> None:
-    browser_finds_what_the_file_has(small_run[0], "train 2")
+    browser_finds_what_the_file_has(small_run[0], f"train {STEPS - 1}")
 
 
 @pytest.mark.nightly
 def test_ctrl_c_stops_everything_and_resume_leaves_all_that_a_run_promises(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    process = start(run_dir, "--steps", "3", "--groups", "2", "--rollouts", "4", "--held-out", "8", "--staleness", "1")
+    agent = str(agent_of_unequal_rewards(tmp_path))
+    process = start(run_dir, *WHOLE, "--steps", "4", "--agent", agent)
     wait_for(partial(has_step, run_dir), 240, process)
     os.kill(process.pid, signal.SIGINT)
     output = finish(process, 150)
     assert process.returncode == 130, output
-    assert "--resume" in output
+    assert f"--resume --out {run_dir} --agent {agent}".replace(" ", "") in "".join(output.split())
     assert_nothing_left(run_dir)
-    assert sum(e["event"] == "step" for e in events(run_dir)) < 3
+    assert sum(e["event"] == "step" for e in events(run_dir)) < 4
 
-    again = start(run_dir, "--resume")
+    again = start(run_dir, "--resume", "--agent", agent)
     output = finish(again)
     assert again.returncode == 0, output
-    assert [e["step"] for e in events(run_dir) if e["event"] == "step"] == [0, 1, 2]
+    assert [e["step"] for e in events(run_dir) if e["event"] == "step"] == [0, 1, 2, 3]
     assert_nothing_left(run_dir)
-    assert_all_is_there(run_dir)
+    assert_all_is_there(run_dir, steps=4)
 
 
-def assert_all_is_there(run_dir: Path) -> None:
-    """What a run of three steps with eight rollouts each leaves."""
+def assert_all_is_there(run_dir: Path, steps: int = STEPS) -> None:
+    """What a run leaves that was not cut short, or was gone on with."""
     summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["steps"] == 3
+    assert summary["steps"] == steps
     assert summary["lost_rollouts"] == 0
     assert set(summary["outcomes"]) == {"ok"}
     assert summary["causes"] == summary["policy_failures"] == {}
-    assert (summary["held_out_scored_after"], summary["held_out_ok_after"]) == (8, 8)
+    assert (summary["held_out_scored_after"], summary["held_out_ok_after"]) == (HELD_OUT, HELD_OUT)
     assert summary["held_out_reward_after"] == summary["held_out_reward_ok_after"]
     assert summary["trained_token_share"] == 1.0
     assert summary["logprob_gap_max"] <= 1e-3
     assert (run_dir / "reward.png").read_bytes().startswith(b"\x89PNG")
     with RunReader(run_dir) as kept:
-        assert kept.facets()["phase"] == {"train": 24, "before": 8, "after": 8}  # nothing twice, whatever was repeated
-        rollouts = [kept.rollout(row["id"]) for row in kept.rollouts(Query(phase="train", step=2))]
-        assert len(rollouts) == 8
-        steps = [e for e in events(run_dir) if e["event"] == "step"]
-        assert all(sum(step["staleness"].values()) == step["usable"] == 8 for step in steps)
-        assert all(0 <= step["waiting"] <= 1 for step in steps)
+        assert kept.facets()["phase"] == {"train": 4 * steps, "before": HELD_OUT, "after": HELD_OUT}  # nothing twice
+        rollouts = [kept.rollout(row["id"]) for row in kept.rollouts(Query(phase="train", step=steps - 1))]
+        assert len(rollouts) == 4
+        found = [e for e in events(run_dir) if e["event"] == "step"]
+        assert all(sum(step["staleness"].values()) == step["usable"] == 4 for step in found)
+        assert all(0 <= step["waiting"] <= 1 for step in found)
         for rollout in rollouts:
-            assert rollout["advantage"] is not None
+            assert rollout["advantage"]
             assert rollout["staleness"] in (0, 1)
             for sequence in map(TokenSequence.decoded, rollout["sequences"]):
                 trained = [m == 1 for m in sequence.mask]
                 assert [lp is not None for lp in sequence.logprobs] == trained
-                if rollout["advantage"]:  # equal rewards give no gradient: nothing is computed for them
-                    assert [lp is not None for lp in sequence.trainer_logprobs] == trained
-                    assert sequence.entropies[-1] >= 0
+                assert [lp is not None for lp in sequence.trainer_logprobs] == trained
+                assert sequence.entropies[-1] >= 0
                 assert set(kept.texts(sequence.ids)) == set(sequence.ids)
-        assert all(step["logprob_gap"] is None or step["logprob_gap"] <= 1e-3 for step in steps)
+        assert all(step["logprob_gap"] is None or step["logprob_gap"] <= 1e-3 for step in found)
 
 
 # Their deaths are seen in one way. Without the policy the others go on waiting, so this is the one that could hang the run.
@@ -182,7 +207,7 @@ class Ended:
 
 def kill_services(folder: Path, victims: Sequence[str]) -> dict[str, Ended]:
     """A run for each victim, which is killed after a step. They come up together: that is most of their work."""
-    arguments = ("--steps", "1000", "--held-out", "4", "--groups", "2", "--rollouts", "4")
+    arguments = ("--steps", "1000", "--held-out", "2", "--groups", "1", "--rollouts", "2")
     runs = {victim: start(folder / victim, *arguments) for victim in victims}
     for victim, process in runs.items():
         wait_for(partial(has_step, folder / victim), 240, process)
@@ -238,18 +263,11 @@ def test_an_agent_that_fails_to_import_is_answered_with_its_traceback(tmp_path: 
 
 @pytest.mark.nightly
 def test_an_agent_that_raises_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
-    examples = Path(__file__).parents[2] / "examples" / "strands_math_agent"
-    source = (examples / "arithmetic_app.py").read_text()
-    marker = '    response = await agent.invoke_async(payload["prompt"])\n'
-    assert marker in source
-    source = source.replace(
-        marker,
+    line = '    response = await agent.invoke_async(payload["prompt"])\n'
+    fails = (
         '    if sum(map(ord, rollout["api_key"])) % 4 == 0:\n        raise RuntimeError("the tool backend is down")\n'
-        + marker,
     )
-    flaky = tmp_path / "flaky_app.py"
-    flaky.write_text(source)
-    (tmp_path / "math_tools.py").write_text((examples / "math_tools.py").read_text())
+    flaky = changed_agent(tmp_path, line, fails + line)
     run_dir = tmp_path / "run"
     process = start(run_dir, *SMALL, "--agent", str(flaky))
     output = finish(process)

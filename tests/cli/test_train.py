@@ -43,7 +43,7 @@ def events(run: Path) -> list[dict[str, object]]:
 def shop(tmp_path: Path) -> Path:
     """A new agent with little data."""
     folder = write(tmp_path / "shop", "plain")
-    for name, count in (("train", 20), ("eval", 6)):
+    for name, count in (("train", 20), ("eval", 3)):
         lines = (folder / f"{name}.jsonl").read_text().splitlines()[:count]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
@@ -89,21 +89,21 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     assert set(psutil.Process().children(recursive=True)) <= before
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 3
-    assert summary["rollouts"] == 4 * 6 + 3 * 2 * 4
+    assert summary["rollouts"] == 4 * 3 + 3 * 2 * 4
     assert set(summary["causes"]) <= {"policy"}  # an untrained one may ramble past its tokens, or never come to an end
-    assert summary["held_out_scored_before"] == summary["held_out_scored_after"] == 6
+    assert summary["held_out_scored_before"] == summary["held_out_scored_after"] == 3
     assert summary["trained_token_share"] == 1.0
     assert summary["tool_use_before"] is None  # this agent does not say how often it used its tool
     assert [e["step"] for e in events(run) if e["event"] == "step"] == [0, 1, 2]
     # Each version was evaluated once, whatever Ctrl-C came between, and by its own weights.
     evaluations = [(e["when"], e["version"], e["scored"]) for e in events(run) if e["event"] == "evaluated"]
-    assert evaluations == [("before", 0, 6), ("version-1", 1, 6), ("version-2", 2, 6), ("after", 3, 6)]
+    assert evaluations == [("before", 0, 3), ("version-1", 1, 3), ("version-2", 2, 3), ("after", 3, 3)]
     assert list(summary["held_out_rewards"]) == ["0", "1", "2", "3"]
     with RunReader(run) as kept:
         for version, phase in enumerate(("before", "eval", "eval", "after")):
             rows = kept.rollouts(Query(phase=phase, step=version))
             used = [kept.rollout(row["id"])["sequences"][0]["versions"] for row in rows]
-            assert [{v for v, _ in spans if v is not None} for spans in used] == [{version}] * 6
+            assert [{v for v, _ in spans if v is not None} for spans in used] == [{version}] * 3
     assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert (run / "policy" / "model.safetensors").is_file()
     # What it was given is what it was trained on.

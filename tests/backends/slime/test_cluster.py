@@ -42,6 +42,8 @@ def ray_jobs(make_environment: Callable[..., str]) -> str:
     return make_environment("ray-jobs", "ray[default]>=2.41,<3", upon_this=True, limit_s=240)
 
 
+# 35 CPU seconds of Ray; test_runner.py has the same of a stand-in that takes Ray's commands.
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_head_whose_port_was_taken_starts_again_runs_a_job_and_takes_only_its_own_with_it(

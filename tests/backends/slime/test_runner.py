@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -91,6 +92,8 @@ def note(text):
 words = sys.argv[1:]
 note(" ".join(words[:2]))
 code = int(os.environ.get("RAY_" + words[0].upper(), "0"))
+if words[0] == "start" and open(CALLS).read().count("start --head") == 1:
+    code = int(os.environ.get("RAY_FIRST_START", "0")) or code
 if words[0] == "start" and not code:
     def end(*_):
         note("head ended")
@@ -222,6 +225,36 @@ def test_a_head_that_does_not_start_ends_the_run(place: Path, with_ray: Path, mo
         runner(place).train()
     tries = ["start --head"] * 3  # a port may have been taken meanwhile
     assert with_ray.read_text().splitlines() == ["status", *tries]
+
+
+def test_a_head_whose_port_was_taken_starts_again_on_others_and_ends_nobody_elses(
+    place: Path, with_ray: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_STATUS", "1")
+    monkeypatch.setenv("RAY_FIRST_START", "7")
+    free_port, folder_of, given, folders = cluster._free_port, tempfile.mkdtemp, [], []
+
+    def remember_port() -> int:
+        given.append(free_port())
+        return given[-1]
+
+    def remember_folder(**options: Any) -> str:
+        folders.append(folder_of(**options))
+        return folders[-1]
+
+    monkeypatch.setattr(cluster, "_free_port", remember_port)
+    monkeypatch.setattr(cluster.tempfile, "mkdtemp", remember_folder)
+    monkeypatch.setattr(cluster, "DASHBOARD_PORT", free_port())
+    command = [sys.executable, "-c", "input()", f"{place}/slime-ray-theirs"]  # as another cluster's processes look
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as somebody:
+        runner(place).train()
+        assert somebody.poll() is None
+        somebody.communicate(b"\n")
+    calls = [c for c in with_ray.read_text().splitlines() if not c.startswith("to ")]
+    assert calls == ["status", *["start --head"] * 2, "job submit", "head ended"]
+    assert len(given) >= 10  # five for each of two heads, and their dashboard's if that was taken
+    assert len(folders) == 2
+    assert not any(Path(folder).exists() or cluster._those_of(folder) for folder in folders)
 
 
 def test_a_cluster_without_jobs_is_named_and_not_joined(

@@ -132,6 +132,8 @@ def test_sessions_spread_over_the_nodes_keep_theirs_and_a_drained_one_goes(route
     wait_for(lambda: not any(alive(pid) for pid in remaining))
 
 
+# 20 CPU seconds; test_nodes.py kills a node of machines without Ray, and the test above has Ray's own nodes come and go.
+@pytest.mark.nightly
 def test_node_killed_under_load_loses_its_own_sessions_and_nothing_else(
     router: Router, ray_cluster: RayCluster
 ) -> None:

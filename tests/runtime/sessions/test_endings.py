@@ -40,7 +40,8 @@ def look_old(root: Path) -> None:
         os.utime(root, (1, 1))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# Both signals end in the same handler.
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_graceful_stop_leaves_nothing_and_exits_0(start_server: Callable[..., Server], number: signal.Signals) -> None:
     server = start_server()
     pids, root = fill(server)

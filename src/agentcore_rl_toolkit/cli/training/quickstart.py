@@ -96,6 +96,8 @@ def command(
     begins = f"[bold]AgentCore RL quickstart[/]  run directory {escape(nearby(run_dir))}"
     console.print(begins, highlight=False, soft_wrap=True)
     go_on = f"{program()} quickstart --resume --out {nearby(run_dir)}"
+    if agent is not None:  # a run's folder does not say whose it is
+        go_on += f" --agent {nearby(agent)}"
     try:
         summary = asyncio.run(run(loop, job, console))
     except KeyboardInterrupt:
