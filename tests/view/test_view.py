@@ -48,6 +48,7 @@ def rollout(n: int, *, phase: str = "train", step: int | None = 0, reward: float
         "outcome": "ok",
         "score": reward,
         "dialogue": dialogue,
+        "payload": {"prompt": f"Count the lamps of shop {n // 4}. {HOSTILE}"},
         "sequences": [tokens],
         "fidelity": {"turns": 2, "sampled_tokens": 3, "trained_tokens": 3},
         "stages": {"queue": 0.1, "run": 1.0},
@@ -145,7 +146,11 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page = shown.at("#/run/loop/rollouts")
     assert page.inner_text("#count") == "33 rollouts"
     page.select_option("[name=outcome]", "cause:agent")
-    page.wait_for_selector("#count:text-is('1 rollouts')")
+    page.wait_for_selector("#count:text-is('1 rollout')")
+    page.fill("[name=text]", "no such word")
+    page.wait_for_selector(".none:has-text('No rollout fits these filters')")
+    page.fill("[name=text]", "")
+    page.wait_for_selector("#count:text-is('1 rollout')")
     assert "ValueError: <script>" in page.inner_text(".rows .row")
     page.select_option("[name=outcome]", "")
     page.fill("[name=text]", "shop 1")
@@ -160,6 +165,13 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector("#dialogue")
     assert "There are 6 lamps" in page.inner_text("#dialogue")
+    page.keyboard.press("?")
+    assert "the group of this rollout" in page.inner_text("#keys[open]")
+    page.keyboard.press("Escape")
+    page.keyboard.press("l")
+    page.wait_for_selector(".tokens .picked")
+    page.keyboard.press("k")
+    page.wait_for_selector("#dialogue:has-text('There are 5 lamps')")
 
 
 def test_a_group_is_side_by_side_with_advantages_and_its_first_difference(shown: Shown) -> None:
@@ -182,6 +194,7 @@ def test_tokens_are_coloured_and_say_their_numbers(shown: Shown, colour: str) ->
     page.hover("[data-at='0:3']")
     assert "sampler -3 (4.98 %)" in page.inner_text("#tip")
     assert "entropy –" in page.inner_text("#tip")  # absent is not zero
+    assert (page.locator("#unknown").count() == 1) == (colour == "entropy")
 
 
 def test_branches_are_a_tree_with_their_reasons_and_stages_a_waterfall(shown: Shown) -> None:
@@ -215,6 +228,7 @@ def test_two_phases_are_compared_on_the_same_inputs(shown: Shown) -> None:
     page = shown.at("#/compare?first=loop@before&second=loop@after")
     assert "2 inputs in both: 1 better, 0 worse" in page.inner_text("#page")
     assert page.locator("#compared tbody tr").count() == 2
+    assert page.inner_text("#compared tbody td >> nth=0").startswith("Count the lamps of shop")
 
 
 def test_a_run_that_goes_on_is_shown_as_it_grows(shown: Shown) -> None:
@@ -224,15 +238,15 @@ def test_a_run_that_goes_on_is_shown_as_it_grows(shown: Shown) -> None:
         assert run.flush()
         page = shown.at("#/run/growing/rollouts")
         page.wait_for_selector(".live:text-is('live')")
-        assert page.inner_text("#count") == "1 rollouts"
+        assert page.inner_text("#count") == "1 rollout"
         # Every look of the server may be its first at this run: keep writing until it was seen.
         for n in range(1, 200):
             run.rollout(rollout(n))
             assert run.flush()
-            if page.inner_text("#count") != "1 rollouts":
+            if page.inner_text("#count") != "1 rollout":
                 break
             page.wait_for_timeout(200)
-        assert page.inner_text("#count") != "1 rollouts"
+        assert page.inner_text("#count") != "1 rollout"
 
 
 def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:

@@ -234,6 +234,16 @@ class RunReader:
             "sequences": parts.get(TOKENS),
         }
 
+    def payloads(self, ids: Sequence[int]) -> dict[int, Any]:
+        """Inputs of rollouts by id, without reading their dialogues and tokens."""
+        found: dict[int, Any] = {}
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
+            places = ",".join("?" * len(some))
+            sql = f"SELECT rollout, data FROM parts WHERE name = ? AND rollout IN ({places})"
+            found |= {row["rollout"]: unpack(row["data"]).get("payload") for row in self._all(sql, (DETAIL, *some))}
+        return found
+
     def texts(self, ids: Iterable[int]) -> dict[int, str]:
         """Texts of tokens, where they are known."""
         wanted, found = sorted(set(ids)), {}

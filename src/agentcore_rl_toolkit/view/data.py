@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from ..errors import ConfigError
 from ..runs import Query, RunReader, find_runs
 
 PAGE = 1000  # rows of one answer at most
+INPUT_CHARACTERS = 300
 _NUMBERS = {"step": int, "tokens_from": int, "tokens_to": int, "reward_from": float, "reward_to": float}
 
 
@@ -56,12 +58,17 @@ class Runs:
 
 
 def list_of_runs(runs: Runs) -> list[dict[str, Any]]:
-    """The runs with how many rollouts they have; one that cannot be read says why."""
+    """The runs with how many rollouts they have and the reward of each step; one that cannot be read says why."""
     found = []
     for name, path in runs.folders().items():
         entry: dict[str, Any] = {"name": name, "path": str(path), "rollouts": None, "problem": None}
         try:
-            entry["rollouts"] = runs.reader(name).count()
+            steps = runs.reader(name).steps()
+            trained = [step for step in steps if step["phase"] == "train" and step["step"] is not None] or steps
+            entry["rollouts"] = sum(step["rollouts"] for step in steps)
+            entry["steps"] = sum(step["phase"] == "train" and step["step"] is not None for step in steps)
+            entry["rewards"] = [step["reward"] for step in trained]
+            entry["last_s"] = max((s["last_s"] for s in steps if s["last_s"] is not None), default=None)
         except ConfigError as e:
             entry["problem"] = str(e)
         found.append(entry)
@@ -139,6 +146,14 @@ def group(run: RunReader, number: int) -> dict[str, Any]:
     return {"phase": first["phase"], "step": first["step"], "grp": first["grp"], "payload": payload, "members": members}
 
 
+def input_text(payload: Any) -> str | None:
+    """What stands for an input in a list: its prompt, else the whole of it."""
+    if not isinstance(payload, Mapping) or not payload:
+        return None
+    prompt = payload.get("prompt")
+    return (prompt if isinstance(prompt, str) else json.dumps(payload, default=str))[:INPUT_CHARACTERS]
+
+
 def compare(first: RunReader, second: RunReader, sides: tuple[tuple[str, int | None], ...]) -> dict[str, Any]:
     """Inputs that both sides have, the ones that changed most first."""
     a, b = first.inputs(*sides[0]), second.inputs(*sides[1])
@@ -148,6 +163,9 @@ def compare(first: RunReader, second: RunReader, sides: tuple[tuple[str, int | N
         change = None if before is None or after is None else after - before
         found.append({"input_key": key, "change": change, "first": a[key], "second": b[key]})
     found.sort(key=lambda row: (-abs(row["change"] or 0.0), row["input_key"]))
+    payloads = first.payloads([row["first"]["first"] for row in found[:PAGE]])
+    for row in found[:PAGE]:
+        row["text"] = input_text(payloads.get(row["first"]["first"]))
     return {
         "rows": found[:PAGE],
         "inputs": len(found),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import socket
 import sys
 from typing import Any
@@ -22,6 +23,11 @@ from rllm.trainer.algorithms import (
     collect_reward_and_advantage_from_trajectory_groups,
     transform_episodes_to_trajectory_groups,
 )
+from rllm.utils import Tracking
+
+from agentcore_rl_toolkit.backends.rllm.recording import Attachment, attach
+
+FILTERING = {"enable": True, "mask_error": True, "mask_timeout": True}
 
 
 class VerlEngine:
@@ -57,6 +63,10 @@ def main() -> None:
     config = OmegaConf.create(
         {"rllm": {"gateway": {"host": "127.0.0.1", "port": free_port()}}, "model": {"name": "policy"}}
     )
+    recorder = attach(
+        Attachment(folder=at["run"], config={"trainer": "rllm"}, tokenizer=at["tokenizer"], filtering=FILTERING)
+    )
+    assert pickle.loads(pickle.dumps(recorder)) is recorder  # as it arrives in the process of verl's trainer
     gateway = GatewayManager(config, mode="process")
     gateway.start(VerlEngine(at["policy"]))  # type: ignore[arg-type]  # found by the name of its class
     settings = {"agent_runtime_arn": at["arn"], "s3_bucket": at["store"], "tps_limit": 100}
@@ -66,20 +76,25 @@ def main() -> None:
     runtime.initialize()
     try:
         engine = RemoteAgentFlowEngine(runtime, gateway, session_timeout=90)
+        engine.set_training_step(1)
         episodes = asyncio.run(roll(engine, gateway, at["payload"], at["n"]))
     finally:
         runtime.shutdown()
         gateway.stop()
     shown = {}
     for name, mask in (("kept", False), ("masked", True)):
-        filtering = CompactFilteringConfig(enable=mask, mask_error=True, mask_timeout=True)
+        filtering = CompactFilteringConfig(**{**FILTERING, "enable": mask})
         groups, _ = transform_episodes_to_trajectory_groups(episodes, TransformConfig(), filtering)
         collect_reward_and_advantage_from_trajectory_groups(groups, AlgorithmConfig())
         shown[name] = [
             [(t.reward, [step.advantage for step in t.steps]) for t in group.trajectories] for group in groups
         ]
+    tracking = Tracking("test", "test", "console", config={})
+    tracking.log({"actor/pg_loss": 0.25, "batch/empty": 0}, 1, episodes=episodes, trajectory_groups=groups)
+    recorder.close()
     turns = [
         {
+            "session": episode.session_id,
             "reason": episode.termination_reason.name,
             "reward": episode.trajectories[0].reward if episode.trajectories else None,
             "error": (episode.metadata or {}).get("error"),

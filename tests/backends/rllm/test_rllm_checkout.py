@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.policy.word_problems.problems import problems
+from agentcore_rl_toolkit.runs import RunReader, TokenSequence
 
 RLLM_DIR = os.environ.get("RLLM_DIR")
 pytestmark = [
@@ -28,6 +30,7 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 COMPAT = HERE.parents[2] / "compat" / "rllm_model_gateway" / "src"
+WEIGHTS = HERE.parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
 ROLLOUTS = 6
 
 
@@ -124,6 +127,8 @@ def rolled(rllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             "arn": runtime["agents"]["math"],
             "store": f"file://{records}",
             "n": ROLLOUTS,
+            "run": str(folder / "runs" / "rllm"),
+            "tokenizer": str(WEIGHTS),
             "payload": {
                 "prompt": problem.prompt,
                 "answer": problem.answer,
@@ -132,7 +137,7 @@ def rolled(rllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         }
         found = driven(rllm_python, "drive_engine.py", "EPISODES", json.dumps(at), endpoint=runtime["url"])
     assert isinstance(found, dict)
-    return found
+    return {**found, "run": folder / "runs" / "rllm"}
 
 
 def test_rllm_gets_the_tokens_that_the_policy_sampled(rolled: dict[str, Any]) -> None:
@@ -172,6 +177,36 @@ def test_the_injected_failure_reaches_rllm_as_an_error_and_compact_filtering_mas
         assert advantages == pytest.approx([wanted] * len(advantages), rel=1e-4, abs=1e-6)
     (kept,) = rolled["groups"]["kept"]
     assert len(kept) == ROLLOUTS  # what rLLM does without the filter: the failure is a reward of 0
+
+
+def test_the_runs_folder_has_what_rllm_trained(rolled: dict[str, Any], serve_view: Any) -> None:
+    episodes = {e["session"]: e for e in rolled["episodes"]}
+    with RunReader(rolled["run"]) as run:
+        rows = run.rollouts()
+        assert {row["session_id"] for row in rows} == episodes.keys()
+        assert {(row["phase"], row["step"], row["grp"]) for row in rows} == {("train", 1, "task")}
+        assert sorted(row["place"] for row in rows) == list(range(ROLLOUTS))
+        (masked,) = rolled["groups"]["masked"]
+        trained = [row for row in rows if row["outcome"] == "ok"]
+        wanted = sorted((reward, steps[0][0] if isinstance(steps[0], list) else steps[0]) for reward, steps in masked)
+        assert sorted((r["reward"], r["advantage"]) for r in trained) == wanted
+        (failed,) = (row for row in rows if row["outcome"] != "ok")
+        assert (failed["outcome"], failed["cause"], failed["mask_reason"]) == ("agent_error", "agent", "outcome")
+        assert failed["advantage"] is None
+        for row in trained:
+            whole = run.rollout(row["id"])
+            assert whole is not None
+            assert set(whole["detail"]["stages"]) >= {"start", "run"}
+            (sequence,) = (TokenSequence.decoded(s) for s in whole["sequences"])
+            steps = episodes[row["session_id"]]["steps"]
+            assert list(sequence.ids) == steps[-1][0] + steps[-1][1]
+            assert sum(sequence.mask) == sum(len(step[1]) for step in steps)
+            assert [m["role"] for m in whole["dialogue"]][:2] == ["system", "user"]
+            assert row["turns"] == len(steps)
+        assert [e["loss"] for e in run.metrics() if e["event"] == "step"] == [0.25]
+    with serve_view(rolled["run"].parents[1]) as url, urllib.request.urlopen(f"{url}/api/runs/rllm") as answer:
+        (step,) = json.loads(answer.read())["steps"]
+    assert (step["rollouts"], step["usable"]) == (ROLLOUTS, ROLLOUTS - 1)
 
 
 def test_rllms_loss_gets_the_advantages_of_every_other_backend(rllm_python: str) -> None:

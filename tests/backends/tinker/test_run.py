@@ -29,7 +29,7 @@ from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.finetuning import PolicyModel
 from agentcore_rl_toolkit.policy.tinker.service import TinkerServer
 from agentcore_rl_toolkit.policy.word_problems.problems import problems
-from agentcore_rl_toolkit.runs import read_metrics
+from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence, read_metrics
 
 from ..test_end_to_end import serving
 
@@ -127,6 +127,16 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(pla
     }
     check_tokens(server, groups, calls_from=sampled, updates_from=trained)
     assert [entry["step"] for entry in read_metrics(config.output_dir)] == [0, 1]
+    with RunReader(config.output_dir) as run:
+        steps_of = run.steps()
+        assert [(s["phase"], s["step"]) for s in steps_of] == [("train", 0), ("train", 1)]
+        assert 0 < steps_of[0]["gap_max"] < 1e-3  # the service's own logprobs beside the sampler's
+        for row in run.rollouts(Query(phase="train", step=0)):
+            if row["advantage"]:
+                [sequence] = [TokenSequence.decoded(s) for s in (run.rollout(row["id"]) or {})["sequences"]]
+                assert sequence.trainer_logprobs is not None
+                known = [lp is not None for lp in sequence.trainer_logprobs]
+                assert known == [bool(mask) for mask in sequence.mask]
     assert len(server.finished) == 4  # the trainer's session and the gateway's, of both runs
 
 

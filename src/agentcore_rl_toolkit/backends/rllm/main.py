@@ -1,16 +1,21 @@
 """``python -m agentcore_rl_toolkit.backends.rllm.main key=value ...``: rLLM's unified trainer over AgentCore.
 
 Takes rLLM's own hydra overrides. The data set is the one named by RLLM_DATASET in rLLM's registry (`backends.gsm8k`
-puts it there).
+puts it there). RLLM_RECORD_DIR names the folder that keeps the rollouts for `agentcore-rl view`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, MissingExtraError
+from ...store.names import path_of
+from .recording import Attachment, attach
+
+MODEL_PATHS = {"verl": "actor_rollout_ref.model.path", "tinker": "model.name"}
 
 
 def backend_of(arguments: list[str]) -> str:
@@ -20,6 +25,36 @@ def backend_of(arguments: list[str]) -> str:
     if backend not in ("verl", "tinker"):
         raise ConfigError(f"rllm/backend={backend}: only verl and tinker run AgentCore agents")
     return backend
+
+
+def attachment_of(config: Any, backend: str) -> Attachment:
+    """What keeps the rollouts of a run with this configuration of rLLM."""
+    from omegaconf import OmegaConf
+
+    def section(name: str) -> dict[str, Any]:
+        found = OmegaConf.select(config, name)
+        return {} if found is None else dict(OmegaConf.to_container(found, resolve=True))
+
+    named = OmegaConf.select(config, "rllm.trainer.experiment_name") or "rllm"
+    folder = os.environ.get("RLLM_RECORD_DIR") or f"runs/{path_of(str(named))}"
+    model = OmegaConf.select(config, MODEL_PATHS[backend])
+    kept = (
+        "algorithm",
+        "async_training",
+        "compact_filtering",
+        "data",
+        "remote_runtime",
+        "rollout",
+        "trainer",
+        "workflow",
+    )
+    return Attachment(
+        folder=str(Path(folder).absolute()),
+        config={"trainer": "rllm", "backend": backend, "model": model, **{n: section(f"rllm.{n}") for n in kept}},
+        tokenizer=None if model is None else str(model),
+        filtering=section("rllm.compact_filtering"),
+        asynchronous=bool(OmegaConf.select(config, "rllm.async_training.enable")),
+    )
 
 
 def main() -> None:
@@ -44,7 +79,10 @@ def main() -> None:
             )
         from rllm.trainer import AgentTrainer
 
-        AgentTrainer(backend=backend, config=config, train_dataset=splits["train"], val_dataset=splits["test"]).train()
+        recorder = attach(attachment_of(config, backend))
+        # rLLM hands what it does not know on to its trainer, which for verl is a process of its own.
+        datasets = {"train_dataset": splits["train"], "val_dataset": splits["test"]}
+        AgentTrainer(backend=backend, config=config, **datasets, agentcore_recorder=recorder).train()
 
     hydra.main(config_path="pkg://rllm.trainer.config", config_name="unified", version_base=None)(run)()
 

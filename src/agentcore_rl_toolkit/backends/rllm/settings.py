@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ...store.names import path_of
 from ..hydra import hydra_value
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 
@@ -24,7 +25,8 @@ class RllmConfig:
     `session_timeout` becomes ``rllm.remote_runtime.session_timeout``; under ``remote_runtime.agentcore``, where some
     guides print it, rLLM refuses it. `mask_failures` turns on rLLM's compact filtering for errors and timeouts:
     without it rLLM trains failed rollouts as reward 0. `n_parallel` bounds sessions alive at once. `overrides` are
-    further hydra keys, passed on unchanged.
+    further hydra keys, passed on unchanged. `record_dir` is the folder that keeps the rollouts for `agentcore-rl view`; None is
+    `runs/EXPERIMENT_NAME`.
     Units: seconds. Raises: ConfigError.
     """
 
@@ -47,6 +49,7 @@ class RllmConfig:
     tool_call_parser: str = "hermes"
     project_name: str = "agentcore-math"
     experiment_name: str = "gsm8k"
+    record_dir: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -113,7 +116,9 @@ class RllmConfig:
         wanted = [("rllm", "rLLM from its repository (github.com/rllm-org/rllm)"), ("hydra", "pip install hydra-core")]
         wanted.append(("verl", "verl") if self.backend == "verl" else ("tinker", "pip install tinker"))
         needs = [text for module, text in wanted if not importlib.util.find_spec(module)]
-        environment = {"RLLM_DATASET": self.dataset}
+        record_dir = str(Path(self.record_dir or f"runs/{path_of(self.experiment_name)}").absolute())
+        facts.append(("run", record_dir))
+        environment = {"RLLM_DATASET": self.dataset, "RLLM_RECORD_DIR": record_dir}
         return Plan(backend="rllm", facts=facts, command=command, environment=environment, needs=needs)
 
     def _verl(self) -> dict[str, Any]:

@@ -162,7 +162,10 @@ async def train_async(
         metrics: dict[str, float] = {}
         state: str | None = None
         if data:
-            metrics = await _update(training_client, data, config)
+            metrics, outputs = await _update(training_client, data, config)
+            if recording is not None:
+                left_out = set(map(id, too_long))
+                _record(recording, [s for s in samples if id(s) not in left_out], outputs)
             version += 1
             sampler = await _publish(training_client, config, version, send)
         else:
@@ -186,13 +189,30 @@ async def train_async(
     return version
 
 
-async def _update(client: TrainingClient, data: list[dict[str, Any]], config: TinkerConfig) -> dict[str, float]:
+async def _update(
+    client: TrainingClient, data: list[dict[str, Any]], config: TinkerConfig
+) -> tuple[dict[str, float], Sequence[Mapping[str, Any]]]:
+    """The metrics of both requests, and what the service computed for each datum."""
     # Both requests are sent before either is awaited: the service runs them in order without idling in between.
     forward = client.forward_backward([sdk_datum(d) for d in data], config.loss, dict(config.loss_config) or None)
     step = client.optim_step(sdk_adam(config))
     output, stepped = await forward, await step
     found = {**(getattr(output, "metrics", None) or {}), **(getattr(stepped, "metrics", None) or {})}
-    return {str(k): float(v) for k, v in found.items()}
+    return {str(k): float(v) for k, v in found.items()}, getattr(output, "loss_fn_outputs", None) or ()
+
+
+def _record(recording: Recording, samples: Sequence[Sample], outputs: Sequence[Mapping[str, Any]]) -> None:
+    """Add the service's own logprobs of the sampled tokens to the run, where the loss returns them."""
+    if len(outputs) != len(samples):
+        return
+    for sample, output in zip(samples, outputs, strict=True):
+        computed = getattr(output.get("logprobs"), "data", None)
+        context = len(sample.prompt_ids)
+        if computed is None or len(computed) != len(sample.token_ids) - 1:
+            continue
+        sampled = zip(list(computed)[context - 1 :], sample.response_mask, strict=True)
+        logprobs_T = [*[None] * context, *(float(lp) if mask else None for lp, mask in sampled)]
+        recording.trained(sample.session_id, sample.sequence_index, logprobs=logprobs_T, updates=0)
 
 
 async def _publish(client: TrainingClient, config: TinkerConfig, version: int, send: Publish) -> str:

@@ -7,7 +7,9 @@ import { groupPage } from "./group.js";
 import { comparePage } from "./compare.js";
 
 const page = document.getElementById("page"), bar = document.getElementById("bar");
-const live = el("span", { class: "live" });
+const live = el("span", { class: "live", title: "What is written to a run shows up here by itself." });
+const keys = el("dialog", { id: "keys", "aria-label": "Keys" }, el("h2", {}, "Keys"), el("table", {}, [["j, k", "next and previous rollout, in a list and in a group"], ["Enter", "open the rollout"], ["/", "search the text of the rollouts"], ["g", "the group of this rollout"], ["l", "the least likely token of this rollout"], ["r", "the rollouts of this run"], ["?", "these keys"], ["Esc", "close"]].map(([key, what]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, what)))), el("form", { method: "dialog" }, el("button", {}, "Close")));
+document.body.append(keys);
 let current = null, drawn = 0;
 
 function read() {
@@ -27,7 +29,7 @@ function drawBar(at) {
   const parts = [el("strong", {}, "AgentCore RL"), exported ? null : el("a", { href: "#/", "aria-current": here(!at.kind) }, "Runs")];
   if (at.kind === "run") parts.push(el("a", { href: link(at.run), "aria-current": here(!at.name) }, at.run), el("a", { href: link(at.run, "rollouts"), "aria-current": here(at.name === "rollouts") }, "Rollouts"));
   parts.push(el("a", { href: "#/compare", "aria-current": here(at.kind === "compare") }, "Compare"));
-  bar.replaceChildren(...parts.filter(Boolean), live);
+  bar.replaceChildren(...parts.filter(Boolean), live, el("button", { type: "button", id: "help", title: "Keys (?)", "aria-label": "Keys", onclick: () => keys.showModal() }, "?"));
 }
 
 async function pageOf(at) {
@@ -64,7 +66,12 @@ async function draw(keep = false) {
 addEventListener("hashchange", () => draw());
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
-  if (current?.keys?.(event.key)) event.preventDefault();
+  if (keys.open) return;
+  const at = read();
+  if (event.key === "?") keys.showModal();
+  else if (event.key === "r" && at.kind === "run") go(link(at.run, "rollouts"));
+  else if (!current?.keys?.(event.key)) return;
+  event.preventDefault();
 });
 let due = 0;
 listen((run) => {

@@ -1,12 +1,14 @@
-import { el, svg, small, tip } from "./dom.js";
+import { el, many, svg, small, tip } from "./dom.js";
 
-const WIDTH = 360, HEIGHT = 170, LEFT = 44, RIGHT = 10, TOP = 10, BOTTOM = 24;
+const WIDTH = 360, HEIGHT = 182, LEFT = 44, RIGHT = 10, TOP = 10, BOTTOM = 36;
+const axisName = () => svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, "step");
 
 function ticks(low, high) {
   const step = 10 ** Math.floor(Math.log10((high - low) / 3 || 1));
   const wide = [1, 2, 5, 10].map((n) => n * step).find((n) => (high - low) / n <= 4) ?? step * 10;
   const found = [];
-  for (let at = Math.ceil(low / wide) * wide; at <= high + 1e-12; at += wide) found.push(Number(at.toPrecision(8)));
+  // By whole multiples: a sum of steps would end beside 0.
+  for (let n = Math.ceil(low / wide - 1e-9); n * wide <= high + wide * 1e-9; n++) found.push(Number((n * wide).toPrecision(8)));
   return found;
 }
 
@@ -22,7 +24,8 @@ export function lineChart(title, curves, options = {}) {
   const Y = (y) => TOP + (1 - (y - low) / tall) * (HEIGHT - TOP - BOTTOM);
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
   for (const at of ticks(low, low + tall)) picture.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: Y(at), y2: Y(at) }), svg("text", { x: LEFT - 6, y: Y(at) + 4, "text-anchor": "end" }, small(at)));
-  for (const at of ticks(left, right).filter(Number.isInteger)) picture.append(svg("text", { x: X(at), y: HEIGHT - 6, "text-anchor": "middle" }, at));
+  for (const at of ticks(left, right).filter(Number.isInteger)) picture.append(svg("text", { x: X(at), y: HEIGHT - 20, "text-anchor": "middle" }, at));
+  picture.append(axisName());
   for (const curve of shown) {
     const second = curve.second ? " other" : "";
     const banded = curve.points.filter((p) => p.low !== undefined && p.low !== null);
@@ -50,7 +53,10 @@ export function stackedChart(title, steps) {
     const y = TOP + (1 - at / most) * (HEIGHT - TOP - BOTTOM);
     picture.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }), svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, at));
   }
+  const named = new Set(ticks(steps[0].step, steps.at(-1).step).filter(Number.isInteger));
+  picture.append(axisName());
   steps.forEach((step, i) => {
+    if (named.has(step.step) || steps.length === 1) picture.append(svg("text", { x: LEFT + (i + 0.5) * wide, y: HEIGHT - 20, "text-anchor": "middle" }, step.step));
     const failed = Object.values(step.causes).reduce((a, b) => a + b, 0);
     const parts = [["ok", step.rollouts - failed], ...Object.entries(step.causes)];
     let base = 0;
@@ -60,7 +66,7 @@ export function stackedChart(title, steps) {
       const tall = (count / most) * (HEIGHT - TOP - BOTTOM), y = HEIGHT - BOTTOM - base - tall;
       const bar = svg("rect", { x: LEFT + i * wide + wide * 0.1, width: Math.max(1, wide * 0.8), y, height: tall });
       bar.style.fill = COLOURS[name] ?? COLOURS.other;
-      bar.addEventListener("mousemove", (event) => tip(`step ${step.step}\n${name} ${count}\n${Object.entries(step.outcomes).map(([o, n]) => `${n} ${o}`).join("\n")}`, event));
+      bar.addEventListener("mousemove", (event) => tip(`step ${step.step}\n${name}: ${many(count, "rollout")}\n${Object.entries(step.outcomes).map(([o, n]) => `${n} ${o}`).join("\n")}`, event));
       bar.addEventListener("mouseleave", () => tip(null));
       picture.append(bar);
       base += tall;
@@ -68,4 +74,13 @@ export function stackedChart(title, steps) {
   });
   const keys = [...seen].map((name) => { const key = el("i", { class: "key" }); key.style.background = COLOURS[name] ?? COLOURS.other; return [key, name]; });
   return el("div", { class: "card" }, el("b", {}, title), picture, el("div", { class: "soft" }, keys));
+}
+
+// A small curve without axes, for lists.
+export function sparkline(values, title) {
+  const known = values.map((y, x) => ({ x, y })).filter((p) => p.y !== null && p.y !== undefined);
+  if (known.length < 2) return null;
+  const low = Math.min(0, ...known.map((p) => p.y)), high = Math.max(1, ...known.map((p) => p.y)), wide = known.at(-1).x - known[0].x;
+  const points = known.map((p) => `${(2 + ((p.x - known[0].x) / wide) * 116).toFixed(1)},${(22 - ((p.y - low) / (high - low)) * 20).toFixed(1)}`).join(" ");
+  return svg("svg", { class: "spark", viewBox: "0 0 120 24", width: 120, height: 24, role: "img", "aria-label": title }, svg("polyline", { class: "curve", points }));
 }

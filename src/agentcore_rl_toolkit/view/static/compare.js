@@ -1,4 +1,4 @@
-import { el, link, number } from "./dom.js";
+import { el, link, many, number } from "./dom.js";
 import { compareOf, overview, runList } from "./source.js";
 
 export async function comparePage(query, go) {
@@ -15,8 +15,8 @@ export async function comparePage(query, go) {
   const known = found.rows.filter((r) => r.change !== null);
   const mean = known.length ? known.reduce((n, r) => n + r.change, 0) / known.length : null;
   const name = (side) => side.slice(0, side.lastIndexOf("@"));
-  const table = el("table", { id: "compared" }, el("thead", {}, el("tr", {}, ["input", "first", "second", "change", "tokens first", "tokens second", ""].map((t, i) => el("th", { class: i && i < 6 ? "num" : "" }, t)))),
-    el("tbody", {}, found.rows.map((r) => el("tr", {}, el("td", {}, r.input_key), [number(r.first.reward), number(r.second.reward)].map((v) => el("td", { class: "num" }, v)), el("td", { class: `num ${r.change > 0 ? "good" : r.change < 0 ? "bad" : ""}` }, r.change > 0 ? `+${number(r.change)}` : number(r.change)), [number(r.first.tokens, 0), number(r.second.tokens, 0)].map((v) => el("td", { class: "num" }, v)),
+  const table = el("table", { id: "compared" }, el("thead", {}, el("tr", {}, ["input", "reward, first", "reward, second", "change", "tokens, first", "tokens, second", "rollouts"].map((t, i) => el("th", { class: i && i < 6 ? "num" : "" }, t)))),
+    el("tbody", {}, found.rows.map((r) => el("tr", {}, el("td", { class: "input", title: r.text ?? r.input_key }, r.text ?? r.input_key), [number(r.first.reward), number(r.second.reward)].map((v) => el("td", { class: "num" }, v)), el("td", { class: `num ${r.change > 0 ? "good" : r.change < 0 ? "bad" : ""}` }, r.change > 0 ? `+${number(r.change)}` : number(r.change)), [number(r.first.tokens, 0), number(r.second.tokens, 0)].map((v) => el("td", { class: "num" }, v)),
       el("td", {}, el("a", { href: link(name(first), `rollout/${r.first.first}`) }, "first"), "  ", el("a", { href: link(name(second), `rollout/${r.second.first}`) }, "second"))))));
-  return [...head, el("p", {}, `${found.inputs} inputs in both: `, el("span", { class: "good" }, `${better} better`), ", ", el("span", { class: "bad" }, `${worse} worse`), `, mean change ${number(mean)}. Only in the first: ${found.only_first}, only in the second: ${found.only_second}.`), el("div", { class: "card" }, table)];
+  return [...head, el("p", {}, `${many(found.inputs, "input")} in both: `, el("span", { class: "good" }, `${better} better`), ", ", el("span", { class: "bad" }, `${worse} worse`), `, mean change ${number(mean)}. Only in the first: ${found.only_first}, only in the second: ${found.only_second}.`), el("div", { class: "card" }, table)];
 }

@@ -29,6 +29,10 @@ export function number(value, digits = 3) {
   return Number.isInteger(value) && Math.abs(value) < 1e15 ? String(value) : Number(value).toFixed(digits);
 }
 
+export function many(count, one, several = `${one}s`) {
+  return `${number(count)} ${count === 1 ? one : several}`;
+}
+
 export function small(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : number(value);

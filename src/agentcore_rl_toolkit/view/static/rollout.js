@@ -1,4 +1,4 @@
-import { el, link, messageCalls, messageText, number, outcomeClass, outcomeText, placeOf, small, svg, tip } from "./dom.js";
+import { el, link, messageCalls, messageText, many, number, outcomeClass, outcomeText, placeOf, small, svg, tip } from "./dom.js";
 import { decoded, rolloutOf, textsOf } from "./source.js";
 
 const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3] };
@@ -10,11 +10,11 @@ export function dialogueOf(dialogue, mark) {
   if (dialogue === null || dialogue === undefined) return [el("p", { class: "soft" }, "No dialogue: the rollout had no gateway, or it was not kept.")];
   if (!dialogue.length) return [el("p", { class: "soft" }, "The agent made no model call.")];
   return dialogue.map((message, i) => {
-    const role = String(message.role ?? message.type ?? "?"), text = messageText(message), at = mark?.[i];
+    const role = String(message.role ?? message.type ?? "?"), text = messageText(message), [at, known_calls = []] = mark?.[i] ?? [];
     const body = at === undefined || at >= text.length ? text : [text.slice(0, at), el("mark", {}, text.slice(at))];
     const known = ["user", "system", "assistant", "tool"].includes(role) ? role : "";
     const thought = typeof message.reasoning_content === "string" ? el("details", {}, el("summary", { class: "soft" }, "reasoning"), el("div", { class: "text soft" }, message.reasoning_content)) : null;
-    return el("div", { class: `message ${known}` }, el("div", { class: "role" }, role + (message.name ? ` ${message.name}` : "")), thought, text !== "" ? el("div", { class: "text" }, body) : null, messageCalls(message).map((call) => el("div", {}, el("span", { class: "call" }, call))));
+    return el("div", { class: `message ${known}` }, el("div", { class: "role" }, role + (message.name ? ` ${message.name}` : "")), thought, text !== "" ? el("div", { class: "text" }, body) : null, messageCalls(message).map((call, n) => el("div", {}, el("span", { class: "call" }, at === undefined || call === known_calls[n] ? call : el("mark", {}, call)))));
   });
 }
 
@@ -22,10 +22,10 @@ export async function rolloutPage(name, id, query, go) {
   const row = await rolloutOf(name, id);
   const detail = row.detail ?? {};
   const group = row.group, at = group.findIndex((r) => r.id === row.id);
-  const facts = [["outcome", outcomeText(row), outcomeClass(row)], ["reward", number(row.reward)], ["advantage", number(row.advantage)], ["place in group", `${at + 1} of ${group.length}`], ["turns", number(row.turns)], ["tokens sampled", number(row.sampled_tokens)], ["trained", number(row.trained_tokens)], ["least logprob", number(row.logprob_min)], ["largest gap", small(row.gap_max)], ["entropy", number(row.entropy_mean)], ["weights", row.weight_min === null ? "–" : row.weight_min === row.weight_max ? number(row.weight_min) : `${row.weight_min} to ${row.weight_max}`], ["versions behind", number(row.staleness)], ["seconds", number(row.elapsed_s, 2)]].filter(([n, v]) => v !== "–" || ["reward", "advantage", "least logprob"].includes(n));
+  const facts = [["outcome", outcomeText(row), outcomeClass(row)], ["reward", number(row.reward)], ["advantage", number(row.advantage)], ["place in group", `${at + 1} of ${group.length}`], ["turns", number(row.turns)], ["tokens sampled", number(row.sampled_tokens)], ["tokens trained", number(row.trained_tokens)], ["least logprob", number(row.logprob_min)], ["largest gap", small(row.gap_max)], ["entropy", number(row.entropy_mean)], ["weight version", row.weight_min === null ? "–" : row.weight_min === row.weight_max ? number(row.weight_min) : `${row.weight_min} to ${row.weight_max}`], ["versions behind", number(row.staleness)], ["time", row.elapsed_s === null ? "–" : `${number(row.elapsed_s, 2)} s`]].filter(([n, v]) => v !== "–" || ["reward", "advantage", "least logprob"].includes(n));
   const tokens = await tokenView(name, row, query, go);
   const parts = [
-    el("h1", {}, `Rollout ${row.id}`), el("p", {}, el("a", { href: link(name, "rollouts", { phase: row.phase, step: row.step, sort: "reward" }) }, placeOf(row)), "   group ", el("a", { id: "group", href: link(name, `group/${row.id}`) }, row.grp), "   ", el("span", { class: "soft" }, row.session_id)),
+    el("h1", {}, `Rollout ${row.id}`), el("p", { class: "spaced" }, el("a", { href: link(name, "rollouts", { phase: row.phase, step: row.step, sort: "reward" }) }, placeOf(row)), el("span", {}, "group ", el("a", { id: "group", href: link(name, `group/${row.id}`) }, row.grp)), el("span", { class: "soft" }, row.session_id), group[at - 1] ? el("a", { id: "previous", href: link(name, `rollout/${group[at - 1].id}`, query) }, "‹ previous of the group") : null, group[at + 1] ? el("a", { id: "next", href: link(name, `rollout/${group[at + 1].id}`, query) }, "next of the group ›") : null),
     el("div", { class: "facts" }, facts.map(([n, v, c]) => el("div", { class: "card fact" }, el("span", {}, n), el("b", { class: c ?? "" }, v)))),
     row.dropped ? el("p", { class: "notice" }, `To keep the run within its size, these parts were given up: ${row.dropped}.`) : null,
     row.error ? el("p", { class: "notice" }, `${row.stage ? `in stage ${row.stage}: ` : ""}${row.error}${row.failure ? ` (policy failed at: ${row.failure})` : ""}`) : null,
@@ -37,7 +37,7 @@ export async function rolloutPage(name, id, query, go) {
     el("details", { class: "card" }, el("summary", {}, "everything but tokens"), el("pre", {}, JSON.stringify({ ...row, group: undefined, sequences: undefined }, null, 2))),
   ];
   const other = (by) => { const next = group[at + by]; if (next) go(link(name, `rollout/${next.id}`, query)); return true; };
-  return { nodes: parts, growing: row.outcome === "open", keys: (key) => (key === "j" ? other(1) : key === "k" ? other(-1) : key === "g" ? (go(link(name, `group/${row.id}`)), true) : false) };
+  return { nodes: parts, growing: row.outcome === "open", keys: (key) => (key === "j" ? other(1) : key === "k" ? other(-1) : key === "g" ? (go(link(name, `group/${row.id}`)), true) : key === "l" ? (document.getElementById("least")?.click(), true) : false) };
 }
 
 // Sequences as a tree: each turn a dot in the order of the calls, each sequence a row, a curve from the turn where it branched.
@@ -107,22 +107,34 @@ async function tokenView(name, row, query, go) {
   const texts = await textsOf(name, sequences.flatMap((s) => [...s.ids]));
   const colour = query.colour ?? "logprob";
   const buttons = Object.keys(WORDS).map((c) => el("button", { type: "button", "data-colour": c, "aria-pressed": c === colour ? "true" : "false", title: WORDS[c], onclick: () => go(link(name, `rollout/${row.id}`, { ...query, colour: c }), true) }, c));
-  const scale = colour === "mask" ? null : el("span", { class: "scale" }, WORDS[colour], [1, 2, 3, 4, 5].map((n) => el("i", { class: `c${n}` })));
+  const known = sequences.some((s) => s.ids.some((_, i) => s.mask[i] && !Number.isNaN(valueOf(s, i, colour) ?? NaN)));
+  const bounds = colour === "logprob" ? LIMITS.logprob.map((l) => `< ${Number((Math.exp(-l) * 100).toPrecision(1))} %`) : (LIMITS[colour] ?? []).map((l) => `≥ ${l}`);
+  const scale = colour === "mask" ? null : known ? el("span", { class: "scale" }, WORDS[colour], bounds.map((b, n) => el("i", { class: `c${n + 1}` }, b))) : el("span", { class: "soft", id: "unknown" }, absent(row, colour));
   const lowest = sequences.flatMap((s, n) => [...s.ids.keys()].filter((i) => s.mask[i] && s.logprobs && !Number.isNaN(s.logprobs[i])).map((i) => ({ n, i, lp: s.logprobs[i] }))).reduce((a, b) => (a && a.lp <= b.lp ? a : b), null);
   const jump = lowest ? el("button", { type: "button", id: "least", onclick: () => { const found = document.querySelector(`[data-at="${lowest.n}:${lowest.i}"]`); document.querySelectorAll(".picked").forEach((e) => e.classList.remove("picked")); found?.classList.add("picked"); found?.scrollIntoView({ block: "center" }); said.textContent = numbersOf(sequences[lowest.n], lowest.i, texts).replaceAll("\n", "   "); } }, "least likely token") : null;
   const said = el("span", { id: "picked", class: "soft", "aria-live": "polite" });
   const shown = sequences.map((s, n) => {
     const why = n === 0 ? "" : s.branch_reason ?? "separate";
-    const shared = s.context_turn_ids.length ? `, goes on from ${s.context_turn_ids.length} turns that are trained in another sequence` : "";
+    const shared = s.context_turn_ids.length ? `, goes on from ${many(s.context_turn_ids.length, "turn")} trained in another sequence` : "";
     const trained = s.mask.reduce((a, b) => a + b, 0);
     const box = el("div", { class: "tokens card", "data-sequence": n });
-    const add = (from) => { box.append(...spans(s, n, texts, colour, from, Math.min(from + MOST, s.ids.length))); if (from + MOST < s.ids.length) { const more = el("button", { type: "button", onclick: () => { more.remove(); add(from + MOST); } }, `${s.ids.length - from - MOST} more tokens`); box.append(more); } };
+    const add = (from) => { box.append(...spans(s, n, texts, colour, from, Math.min(from + MOST, s.ids.length))); if (from + MOST < s.ids.length) { const more = el("button", { type: "button", onclick: () => { more.remove(); add(from + MOST); } }, many(s.ids.length - from - MOST, "more token")); box.append(more); } };
     add(0);
     box.addEventListener("mousemove", (event) => { const place = event.target.dataset?.i; tip(place === undefined ? null : numbersOf(s, Number(place), texts), event); });
     box.addEventListener("mouseleave", () => tip(null));
-    return [el("p", {}, el("b", {}, sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence"), el("span", { class: "soft" }, `  ${s.ids.length} tokens, ${trained} trained, ${s.turn_ids.length} turns${shared}${s.updates ? `; the trainer's numbers come after ${s.updates} updates of this step` : ""}  `), why ? el("span", { class: "warn" }, `branch: ${why}`) : null), box];
+    return [el("p", {}, el("b", {}, sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence"), el("span", { class: "soft" }, `  ${s.ids.length} tokens, ${trained} trained, ${many(s.turn_ids.length, "turn")}${shared}${s.updates ? `; the trainer's numbers come after ${many(s.updates, "update")} of this step` : ""}  `), why ? el("span", { class: "warn" }, `branch: ${why}`) : null), box];
   });
   return [branchTree(sequences, row.detail?.calls), el("h2", {}, "Tokens, as the trainer sees them"), el("div", { class: "tools" }, buttons, scale, jump, said), shown];
+}
+
+// Why there is nothing to colour by.
+function absent(row, colour) {
+  if (colour === "logprob") return "The engine gave no logprobs for this rollout.";
+  const what = colour === "gap" ? "The trainer's logprobs are not known" : "The entropy is not known";
+  if (row.phase !== "train") return `${what}: this rollout was not for training.`;
+  if (row.mask_reason) return `${what}: this rollout was not trained (${row.mask_reason}).`;
+  if (row.advantage === 0) return `${what}: its advantage is 0, and trainers leave such rollouts out.`;
+  return `${what}: this trainer gives none, or not yet.`;
 }
 
 function level(value, limits) {

@@ -1,8 +1,8 @@
-import { el, link, number, outcomeClass, outcomeText, placeOf, small } from "./dom.js";
+import { el, link, many, number, outcomeClass, outcomeText, placeOf, small } from "./dom.js";
 import { facetsOf, rowsOf } from "./source.js";
 
 const HIGH = 30, CHUNK = 100, AROUND = 12, AT_ONCE = 2;
-const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "group"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logp"], ["gap_max", "gap"], ["tool_calls", "tools"]];
+const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "group"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logprob"], ["gap_max", "gap"], ["tool_calls", "tools"]];
 const WORDY = new Set(["id", "step", "grp", "outcome", "tool_calls"]);
 const FILTERS = ["phase", "step", "outcome", "tool", "reward_from", "reward_to", "tokens_from", "text"];
 
@@ -25,9 +25,11 @@ export async function rolloutsPage(name, query, go) {
   const space = el("div", { class: "space", role: "rowgroup" });
   const box = el("div", { class: "rows", tabindex: 0, role: "table", "aria-label": "rollouts" }, head, space);
   list.put(box, space);
-  form.querySelector("#count").textContent = `${list.total} rollouts`;
-  return { nodes: [el("h1", {}, `${name}: rollouts`), form, box, el("p", { class: "soft" }, el("kbd", {}, "j"), " ", el("kbd", {}, "k"), " next, previous   ", el("kbd", {}, "Enter"), " open   ", el("kbd", {}, "/"), " search")],
-    shown: () => list.draw(), keys: (key) => list.key(key, form), changed: () => list.renew().then(() => { const count = form.querySelector("#count"); if (count) count.textContent = `${list.total} rollouts`; }) };
+  form.querySelector("#count").textContent = many(list.total, "rollout");
+  const none = el("p", { class: "none soft", hidden: list.total > 0 }, Object.keys(current()).length ? ["No rollout fits these filters. ", el("a", { href: link(name, "rollouts") }, "Show all")] : "No rollout has ended yet.");
+  box.append(none);
+  return { nodes: [el("h1", {}, `${name}: rollouts`), form, box, el("p", { class: "soft" }, el("kbd", {}, "j"), " ", el("kbd", {}, "k"), " next, previous   ", el("kbd", {}, "Enter"), " open   ", el("kbd", {}, "/"), " search   ", el("kbd", {}, "?"), " all keys")],
+    shown: () => list.draw(), keys: (key) => list.key(key, form), changed: () => list.renew().then(() => { const count = form.querySelector("#count"); if (count) count.textContent = many(list.total, "rollout"); none.hidden = list.total > 0; }) };
 }
 
 class VirtualRows {

@@ -1,13 +1,15 @@
-import { el, link, number, small } from "./dom.js";
-import { lineChart, stackedChart } from "./charts.js";
+import { el, link, many, number, placeOf, small } from "./dom.js";
+import { lineChart, sparkline, stackedChart } from "./charts.js";
 import { exported, overview, runList } from "./source.js";
 
 export async function runsPage() {
   const runs = await runList();
-  const rows = runs.map((run) => el("tr", {}, el("td", {}, el("a", { href: link(run.name) }, run.name)), el("td", { class: "num" }, number(run.rollouts)), el("td", { class: "warn" }, run.problem ?? "")));
-  if (!rows.length) return [el("h1", {}, "Runs"), el("p", { class: "notice" }, "There is no run in this folder yet. agentcore-rl quickstart makes one; it shows up here by itself.")];
+  const when = (s) => (s === null || s === undefined ? "–" : new Date(s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }));
+  const rows = runs.map((run) => el("tr", {}, el("td", {}, el("a", { href: link(run.name) }, run.name)), el("td", { class: "num" }, number(run.rollouts)), el("td", { class: "num" }, number(run.steps)), el("td", { class: "num" }, number(run.rewards?.at(-1))),
+    el("td", {}, sparkline(run.rewards ?? [], `reward of ${run.name} by step`)), el("td", {}, run.problem ? el("span", { class: "warn" }, run.problem) : when(run.last_s))));
+  if (!rows.length) return [el("h1", {}, "Runs"), el("p", { class: "notice" }, "There is no run in this folder yet. ", el("code", {}, "agentcore-rl quickstart"), " makes one; it shows up here by itself.")];
   const compare = runs.length && !exported ? el("p", {}, el("a", { href: "#/compare" }, "Compare two runs or two steps")) : null;
-  return [el("h1", {}, "Runs"), el("div", { class: "card" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "run"), el("th", { class: "num" }, "rollouts"), el("th", {}))), el("tbody", {}, rows))), compare];
+  return [el("h1", {}, "Runs"), el("div", { class: "card" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "run"), ["rollouts", "steps", "reward, last step"].map((t) => el("th", { class: "num" }, t)), el("th", {}, "reward by step"), el("th", {}, "last rollout"))), el("tbody", {}, rows))), compare];
 }
 
 export async function runPage(name) {
@@ -27,18 +29,19 @@ export async function runPage(name) {
   const charts = [
     lineChart("Reward, with its spread over rollouts", [{ name: "reward", points: banded }, ...(same ? [] : [{ name: "of those that ended ok", second: true, points: point("reward_ok") }])], { from: 0, to: 1 }),
     stackedChart("Outcomes and causes", trained),
-    lineChart("Sampled tokens a rollout", [{ name: "mean", points: point("tokens_mean") }, { name: "longest", second: true, points: point("tokens_max") }], { from: 0 }),
-    lineChart("Gap between sampler's and trainer's logprobs", [{ name: "largest", points: point("gap_max") }, { name: "mean", second: true, points: point("gap_mean") }], { from: 0 }),
-    lineChart("Entropy of the policy at trained tokens", [{ name: "mean", points: point("entropy") }], { from: 0 }),
+    lineChart("Tokens sampled, a rollout", [{ name: "mean", points: point("tokens_mean") }, { name: "longest", second: true, points: point("tokens_max") }], { from: 0 }),
+    lineChart("Gap of sampler's and trainer's logprobs, nats", [{ name: "largest", points: point("gap_max") }, { name: "mean", second: true, points: point("gap_mean") }], { from: 0 }),
+    lineChart("Entropy at trained tokens, nats", [{ name: "mean", points: point("entropy") }], { from: 0 }),
     lineChart("Weight versions behind", [{ name: "mean", points: point("staleness") }, { name: "most", second: true, points: point("staleness_max") }], { from: 0, to: 1 }),
-    lineChart("Share of the time that the trainer waits", [{ name: "waiting for rollouts", points: fromEvent(waiting) }], { from: 0, to: 1 }),
+    lineChart("Share of the time the trainer waits", [{ name: "waiting for rollouts", points: fromEvent(waiting) }], { from: 0, to: 1 }),
     lineChart("Seconds a rollout", [{ name: "mean", points: point("elapsed_s") }, { name: "longest", second: true, points: point("elapsed_max_s") }], { from: 0 }),
     lineChart("Turns and tool calls a rollout", [{ name: "turns", points: point("turns") }, { name: "tool calls", second: true, points: point("tool_calls") }], { from: 0 }),
     lineChart("Loss", [{ name: "loss", points: fromEvent((e) => e.loss ?? null) }]),
   ].filter(Boolean);
   const table = el("table", {}, el("thead", {}, el("tr", {}, ["", "rollouts", "reward", "of ok", "usable", "tokens a rollout", "largest gap", "outcomes"].map((t, i) => el("th", { class: i && i < 7 ? "num" : "" }, t)))),
-    el("tbody", {}, run.steps.map((s) => el("tr", {}, el("td", {}, el("a", { href: link(name, "rollouts", { phase: s.phase, step: s.step, sort: "reward" }) }, s.step === null ? s.phase : `${s.phase} ${s.step}`)), [number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), number(s.tokens_mean, 0), small(s.gap_max)].map((v) => el("td", { class: "num" }, v)), el("td", {}, Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", "))))));
-  const lost = Object.entries(run.not_kept).map(([why, n]) => el("p", { class: "notice" }, `${n} rollouts are not in this run: ${why === "not_kept_full" ? "they came faster than they could be written" : "they could not be written"}.`));
+    el("tbody", {}, run.steps.map((s) => el("tr", {}, el("td", {}, el("a", { href: link(name, "rollouts", { phase: s.phase, step: s.step, sort: "reward" }) }, placeOf(s))), [number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), number(s.tokens_mean, 0), small(s.gap_max)].map((v) => el("td", { class: "num" }, v)), el("td", {}, Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", "))))));
+  const lost = Object.entries(run.not_kept).map(([why, n]) => el("p", { class: "notice" }, `${many(n, "rollout")} not in this run: ${why === "not_kept_full" ? "they came faster than they could be written" : "they could not be written"}.`));
+  if (!total) return [el("h1", {}, name), lost, el("p", { class: "notice" }, "No rollout has ended yet. Each one shows up here when it has. Where they wait: ", el("code", {}, "agentcore-rl runs stuck")), el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];
   return [el("h1", {}, name), lost, el("div", { class: "facts" }, facts.map(([n, v]) => el("div", { class: "card fact" }, el("span", {}, n), el("b", {}, v)))),
     el("div", { class: "grid", id: "charts" }, charts), el("h2", {}, trained.length && others.length ? "Steps and evaluations" : "Steps"), el("div", { class: "card" }, table),
     el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];

@@ -70,6 +70,12 @@ export async function textsOf(run, ids) {
   return found;
 }
 
+// What stands for an input in a list: its prompt, else the whole of it.
+function inputOf(rollout) {
+  const payload = rollout?.detail?.payload;
+  return payload && Object.keys(payload).length ? (typeof payload.prompt === "string" ? payload.prompt : JSON.stringify(payload)).slice(0, 300) : null;
+}
+
 // A file compares what it holds: inputs of its own rollouts.
 function compareHeld(first, second) {
   const side = (name) => {
@@ -88,7 +94,7 @@ function compareHeld(first, second) {
   const a = side(first), b = side(second), rows = [];
   for (const [key, before] of a) {
     const after = b.get(key);
-    if (after) rows.push({ input_key: key, change: before.reward === null || after.reward === null ? null : after.reward - before.reward, first: before, second: after });
+    if (after) rows.push({ input_key: key, text: inputOf(file.rollouts[before.first]), change: before.reward === null || after.reward === null ? null : after.reward - before.reward, first: before, second: after });
   }
   rows.sort((x, y) => Math.abs(y.change ?? 0) - Math.abs(x.change ?? 0) || (x.input_key < y.input_key ? -1 : 1));
   return { rows, inputs: rows.length, only_first: a.size - rows.length, only_second: b.size - rows.length };

@@ -1,0 +1,295 @@
+"""rLLM's rollouts into a run's folder, for `agentcore-rl view`.
+
+rLLM has no place where a rollout may be handed out, so this adds one in the process of its trainer: behind its engine (each
+rollout as it ends), its runtime (what our client knows of it), and its tracking (metrics, and the advantages that it trained
+with). For verl that process is a Ray actor: a `Recorder` among the arguments that rLLM passes on to its trainer arrives there,
+and arriving is what attaches it.
+
+Names as of rLLM git 9beb6e0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import numbers
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...contract import Outcome
+from ...errors import RolloutError, RolloutLostError, RolloutTimeoutError
+from ...trajectory import Turn
+from ..collection.groups import CollectConfig, GroupRequest
+from ..collection.judge import End, end_of_record, judge
+from ..collection.recording import Recording, open_recording
+
+log = logging.getLogger(__name__)
+
+FILTERED = "filtered"  # rLLM left the rollout's group, or the rollout, out of the batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attachment:
+    """What a recorder is made of, also in another process. ``filtering`` is rLLM's section `rllm.compact_filtering`."""
+
+    folder: str
+    config: Mapping[str, Any]
+    tokenizer: str | None = None
+    filtering: Mapping[str, Any] = field(default_factory=dict)
+    asynchronous: bool = False
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What rLLM read of a rollout's session before it deleted it."""
+
+    turns: list[Turn]
+    dialogue: list[dict[str, Any]]
+    errors: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Recorder:
+    """Writes the rollouts of this process's rLLM trainer. Nothing it does ends a training."""
+
+    def __init__(self, made_of: Attachment) -> None:
+        self.made_of = made_of
+        self._recording: Recording | None = None
+        self._futures: dict[str, Any] = {}  # session -> its future, from the invoke to the rollout's end
+        self._session_of: dict[str, str] = {}  # rLLM's trajectory -> session, until it is trained
+        self._open: dict[str, None] = {}  # sessions whose advantage is not known yet
+
+    def __reduce__(self) -> tuple[Any, tuple[Attachment]]:
+        return attach, (self.made_of,)
+
+    def invoked(self, session_id: str, future: Any) -> None:
+        self._futures[session_id] = future
+
+    def ended(self, episode: Any, *, task_id: str, place: int, task: Any, step: int, validation: bool) -> None:
+        """Write a rollout."""
+        session_id = str(episode.session_id)
+        payload = getattr(task, "metadata", task)
+        request = GroupRequest(input_id=task_id, payload=payload if isinstance(payload, Mapping) else {"task": payload})
+        capture = capture_of(episode)
+        rollout = judge(
+            _end(self._futures.pop(session_id, None), episode, session_id, task_id),
+            session_id=session_id,
+            input_id=task_id,
+            index=place,
+            captured=True,
+            capture=capture if capture.turns else None,
+            fetch_error=None,
+            config=CollectConfig(),
+            weight_version=None,
+        )
+        if not validation and rollout.mask_reason is not None and capture.turns and not self._masked(episode):
+            # What rLLM does without its filter: a failure is trained as reward 0.
+            rollout = replace(rollout, mask_reason=None, reward=_reward(episode))
+        recording = self._opened(step, validation)
+        recording.at("eval" if validation else "train", step).add(rollout, request)
+        if not validation and rollout.mask_reason is None:
+            self._open[session_id] = None
+            self._session_of |= {trajectory.uid: session_id for trajectory in episode.trajectories}
+
+    def logged(self, data: Mapping[str, Any], step: int, groups: Sequence[Any] | None) -> None:
+        """Add what rLLM logs of a step: its numbers, and the advantages of what it trained."""
+        if self._recording is None:
+            return
+        run = self._recording.run
+        run.event("evaluated" if groups is None else "step", {"step": step, **numbers_of(data)})
+        if groups is None:
+            return
+        for trajectory in (t for group in groups for t in group.trajectories):
+            session_id = self._session_of.pop(trajectory.uid, None)
+            if session_id is not None and session_id in self._open:
+                del self._open[session_id]
+                run.annotate(session_id, step=step, advantage=advantage_of(trajectory))
+        if not self.made_of.asynchronous:  # else the others may still wait in rLLM's buffer
+            for session_id in self._open:
+                run.annotate(session_id, mask_reason=FILTERED)
+            self._open.clear()
+            self._session_of.clear()
+
+    def close(self) -> None:
+        if self._recording is not None:
+            self._recording.run.close()
+            self._recording = None
+
+    def _opened(self, step: int, validation: bool) -> Recording:
+        """A training that begins again, or goes on from a checkpoint, writes these steps anew."""
+        if self._recording is None:
+            made = self.made_of
+            self._recording = open_recording(Path(made.folder), made.config, tokenizer=made.tokenizer)
+            first = step + 1 if validation and step else step
+            self._recording.run.forget(from_step=first, phases=("eval",) if step <= 1 else ())
+        return self._recording
+
+    def _masked(self, episode: Any) -> bool:
+        from rllm.trainer.algorithms.config import CompactFilteringConfig
+
+        return bool(CompactFilteringConfig(**self.made_of.filtering).should_mask(episode.termination_reason))
+
+
+_attached: Recorder | None = None
+
+
+def attach(made_of: Attachment) -> Recorder:
+    """The recorder of this process; the first one is asked by rLLM's classes from then on."""
+    global _attached
+    if _attached is not None:
+        return _attached
+    from rllm.engine.remote_agent_flow_engine import RemoteAgentFlowEngine
+    from rllm.engine.remote_runtime.agentcore_runtime import AgentCoreRuntime
+    from rllm.trainer.unified_trainer import UnifiedTrainer
+    from rllm.utils.tracking import Tracking
+
+    recorder = _attached = Recorder(made_of)
+
+    roll = RemoteAgentFlowEngine.process_task_with_retry
+
+    @functools.wraps(roll)
+    async def process_task_with_retry(
+        engine: Any, task: Any, task_id: str, rollout_idx: int, *rest: Any, **more: Any
+    ) -> Any:
+        found = await roll(engine, task, task_id, rollout_idx, *rest, **more)
+        validation = bool(more.get("is_validation", False)) or engine.current_mode != "train"
+        where = {"task_id": str(task_id), "place": rollout_idx, "task": task, "step": engine.current_step}
+        await asyncio.to_thread(_safely, recorder.ended, found[3], **where, validation=validation)
+        return found
+
+    log_of = Tracking.log
+
+    @functools.wraps(log_of)
+    def log_step(tracking: Any, data: Any, step: Any, *rest: Any, **more: Any) -> Any:
+        _safely(recorder.logged, data, step, more.get("trajectory_groups"))
+        return log_of(tracking, data, step, *rest, **more)
+
+    initialize = AgentCoreRuntime.initialize
+
+    @functools.wraps(initialize)
+    def initialized(runtime: Any) -> None:
+        initialize(runtime)
+        runtime._client = _Noting(runtime._client, recorder)
+
+    shutdown = UnifiedTrainer.shutdown
+
+    @functools.wraps(shutdown)
+    def shut(trainer: Any) -> None:
+        try:
+            shutdown(trainer)
+        finally:
+            recorder.close()
+
+    RemoteAgentFlowEngine.process_task_with_retry = process_task_with_retry
+    Tracking.log = log_step
+    AgentCoreRuntime.initialize = initialized
+    UnifiedTrainer.shutdown = shut
+    return recorder
+
+
+class _Noting:
+    """rLLM's client, whose futures the recorder keeps: they know outcome, cause, record and stages."""
+
+    def __init__(self, client: Any, recorder: Recorder) -> None:
+        self._client, self._recorder = client, recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def invoke_async(self, **given: Any) -> Any:
+        future = await self._client.invoke_async(**given)
+        self._recorder.invoked(str(given.get("session_id", future.session_id)), future)
+        return future
+
+
+def _safely(call: Callable[..., None], *given: Any, **more: Any) -> None:
+    try:
+        call(*given, **more)
+    except Exception:  # a training goes on without its record
+        log.exception("a rollout or a step of rLLM was not kept")
+
+
+def _end(future: Any, episode: Any, session_id: str, input_id: str) -> End:
+    """How the rollout ended, by our client; where the invoke itself failed, by rLLM."""
+    ids = {"session_id": session_id, "input_id": input_id}
+    said = (episode.metadata or {}).get("error") or {}
+    message = str(said.get("error_message") or "it ended without a record")
+    if future is None:
+        return End(outcome=Outcome.LOST, error=RolloutLostError(message, **ids), ended_s=time.time())
+    if future.record is not None:
+        end = end_of_record(future.record, **ids)
+    else:
+        outcome = future.outcome
+        error: RolloutError = RolloutLostError(message, **ids)
+        if outcome is None or outcome is Outcome.TIMEOUT:  # rLLM no longer waits for it
+            outcome, error = Outcome.TIMEOUT, RolloutTimeoutError(message, stage=future.stage.value, **ids)
+        end = End(outcome=outcome, error=error, stage=future.stage)
+    return replace(end, elapsed_s=future.elapsed(), ended_s=time.time(), stages=dict(future.stages))
+
+
+def capture_of(episode: Any) -> Capture:
+    """The episode's steps as turns, and its messages as one dialogue."""
+    turns: list[Turn] = []
+    dialogue: list[dict[str, Any]] = []
+    for step in (step for trajectory in episode.trajectories for step in _whole_steps(trajectory)):
+        ids, logprobs = list(step.response_ids), list(step.logprobs)
+        version = step.weight_version
+        turns.append(
+            Turn(
+                turn_id=str(step.id),
+                index=len(turns),
+                prompt_ids=list(step.prompt_ids),
+                completion_ids=ids,
+                logprobs=logprobs if len(logprobs) == len(ids) else [None] * len(ids),
+                # rLLM trains every step that it has, so none counts as broken off.
+                finish_reason=getattr(step.model_output, "finish_reason", None) or "stop",
+                weight_version_first=version,
+                weight_version_last=version,
+            )
+        )
+        messages = [dict(message) for message in step.chat_completions]
+        asked, shown = _without_answers(messages), _without_answers(dialogue)
+        dialogue = messages if asked[: len(shown)] == shown else [*dialogue, *messages]
+    return Capture(turns, dialogue)
+
+
+def _without_answers(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [message for message in messages if message.get("role") != "assistant"]
+
+
+def _whole_steps(trajectory: Any) -> Sequence[Any]:
+    """Steps with their whole prompts; rLLM's branch `terminal-rl` keeps what each adds to the one before."""
+    steps: list[Any] = list(trajectory.steps)
+    if any(hasattr(step, "prompt_ids_suffix") for step in steps):
+        from rllm.types import resolve_step_deltas
+
+        steps = list(resolve_step_deltas(steps))
+    return steps
+
+
+def _reward(episode: Any) -> float | None:
+    return next((float(t.reward) for t in episode.trajectories if t.reward is not None), None)
+
+
+def advantage_of(trajectory: Any) -> float | None:
+    """The advantage of a rollout; None where its steps or tokens have different ones."""
+    found: set[float] = set()
+    for step in trajectory.steps:
+        given = step.advantage
+        found |= set(given) if isinstance(given, list) else {given}
+    return float(next(iter(found))) if len(found) == 1 and None not in found else None
+
+
+def numbers_of(data: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of what rLLM logs, and under the names that the view draws: loss, and where a step's time went."""
+    found = {
+        str(name): float(value)
+        for name, value in data.items()
+        if isinstance(value, numbers.Real) and math.isfinite(float(value))
+    }
+    loss = next((found[n] for n in ("actor/pg_loss", "actor/loss", "train/loss", "loss") if n in found), None)
+    return found | ({} if loss is None else {"loss": loss})

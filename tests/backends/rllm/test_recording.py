@@ -1,0 +1,120 @@
+"""rLLM's episodes, in the shape that `to_rllm` gives them, into a run's folder. No rLLM needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
+from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
+from agentcore_rl_toolkit.backends.rllm.recording import Attachment, Recorder, advantage_of, capture_of
+from agentcore_rl_toolkit.runs import RunReader, TokenSequence
+
+
+def episodes() -> list[Any]:
+    """Two groups of four as rLLM has them after its advantages."""
+    recorded = recorded_episodes(8, per_group=4)
+    replay = Replay(recorded)
+    made = []
+    for given in groups_to_rllm(collect(requests_for(recorded), client=replay.client, gateway=replay.gateway)):
+        trajectories = []
+        for trajectory in given["trajectories"]:
+            steps = [
+                SimpleNamespace(
+                    id=f"{trajectory['uid']}-{n}",
+                    model_output=None,
+                    chat_completions=[
+                        {"role": "user", "content": "How many?"},
+                        {"role": "assistant", "content": f"{n}"},
+                    ],
+                    **step,
+                )
+                for n, step in enumerate(trajectory["steps"])
+            ]
+            trajectories.append(SimpleNamespace(**{**trajectory, "steps": steps}))
+        ids = {"session_id": given["metadata"]["session_id"], "termination_reason": "ENV_DONE"}
+        made.append(SimpleNamespace(**{**given, "trajectories": trajectories}, **ids))
+    return [episode for episode in made if episode.trajectories]
+
+
+class Ended:
+    """A future of our client that ended with a record."""
+
+    def __init__(self) -> None:
+        self.record = {"rewards": 1.0, "status_code": 200}
+        self.stages = {"queue": 0.1, "run": 1.0}
+
+    def elapsed(self) -> float:
+        return 1.1
+
+
+def written(folder: Path, found: list[Any], *, step: int = 1) -> Recorder:
+    recorder = Recorder(Attachment(folder=str(folder), config={"trainer": "rllm"}))
+    for place, episode in enumerate(found):
+        recorder.invoked(episode.session_id, Ended())
+        recorder.ended(episode, task_id="task", place=place, task={"prompt": "How many?"}, step=step, validation=False)
+    return recorder
+
+
+def test_a_step_is_written_with_tokens_dialogue_and_advantages(tmp_path: Path) -> None:
+    found = episodes()
+    recorder = written(tmp_path, found)
+    kept, dropped = found[:-1], found[-1]
+    recorder.logged({"loss": 0.5, "told": "x"}, 1, [SimpleNamespace(trajectories=e.trajectories) for e in kept])
+    recorder.close()
+    with RunReader(tmp_path) as run:
+        rows = {row["session_id"]: row for row in run.rollouts()}
+        assert len(rows) == len(found) > 3
+        for episode in kept:
+            row = rows[episode.session_id]
+            assert (row["outcome"], row["step"], row["mask_reason"]) == ("ok", 1, None)
+            assert row["advantage"] == pytest.approx(episode.trajectories[0].steps[0].advantage[0])
+            sampled = [token for t in episode.trajectories for step in t.steps for token in step.response_ids]
+            whole = run.rollout(row["id"])
+            assert whole is not None
+            trained = [
+                token
+                for s in map(TokenSequence.decoded, whole["sequences"])
+                for token, mask in zip(s.ids, s.mask, strict=True)
+                if mask
+            ]
+            assert sorted(trained) == sorted(sampled)
+            assert whole["dialogue"][0]["content"] == "How many?"
+            assert whole["detail"]["stages"] == {"queue": 0.1, "run": 1.0}
+        assert (rows[dropped.session_id]["mask_reason"], rows[dropped.session_id]["advantage"]) == ("filtered", None)
+        (event,) = run.metrics()
+        assert (event["event"], event["step"], event["loss"]) == ("step", 1, 0.5)
+        assert "told" not in event
+
+
+def test_a_training_that_goes_on_writes_its_steps_anew(tmp_path: Path) -> None:
+    first, second = episodes()[:2]
+    written(tmp_path, [first], step=1).close()
+    written(tmp_path, [second], step=2).close()
+    again = episodes()[2]
+    written(tmp_path, [again], step=2).close()
+    with RunReader(tmp_path) as run:
+        assert {row["step"]: row["session_id"] for row in run.rollouts()} == {1: first.session_id, 2: again.session_id}
+
+
+def test_an_advantage_is_one_number_or_none() -> None:
+    def trajectory(*advantages: Any) -> Any:
+        return SimpleNamespace(steps=[SimpleNamespace(advantage=a) for a in advantages])
+
+    assert advantage_of(trajectory([0.5, 0.5], 0.5)) == 0.5
+    assert advantage_of(trajectory([0.5, 0.25])) is None
+    assert advantage_of(trajectory(None)) is None
+
+
+def test_a_call_without_logprobs_keeps_its_tokens(tmp_path: Path) -> None:
+    episode = episodes()[0]
+    step = episode.trajectories[0].steps[0]
+    step.logprobs = []
+    turn = capture_of(episode).turns[0]
+    assert list(turn.completion_ids) == step.response_ids
+    assert set(turn.logprobs) == {None}
