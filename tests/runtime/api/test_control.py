@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from ..conftest import AGENTS, Server, wait_for
 
 ROLE = "arn:aws:iam::123456789012:role/agent"
-LOCAL = {"containerConfiguration": {"containerUri": f"local://{AGENTS / 'probe.py'}"}}
+LOCAL = {"containerConfiguration": {"containerUri": f"local://{AGENTS / 'bare.py'}"}}
 NETWORK = {"networkMode": "PUBLIC"}
 
 

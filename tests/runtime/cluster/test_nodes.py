@@ -122,7 +122,7 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    *names: str, config: RuntimeConfig = CONFIG, agent: Path = AGENTS / "probe.py", **settings: Any
+    *names: str, config: RuntimeConfig = CONFIG, agent: Path = AGENTS / "bare.py", **settings: Any
 ) -> AsyncIterator[Served]:
     machines = Machines(*names)
     cluster = Cluster(config, machines, ClusterConfig(**{"poll_s": 0.1, "join_timeout_s": 30.0, **settings}))

@@ -43,7 +43,7 @@ def look_old(root: Path) -> None:
 # Both signals end in the same handler.
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_graceful_stop_leaves_nothing_and_exits_0(start_server: Callable[..., Server], number: signal.Signals) -> None:
-    server = start_server()
+    server = start_server(agent=AGENTS / "bare.py")
     pids, root = fill(server)
     assert server.stop(number) == 0, server.output.read_text()
     assert not any(alive(pid) for pid in pids)
@@ -58,13 +58,13 @@ def test_killed_runtime_leaves_no_process_and_a_restart_cleans_its_files(
     start_server: Callable[..., Server], tmp_path: Path, tier: str
 ) -> None:
     options = ("--state-dir", str(tmp_path / "state"), "--isolation", tier)
-    server = start_server(*options)
+    server = start_server(*options, agent=AGENTS / "bare.py")
     pids, root = fill(server)
     server.stop(signal.SIGKILL)
     wait_for(lambda: not any(alive(pid) for pid in pids))
     assert list((tmp_path / "state" / "sessions").glob("*/*")) == []
     look_old(root)
-    start_server(*options)
+    start_server(*options, agent=AGENTS / "bare.py")
     assert not root.exists()
 
 
@@ -89,14 +89,14 @@ def test_runtime_and_template_killed_together_leave_no_process_and_the_next_remo
     start_server: Callable[..., Server], tmp_path: Path, tier: str, start: str
 ) -> None:
     options = ("--state-dir", str(tmp_path / "state"), "--isolation", tier, "--start", start)
-    server = start_server(*options)
+    server = start_server(*options, agent=AGENTS / "bare.py")
     pids, root = fill(server)
     template = server.template_pid()
     os.kill(server.process.pid, signal.SIGSTOP)
     os.kill(template, signal.SIGKILL)
     server.stop(signal.SIGKILL)
     wait_for(lambda: not any(alive(pid) for pid in pids))
-    start_server(*options)
+    start_server(*options, agent=AGENTS / "bare.py")
     assert len(list((tmp_path / "state" / "sessions").glob("*/*"))) == 0
     look_old(root)
     roots.sweep(roots.base_dir())
@@ -108,7 +108,7 @@ def test_it_ends_when_its_parent_does(tmp_path: Path) -> None:
     code = f"""
 import os, subprocess, sys, time
 subprocess.Popen([sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent",
-    "probe={AGENTS / "probe.py"}", "--ready-file", "{ready}", "--parent-pid", str(os.getpid())])
+    "probe={AGENTS / "bare.py"}", "--ready-file", "{ready}", "--parent-pid", str(os.getpid())])
 while not os.path.exists("{ready}"):
     time.sleep(0.05)
 """
@@ -131,7 +131,7 @@ def test_taken_port_is_named_and_exits_2(server: Server) -> None:
 
 
 def test_state_folder_in_use_is_refused(start_server: Callable[..., Server], tmp_path: Path) -> None:
-    start_server("--state-dir", str(tmp_path / "state"))
+    start_server("--state-dir", str(tmp_path / "state"), agent=AGENTS / "bare.py")
     command = [
         sys.executable,
         "-m",
@@ -176,7 +176,7 @@ def test_deep_folders_are_removed_at_the_end_of_a_session_and_at_the_next_start(
     os.kill(template, signal.SIGKILL)
     server.stop(signal.SIGKILL)
     assert list(folders.glob("*/*"))
-    started = start_server(*options)
+    started = start_server(*options, agent=AGENTS / "bare.py")
     assert started.invoke({"do": "echo"}, new_session_id())
     assert not (tmp_path / "state" / "kept").exists()
 
@@ -185,7 +185,7 @@ def test_deep_folders_are_removed_at_the_end_of_a_session_and_at_the_next_start(
 def test_a_killed_template_takes_all_its_sessions_started_and_the_next_call_loads_another(
     start_server: Callable[..., Server], tier: str
 ) -> None:
-    server = start_server("--isolation", tier)
+    server = start_server("--isolation", tier, agent=AGENTS / "bare.py")
     pids, _ = fill(server)
     os.kill(server.template_pid(), signal.SIGKILL)
     wait_for(lambda: not any(alive(pid) for pid in pids))
