@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -64,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_local_agent_is_scored_and_a_second_run_needs_resume(folder: Path) -> None:
+def test_local_agent_is_scored_and_a_second_run_has_a_folder_of_its_own(folder: Path) -> None:
     options = ("--agent", "agent.py", "--sampling-params", '{"temperature": 0}', "--concurrency", "4")
     done = run(folder, *options)
     assert done.returncode == 0, done.stderr
@@ -75,9 +76,13 @@ def test_local_agent_is_scored_and_a_second_run_needs_resume(folder: Path) -> No
     assert json.loads((out / "summary.json").read_text())["failures"] == 0
     assert len((out / "results.csv").read_text().splitlines()) == 9
     assert len((out / "results.jsonl").read_text().splitlines()) == 8
+    named = run(folder, *options, "--exp-id", "eval-data")
+    assert named.returncode == 2
+    assert "--resume" in named.stderr
     again = run(folder, *options)
-    assert again.returncode == 2
-    assert "--resume" in again.stderr
+    assert again.returncode == 0, again.stderr
+    assert "results: runs/eval-data-2\n" in again.stderr
+    out = folder / "runs/eval-data-2"
     sessions = {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}
     resumed = run(folder, *options, "--resume")
     assert resumed.returncode == 0, resumed.stderr
@@ -168,7 +173,7 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: s
     assert "Traceback" not in said
     assert "s3cret-key" not in said
     goes_on = said.strip().splitlines()[-1].strip()
-    assert goes_on.startswith("AGENTCORE_RL_MODEL_API_KEY=... agentcore-rl eval ")
+    assert re.match(r"AGENTCORE_RL_MODEL_API_KEY=\.\.\. \S*agentcore-rl eval ", goes_on)
     assert goes_on.endswith("--out 'kept here' --resume")
     held.unlink()
     words = shlex.split(goes_on)[3:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import secrets
@@ -24,7 +25,7 @@ from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from ..store.names import path_of
 from .options import as_json
-from .output.commands import program
+from .output.commands import nearby, program
 from .output.screen import Command
 from .output.terminal import visible
 from .output.waiting import Waiting
@@ -85,11 +86,11 @@ class Target:
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per line.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first lines.")
-@click.option("--exp-id", help="Experiment, first part of every key [default: eval- and the name of the data].")
+@click.option("--exp-id", help="Experiment, first part of every key [default: eval-DATA, then eval-DATA-2, ...].")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for results [default: runs/EXP_ID]."
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in --out; nothing finished runs again.")
+@click.option("--resume", is_flag=True, help="Go on with the last run of this data, or the one in --out.")
 @click.option("--base-url", help="Model endpoint handed to the agent.")
 @click.option("--model-id", help="Model name handed to the agent.")
 @click.option("--api-key", envvar="AGENTCORE_RL_MODEL_API_KEY", help="Key for the model endpoint, handed to the agent.")
@@ -138,11 +139,8 @@ def command(context: click.Context, /, **options: Any) -> None:
 
     _check(options)
     rows = read_rows(options["data"], limit=options["limit"])
-    exp_id = options["exp_id"] or f"eval-{options['data'].stem}"
-    out: Path = (options["out"] or Path("runs") / path_of(exp_id)).resolve()
+    exp_id, out = _experiment(options)
     ledger = out / "ledger.jsonl"
-    if ledger.exists() and not options["resume"]:
-        raise ConfigError(f"{out} holds a run; go on with --resume, or choose another --out or --exp-id")
     out.mkdir(parents=True, exist_ok=True)
     shown = (
         "agent",
@@ -161,7 +159,9 @@ def command(context: click.Context, /, **options: Any) -> None:
         with _target(options, out) as target:
             failures = _evaluate(target, rows, exp_id, out, ledger, options)
     except KeyboardInterrupt:
-        click.echo(f"\nstopped; what is finished is in {out}. To go on:\n    {_goes_on(context)}", err=True)
+        click.echo(
+            f"\nstopped; what is finished is in {nearby(out)}. To go on:\n    {_goes_on(context, exp_id)}", err=True
+        )
         sys.exit(130)
     except (LocalRuntimeError, ServiceError) as e:
         from .training.stack import explain
@@ -170,6 +170,25 @@ def command(context: click.Context, /, **options: Any) -> None:
         sys.exit(1)
     if failures > options["allow_failures"]:
         sys.exit(1)
+
+
+def _experiment(options: dict[str, Any]) -> tuple[str, Path]:
+    """Name and folder: those given, else the next free ones, with --resume the last that are taken. Raises: ConfigError."""
+    first = f"eval-{options['data'].stem}"
+    if options["exp_id"] or options["out"]:
+        exp_id = options["exp_id"] or first
+        out: Path = (options["out"] or Path("runs") / path_of(exp_id)).resolve()
+        if (out / "ledger.jsonl").exists() and not options["resume"]:
+            raise ConfigError(f"{nearby(out)} holds a run; go on with --resume, or choose another --out or --exp-id")
+        return exp_id, out
+    last = ""
+    for number in itertools.count(1):
+        exp_id = first if number == 1 else f"{first}-{number}"
+        if not (Path("runs") / path_of(exp_id) / "ledger.jsonl").exists():
+            break
+        last = exp_id
+    exp_id = last or first if options["resume"] else exp_id
+    return exp_id, (Path("runs") / path_of(exp_id)).resolve()
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -223,8 +242,8 @@ def _deployed(options: dict[str, Any]) -> bool:
     return bool(options["agent"]) and str(options["agent"]).startswith("arn:")
 
 
-def _goes_on(context: click.Context) -> str:
-    """The command line that goes on with this run: what was given, and --resume. A key stays out of it."""
+def _goes_on(context: click.Context, exp_id: str) -> str:
+    """The command line that goes on with this run: what was given, its name, and --resume. A key stays out of it."""
     _, *words = shlex.split(context.command_path)
     given = click.core.ParameterSource.COMMANDLINE
     for option in context.command.params:
@@ -236,6 +255,8 @@ def _goes_on(context: click.Context) -> str:
             continue
         for single in value if option.multiple else [value]:
             words += [option.opts[0], str(single)]
+    if not context.params["exp_id"] and not context.params["out"]:
+        words += ["--exp-id", exp_id]
     line = f"{program()} {shlex.join([*words, '--resume'])}"
     key = context.get_parameter_source("api_key") is given
     return f"AGENTCORE_RL_MODEL_API_KEY=... {line}" if key else line
@@ -318,7 +339,7 @@ def _evaluate(
     # What is broken first: the policy's failures are results.
     for item in sorted((i for i in items if not i.success), key=lambda i: i.cause == Cause.POLICY)[:5]:
         click.echo(visible(f"  failed: {item.input_id} ({item.outcome}): {(item.error or '')[:200]}"), err=True)
-    click.echo(f"results: {out}", err=True)
+    click.echo(f"results: {nearby(out)}", err=True)
     return summary.failures
 
 

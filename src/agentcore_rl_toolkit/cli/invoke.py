@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..contract import Cause
 from ..errors import AgentCoreRLError, ConfigError
 from .options import as_json
 from .output import dialogue
@@ -64,7 +65,8 @@ def command(
         sys.exit(1)
     failed = str(rollout.outcome) != "ok" or rollout.reward is None
     if failed:
-        click.echo(visible(f"error: {rollout.outcome}: {rollout.reason}"), err=True)
+        of_the_policy = " (policy)" if rollout.cause == Cause.POLICY else ""  # which is no fault of the agent
+        click.echo(visible(f"error: {rollout.outcome}{of_the_policy}: {rollout.reason}"), err=True)
     if as_json:
         click.echo(json.dumps(_facts(rollout, log), indent=2))
     else:
