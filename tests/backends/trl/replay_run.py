@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,10 +19,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentcore_rl_toolkit.backends.recorded import recorded_episodes
+from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
+from agentcore_rl_toolkit.cli.training.run import load_loop
 
 VOCABULARY = 512
 LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
@@ -236,11 +241,43 @@ def keeps_a_tensor(server: WeightServer, out: Path) -> dict[str, Any]:
     return {"error": None}
 
 
+def loop_lora(server: WeightServer, out: Path) -> dict[str, Any]:
+    """Adapters in the loop of `agentcore-rl train`: a step over the recorded episodes, published before and after."""
+    loop = load_loop()
+    given = out / "given"
+    tiny_model().save_pretrained(given)
+    tiny_tokenizer().save_pretrained(given)
+    episodes = recorded_episodes()
+    replay = Replay(episodes)
+    client = SimpleNamespace(model_id="policy")  # all that publishing asks of it
+    services = loop.Services(client=client, gateway=replay.gateway, policy_url=server.url, run_dir=out, model_dir=given)
+    config = loop.Config(lora_rank=4, max_logprob_gap=math.inf)  # another model said what was recorded
+    torch.manual_seed(0)
+    model, tokenizer = loop.load_model(services, config)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
+    probe = loop.probe_of(groups)
+    loop.publish(model, 0, services, probe)
+    metrics = loop.train_on(groups, model, optimizer, tokenizer.pad_token_id, config, random.Random(0))
+    loop.publish(model, 1, services, probe)  # the engine's answers to the probe have the adapters' logprobs
+    model.merge_and_unload().save_pretrained(out / "policy")
+    first, last, saved = (server.tensors[0], server.tensors[-1], load_file(out / "policy" / "model.safetensors"))
+    return {
+        "trained_tokens": metrics["trained_tokens"],
+        "versions": [post["version"] for post in server.posts],
+        "moved": max(float((last[n] - first[n]).abs().max()) for n in last),
+        "given": {n: list(t.shape) for n, t in load_file(given / "model.safetensors").items()},
+        "saved": {n: list(t.shape) for n, t in saved.items()},
+        "saved_gap": max(float((saved[n] - last[n]).abs().max()) for n in saved),
+    }
+
+
 def cases(folder: Path) -> dict[str, Any]:
     found = {}
     every = {
         "plain": plain_step,
         "lora": lora_step,
+        "loop_lora": loop_lora,
         "never_works": never_works,
         "breaks": breaks,
         "keeps_a_tensor": keeps_a_tensor,

@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.runs import Query, RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
-STEPS = 3
+STEPS = 2
 # What a tracker has of a run, read back with its own library: {metric: {step: value}}.
 READ_BACK = """
 import json, sys
@@ -184,7 +184,9 @@ def test_an_interrupt_while_a_step_is_written_waits_for_it() -> None:
             interrupts.release()
 
 
-@pytest.mark.parametrize("backend", ["loop", pytest.param("trl", marks=pytest.mark.nightly)])
+# 20 CPU seconds each; test_real_trl.py trains, publishes and saves adapters with both in one process.
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", ["loop", "trl"])
 def test_adapters_of_another_model_are_trained(trl_python: str, tmp_path: Path, backend: str) -> None:
     """Here, because peft is: a model of another shape, in a folder as transformers writes it; settings from a file."""
     write(tmp_path / "shop", "plain")

@@ -125,6 +125,15 @@ def test_lora_weights_are_published_merged_under_the_models_own_names(result: di
     assert lora["merge_gap"] < 1e-6
 
 
+def test_the_loops_adapters_are_published_merged_proved_and_saved_as_a_plain_model(result: dict[str, Any]) -> None:
+    found = result["loop_lora"]
+    assert found["versions"] == [0, 1]
+    assert found["trained_tokens"] > 100
+    assert found["moved"] > 1e-4
+    assert found["saved"] == found["given"]
+    assert found["saved_gap"] < 1e-6
+
+
 @pytest.fixture(scope="module")
 def vllm(result: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = result["vllm"]
