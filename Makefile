@@ -81,7 +81,7 @@ policy: $(VENV)/.local ## Rebuild the warm-started weights that ship with the pa
 bench: $(VENV)/.dev ## Run every benchmark in its quick form
 	@set -e; for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f --quick; done
 
-examples: $(VENV)/.dev ## Run every example end to end (scripted model) and print one table; EXAMPLES="NAME ... --quick"
+examples: $(VENV)/.dev ## Run every example end to end, train two of them, and print one table; EXAMPLES="NAME ... --quick"
 	$(BIN)/python scripts/examples.py $(EXAMPLES)
 
 docs: $(VENV)/.dev ## Make the tables that documents are made of, build the site into build/site, check links and commands

@@ -24,6 +24,7 @@ import math
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -61,6 +62,7 @@ COLUMNS = (
     "seconds",
     "note",
 )
+END_TRAINING_S = 30.0  # after SIGTERM: the services of a training stop in order
 LOG_TAIL = 2000  # characters of a session's log that are kept of a rollout that failed
 
 
@@ -259,6 +261,33 @@ class Proof:
         except AgentCoreRLError:
             return ""
 
+    # -- training
+
+    def train(self, command: Sequence[str], run: Path, *, note: str, must_gain: bool) -> None:
+        """Run a training that leaves its run in the folder ``run``, and add the row and the checks of what it says there.
+
+        ``must_gain``: the held-out reward has to be higher after than before; for trainings whose gain is far above chance.
+        Raises: RuntimeError when the command fails.
+        """
+        began_s = time.monotonic()
+        _run_to_its_end(command)
+        summary = json.loads((run / "summary.json").read_text())
+        before, after = summary["held_out_reward_before"], summary["held_out_reward_after"]
+        self.row(
+            rollouts=summary["rollouts"],
+            policy_before=before,
+            policy_after=after,
+            seconds=time.monotonic() - began_s,
+            note=note,
+        )
+        lost, share = summary["lost_rollouts"], summary["trained_token_share"]
+        self.check("training: no rollout is lost", value=lost, target=0, ok=lost == 0)
+        self.check("training: every sampled token is trained on", value=share, target=1.0, ok=share == 1.0)
+        if must_gain:
+            gain = None if before is None or after is None else after - before
+            ok = gain is not None and gain > 0
+            self.check("training: the held-out reward rises by", value=gain, target="more than 0", ok=ok)
+
     # -- what it found
 
     def row(
@@ -319,6 +348,24 @@ class Proof:
     def _write(self) -> None:
         if self.options.json is not None:
             write_report(self.options.json, self.rows, self.checks)
+
+
+def _run_to_its_end(command: Sequence[str]) -> None:
+    """Run a command that starts services; when this process has to end first, the command ends them in order, too."""
+    sys.stdout.flush()
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(END_TRAINING_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    if code != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))} ended with code {code}; what it printed stands above")
 
 
 def end_in_order_on_sigterm() -> None:

@@ -1,4 +1,4 @@
-"""The proof of the math agent: oracle, doing nothing and a wrong solver through the agent, and both evaluation scripts.
+"""The proof of the math agent: oracle, doing nothing and a wrong solver through the agent, both evaluations, and a training.
 
 python examples/strands_math_agent/proof.py [--quick] [--data gsm8k/test.jsonl] [--rollouts N] [--json FILE]
 """
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+QUICK_STEPS = 3
 sys.path.insert(0, str(HERE.parent))
 from word_problem_proof import options, prove  # noqa: E402  (the examples are no package)
 
@@ -41,5 +42,19 @@ def evaluations(proof, task):
         proof.check(f"{name}.py finds the oracle's reward", value=mean, target=1.0, ok=mean == 1.0)
 
 
+def training(proof):
+    """The quickstart: the built-in policy learns sums, for which this folder has an agent of its own."""
+    run = proof.folder / "trained"
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "quickstart", "--out", str(run)]
+    if proof.quick:
+        command += ["--steps", str(QUICK_STEPS)]
+    proof.train(command, run, note="sums, arithmetic_app.py, the built-in policy", must_gain=not proof.quick)
+
+
+def more(proof, task):
+    evaluations(proof, task)
+    training(proof)
+
+
 if __name__ == "__main__":
-    prove(HERE, "Strands Agents", given=options(__doc__), more=evaluations)
+    prove(HERE, "Strands Agents", given=options(__doc__), more=more)

@@ -1,7 +1,8 @@
 """The test tasks of telecom, and some of retail and airline, end to end here: published solution, nothing, half of it.
 
 The agent runs in its own environment, one session per rollout; the model is a function that takes the published actions one by
-one. Runs in the toolkit's environment: `python examples/strands_taubench_agent/proof.py [--quick] [--json FILE]`.
+one. Then `experiment.py` trains one seed, shorter than the README's. Runs in the toolkit's environment:
+`python examples/strands_taubench_agent/proof.py [--quick] [--json FILE]`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from experiment import HERE, agent_python
 from agentcore_rl_toolkit.gateway.testing import ToolCall
 from harness import Proof, Result, mean, parser, tool_calls
 
+# Of `experiment.py`. The quick one shows that the path works; nothing can be learned in it.
+TRAINING = ("--steps=6",)
+QUICK_TRAINING = ("--warm-steps=10", "--careless-steps=2", "--steps=1", "--groups=2", "--rollouts=4")
 NUMBER = re.compile(r"number:? (\d+)")
 Solution = dict[str, Any]
 Decide = Callable[[list[dict[str, Any]], list[dict[str, Any]]], Any]
@@ -96,6 +100,15 @@ def main() -> None:
                 half = proof.run([rows[k] for k in several], solver(wanted, take=lambda n: n // 2))
                 value = share(half, "published")
                 proof.check("telecom: half of a solution earns nothing", value=value, target=0.0, ok=value == 0.0)
+        _train(proof)
+
+
+def _train(proof: Proof) -> None:
+    """One seed. It is not held to a gain: 40 rollouts before and 40 after do not tell a small one from chance."""
+    out = proof.folder / "trained"
+    chosen = QUICK_TRAINING if proof.quick else TRAINING
+    command = [sys.executable, str(HERE / "experiment.py"), "--out", str(out), "--seeds=0", "--repeats=1", *chosen]
+    proof.train(command, out / "seed-0", note="telecom, compact, GRPO from the warm start", must_gain=False)
 
 
 def _compare(proof: Proof, domain: str, oracle: Sequence[Result], nothing: Sequence[Result]) -> None:

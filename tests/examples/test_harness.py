@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +152,69 @@ def test_a_proof_that_cannot_run_here_says_why_and_ends_well(harness: ModuleType
         harness.skip(tmp_path, options, "no Maven")
     assert ended.value.code == 0
     assert json.loads((tmp_path / "report.json").read_text()) == {"rows": [], "checks": [], "skipped": "no Maven"}
+
+
+def training_that_leaves(run: Path, **facts: Any) -> list[str]:
+    """A command that leaves such a run."""
+    summary = {"rollouts": 8, "lost_rollouts": 0, "trained_token_share": 1.0, **facts}
+    run.mkdir()
+    words = f"open({str(run / 'summary.json')!r}, 'w').write({json.dumps(summary)!r})"
+    return [sys.executable, "-c", words]
+
+
+@pytest.fixture
+def proof(harness: ModuleType, tmp_path: Path) -> Any:
+    return harness.Proof(example=tmp_path, framework="none", options=harness.parser().parse_args([]))
+
+
+def test_a_trainings_row_is_what_its_run_says(proof: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = training_that_leaves(run, held_out_reward_before=0.25, held_out_reward_after=0.5)
+    proof.train(command, run, note="a task", must_gain=True)
+    [row] = proof.rows
+    assert (row["rollouts"], row["policy_before"], row["policy_after"], row["note"]) == (8, 0.25, 0.5, "a task")
+    assert [check["ok"] for check in proof.checks] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("facts", "ok"),
+    [
+        ({"held_out_reward_before": 0.5, "held_out_reward_after": 0.5}, [True, True, False]),
+        ({"held_out_reward_before": None, "held_out_reward_after": 0.5}, [True, True, False]),
+        ({"held_out_reward_before": 0.1, "held_out_reward_after": 0.5, "lost_rollouts": 1}, [False, True, True]),
+        (
+            {"held_out_reward_before": 0.1, "held_out_reward_after": 0.5, "trained_token_share": None},
+            [True, False, True],
+        ),
+    ],
+    ids=["no gain", "not evaluated", "a rollout lost", "nothing trained"],
+)
+def test_a_training_that_went_wrong_fails_its_check(
+    proof: Any, tmp_path: Path, facts: dict[str, Any], ok: list[bool]
+) -> None:
+    run = tmp_path / "run"
+    proof.train(training_that_leaves(run, **facts), run, note="a task", must_gain=True)
+    assert [check["ok"] for check in proof.checks] == ok
+
+
+def test_a_training_that_fails_is_an_error_with_its_command(proof: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="exit\\(3\\) ended with code 3"):
+        proof.train([sys.executable, "-c", "exit(3)"], tmp_path, note="a task", must_gain=False)
+
+
+def test_a_proof_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    training = (
+        f"import pathlib, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: "
+        f"(pathlib.Path({str(ended)!r}).touch(), sys.exit(0)))\nprint('trains', flush=True)\nsignal.pause()"
+    )
+    words = (
+        f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport harness\nharness.end_in_order_on_sigterm()\n"
+        f"harness._run_to_its_end([sys.executable, '-c', {training!r}])"
+    )
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", words], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "trains\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert ended.exists()
