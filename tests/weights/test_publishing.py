@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
@@ -16,9 +17,12 @@ import torch
 import uvicorn
 from safetensors.torch import load_file, save_file
 
+from agentcore_rl_toolkit.cli.training.run import load_loop
+from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.errors import ConfigError, WeightsError
+from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
-from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, write_checkpoint
+from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, publishing, write_checkpoint
 from agentcore_rl_toolkit.weights.publishing import probe_prompt
 
 
@@ -73,6 +77,34 @@ def test_any_one_tensor_that_is_not_replaced_is_caught(address: EngineAddress, m
             prove(model, prompt, [address], number)
     publish(after, 99, [address])
     assert prove(model, probe_prompt(model.config.vocab_size), [address], 99) < 1e-4
+
+
+def test_the_loop_ends_when_one_tensor_did_not_arrive(
+    address: EngineAddress, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `quickstart` and `train`: it goes on after one step, and its engine keeps a tensor of before."""
+    loop, old = load_loop(), load_policy()[0].state_dict()
+
+    def spoilt(model: Any, folder: Path, **options: Any) -> Path:
+        file = write_checkpoint(model, folder, **options) / "model.safetensors"
+        name = "model.layers.1.mlp.down_proj.weight"
+        save_file({**load_file(file), name: old[name]}, file)
+        return folder
+
+    monkeypatch.setattr(publishing, "write_checkpoint", spoilt)
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": 1}, tmp_path / "checkpoint.pt"
+    )
+    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-0123456789"
+    with (
+        RolloutClient(arn, f"file://{tmp_path}", "loop", model_id="policy") as client,
+        GatewayClient("http://127.0.0.1:9") as gateway,
+    ):
+        services = loop.Services(client=client, gateway=gateway, policy_url=address.url, run_dir=tmp_path)
+        training = loop.train(services, loop.Config(steps=2), [{}], [], lambda event, facts: None)
+        with pytest.raises(WeightsError, match="the weights did not arrive: after version 1 was published"):
+            asyncio.run(training)
 
 
 def test_an_engine_that_is_not_there_is_named(model: Any, tmp_path: Path) -> None:
@@ -150,6 +182,28 @@ def test_sglang_updates_from_disk(stand_in: tuple[str, type[Told]], tmp_path: Pa
     with pytest.raises(WeightsError, match="no such folder"):
         publish(tmp_path, 8, [EngineAddress(url=url, engine="sglang")])
     assert told.asked[-1][0] == "/continue_generation", "it goes on with what it has"
+
+
+@pytest.mark.parametrize("in_flight", ["wait", "keep"])
+def test_sglang_changes_an_adapter_without_a_pause_that_would_keep_it_in_use(
+    stand_in: tuple[str, type[Told]], tmp_path: Path, in_flight: Any
+) -> None:
+    url, told = stand_in
+    told.answers["/model_info"] = (200, {"weight_version": "7"})
+    told.answers["/v1/models"] = (200, {"data": [{"id": "policy"}, {"id": "tuned"}]})
+    engine = EngineAddress(url=url, engine="sglang", adapter="tuned")
+    publish(tmp_path, 7, [engine], in_flight=in_flight)
+    assert told.asked == [
+        ("/v1/models", None),
+        ("/unload_lora_adapter", {"lora_name": "tuned"}),
+        ("/load_lora_adapter", {"lora_name": "tuned", "lora_path": str(tmp_path)}),
+        ("/update_weight_version", {"new_version": "7", "abort_all_requests": False}),
+        ("/continue_generation", {}),
+        ("/model_info", None),
+    ]
+    told.answers["/unload_lora_adapter"] = (200, {"success": False, "error_message": "no such adapter"})
+    with pytest.raises(WeightsError, match="no such adapter"):
+        publish(tmp_path, 8, [engine])
 
 
 def test_an_engine_without_the_routes_says_how_to_start_it(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 vLLM's routes exist with ``VLLM_SERVER_DEV_MODE=1`` only, and its ``--api-key`` does not guard them: such a server belongs on
 loopback.
-Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/dev`; docs.sglang.ai, "Native APIs" and SGLang 0.5,
-`managers/io_struct.py`. SGLang's part was written from its documentation and has not met a server.
+Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/dev`; SGLang 0.5.23, `entrypoints/http_server.py`,
+`managers/io_struct.py`, `managers/tokenizer_manager.py`. SGLang's part was checked against these and has not met a server.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ class SGLangServer(_Server):
 
     def pause(self, in_flight: InFlight) -> None:
         # "retract" puts running requests back into the queue: they go on with the new weights, their cache is made anew.
-        if in_flight == "wait":
-            return  # the update itself waits until nothing runs
+        if in_flight == "wait" or (in_flight == "keep" and self._at.adapter is not None):
+            return  # the update itself waits until nothing runs; so does taking out an adapter, which a pause would keep in use
         self._ask("/pause_generation", {"mode": "retract" if in_flight == "keep" else "abort"}, timeout_s=LOAD_S)
 
     def resume(self) -> None:
@@ -214,10 +214,10 @@ class SGLangServer(_Server):
         if name is not None:
             known = self._ask("/v1/models", get=True).get("data") or []
             if any(model.get("id") == name for model in known):
-                self._ask("/unload_lora_adapter", {"lora_name": name})
+                self._told(self._ask("/unload_lora_adapter", {"lora_name": name}, timeout_s=LOAD_S))
             self._told(self._ask("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, timeout_s=LOAD_S))
+            # What is cached of the prefixes is kept apart by adapter, and one that is loaded anew is another one.
             self._told(self._ask("/update_weight_version", {"new_version": str(version), "abort_all_requests": False}))
-            self._ask("/flush_cache")
             return
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
         self._told(self._ask("/update_weights_from_disk", body, timeout_s=LOAD_S))

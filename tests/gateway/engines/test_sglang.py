@@ -1,13 +1,49 @@
-"""What SGLang's /generate is asked for."""
+"""What SGLang's /generate is asked for, and what is read of its answers."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.gateway.dialects.canonical import Request
-from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES
+from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
+
+# Types of the fields as SGLang 0.5.23 declares them (`managers/io_struct.py`, `sampling/sampling_params.py`). Another sampling
+# parameter than these is refused there with 400.
+NUMBER = (int, float)
+GENERATE: dict[str, Any] = {
+    "input_ids": list,
+    "rid": str,
+    "sampling_params": dict,
+    "return_logprob": bool,
+    "logprob_start_len": int,
+    "stream": bool,
+    "return_routed_experts": bool,
+}
+SAMPLING: dict[str, Any] = {
+    "max_new_tokens": int,
+    "min_new_tokens": int,
+    "stop": (str, list),
+    "stop_token_ids": list,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "top_k": int,
+    "min_p": NUMBER,
+    "frequency_penalty": NUMBER,
+    "presence_penalty": NUMBER,
+    "repetition_penalty": NUMBER,
+    "n": int,
+    "json_schema": str,
+    "regex": str,
+    "ebnf": str,
+    "structural_tag": str,
+    "ignore_eos": bool,
+    "skip_special_tokens": bool,
+    "logit_bias": dict,
+    "sampling_seed": int,
+}
 
 
 @pytest.mark.parametrize(("engine", "experts"), [("sglang", False), ("sglang-experts", True)])
@@ -19,3 +55,61 @@ def test_expert_routing_is_asked_for_by_the_engine_that_is_named_for_it(engine: 
     assert asked["input_ids"] == [1, 2]
     assert asked.get("return_routed_experts", False) is experts
     assert TOKEN_ENGINES[engine].name == engine
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        None,
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}}},
+    ],
+)
+def test_all_that_is_asked_for_has_the_name_and_the_type_that_sglang_takes(form: dict[str, Any] | None) -> None:
+    engine: Any = TOKEN_ENGINES["sglang-experts"]
+    asked = Request(dialect="chat", model="m", response_format=form, n=2)
+    asked.sampling.temperature, asked.sampling.top_p, asked.sampling.stop = 0.7, 0.9, ["end"]
+    asked.sampling.other = {"seed": 3, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [7]}
+    asked.sampling.other |= {"top_k": 5, "min_p": 0.1, "logit_bias": {"5": 1.0}, "presence_penalty": 0.1}
+    asked.sampling.other |= {"frequency_penalty": 0.1, "repetition_penalty": 1.1}
+    _, body = engine.request(b"[1,2]", asked, max_tokens=4, stop_token_ids=[2], stream=True)
+    said = json.loads(engine.named(body, "a"))
+    assert set(asked.sampling.other) <= engine.features
+    assert said.keys() == GENERATE.keys()
+    assert all(isinstance(value, GENERATE[name]) for name, value in said.items())
+    sampling = said["sampling_params"]
+    assert sampling.keys() <= SAMPLING.keys()
+    assert all(isinstance(value, SAMPLING[name]) for name, value in sampling.items())
+    assert engine.features - {"response_format", "tool_choice", "parallel_tool_calls", "seed", "min_tokens"} <= set(
+        SAMPLING
+    )
+
+
+def answer(*spans: tuple[str, int, int], upto: int, first: int = 0, finish: str | None = "stop") -> dict[str, Any]:
+    """An answer of so many tokens, or what is new of it."""
+    meta: dict[str, Any] = {
+        "finish_reason": finish and {"type": finish},
+        "completion_tokens": upto,
+        "output_token_logprobs": [[-0.5, i, None] for i in range(first, upto)],
+        "weight_version": spans[-1][0],
+        "weight_versions": [{"version": v, "start": s, "end": e} for v, s, e in spans],
+    }
+    return {"output_ids": list(range(first, upto)), "meta_info": meta}
+
+
+def versions(piece: Piece) -> tuple[Any, ...]:
+    return piece.weight_version_first, piece.weight_version, piece.spans, piece.weights
+
+
+def test_versions_of_a_choice_whose_weights_changed_are_read_span_by_span() -> None:
+    engine = TOKEN_ENGINES["sglang"]
+    [piece] = engine.reply(json.dumps(answer(("3", 0, 2), ("4", 2, 5), upto=5)).encode())
+    assert versions(piece) == (3, 4, [(0, 3), (2, 4)], "4")
+    [piece] = engine.reply(json.dumps(answer(("default", 0, 5), upto=5)).encode())
+    assert versions(piece) == (None, None, None, "default"), "as it was started: no version was published to it"
+    stream = engine.stream()
+    events = [answer(("3", 0, 2), upto=2, finish=None), answer(("3", 0, 2), ("4", 2, 5), upto=5)]
+    pieces = [p for e in events for p in stream.feed(b"data: " + json.dumps(e).encode() + b"\n\n")]
+    assert [p.ids for p in pieces] == [[0, 1], [2, 3, 4]]
+    assert [versions(p) for p in pieces] == [(3, 3, None, "3"), (3, 4, [(0, 3), (2, 4)], "4")]

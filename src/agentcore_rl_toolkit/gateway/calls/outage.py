@@ -1,7 +1,8 @@
 """While no inference server is up: calls wait, the servers are looked at, and those that come back are asked what they have.
 
-A server that was started again has the weights it was started with, whatever the trainer published. vLLM says so: its version
-is then "default" where it was a number. Turns of such a server are marked and not trained, until weights are published again.
+A server that was started again has the weights it was started with, whatever the trainer published. vLLM and SGLang say so:
+their version is then "default" where it was a number. Turns of such a server are marked and not trained, until weights are
+published again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 LOOK_S = 5.0  # for one answer
 _GENERATE = b"/inference/v1/generate"
+_WEIGHTS = {"vllm": b"/weight_info", "sglang": b"/model_info", "sglang-experts": b"/model_info"}
 
 
 class Waiting(RunningCall, Protocol):
@@ -127,13 +129,14 @@ class Outage:
             await self.ask(worker)
 
     async def ask(self, worker: Worker) -> None:
-        """Ask a vLLM which weights it has, and whether it takes token ids."""
-        if worker.config.engine != "vllm":
+        """Ask a server which weights it has, and a vLLM whether it takes token ids."""
+        route = _WEIGHTS.get(worker.config.engine)
+        if route is None:
             return
         try:
-            if self._token_ids:
+            if self._token_ids and worker.config.engine == "vllm":
                 await self._check_route(worker)
-            status, body = await get(worker, b"/weight_info", timeout_s=LOOK_S)
+            status, body = await get(worker, route, timeout_s=LOOK_S)
             if status == 200:
                 worker.says(msgspec.json.decode(body, type=_WeightInfo).weight_version)
         except (OSError, TimeoutError, *NOT_JSON):

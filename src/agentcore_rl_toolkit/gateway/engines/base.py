@@ -29,6 +29,22 @@ class Piece(msgspec.Struct, kw_only=True):
     spans: list[tuple[int, int]] | None = None  # (first token, version), where weights changed within the choice
 
 
+class WeightSpan(msgspec.Struct, gc=False):
+    """Tokens of a choice, from ``start`` on, that one version of the weights sampled: as vLLM and SGLang write it."""
+
+    version: str
+    start: int = 0
+    end: int = 0
+
+
+def changes(told: list[WeightSpan] | None) -> list[tuple[int, int]] | None:
+    """(first token, version) where weights changed within a choice; None where they did not, or one has no number."""
+    if told is None or len(told) < 2:
+        return None
+    found = [(span.start, version_of(span.version)) for span in told]
+    return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
+
+
 def stops(ours: list[int], asked: Mapping[str, Any]) -> list[int]:
     """The token ids that end an answer: the model's, unless it is to go on past them (``ignore_eos``), and the agent's."""
     return sorted({*(() if asked.get("ignore_eos") else ours), *(asked.get("stop_token_ids") or ())})

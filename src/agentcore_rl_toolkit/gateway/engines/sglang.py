@@ -4,8 +4,8 @@ Its streams repeat everything sampled so far in each event, or, started with ``-
 what is new; ``completion_tokens`` counts from the beginning in both, and leaves out what was sampled behind a stop in
 the same step (speculative decoding), which only the list of logprobs still names. A closed connection is
 noticed by a poll every few seconds, so a call that is given up is ended by name as well (``/abort_request``).
-Source: docs.sglang.ai, "Sampling parameters" and "Native APIs"; sglang 0.5, `managers/io_struct.py`,
-`sampling/sampling_params.py`.
+Source: docs.sglang.ai, "Sampling parameters" and "Native APIs"; sglang 0.5.23, `api/v1/api_types.py`,
+`managers/io_struct.py`, `sampling/sampling_params.py`, `utils/weight_versions.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..capture.events import EventReader
 from ..dialects.canonical import Request
 from ..errors import NOT_JSON
 from . import constraints
-from .base import Piece, stops, version_of
+from .base import Piece, WeightSpan, changes, stops, version_of
 
 _encode = msgspec.json.Encoder().encode
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
@@ -39,6 +39,7 @@ class _Meta(msgspec.Struct):
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
     completion_tokens: int | None = None
     weight_version: int | str | None = None
+    weight_versions: list[WeightSpan] | None = None  # from the choice's first token, in each event of a stream
     routed_experts: str | None = None
 
 
@@ -180,12 +181,16 @@ def _piece(answer: _Answer, choice: int, seen: int) -> Piece:
             raise CaptureError(f"the engine's routed_experts are not base64: {e}") from e
     finish = meta.finish_reason
     matched = finish.matched if finish is not None else None
+    spans = meta.weight_versions
     return Piece(
         choice=choice,
         ids=ids,
         logprobs=values,
         finish_reason=None if finish is None else finish.type,
         stop_sequence=matched if isinstance(matched, str) else None,
-        weight_version=version_of(meta.weight_version),
+        weight_version=version_of(spans[-1].version if spans else meta.weight_version),
+        weight_version_first=version_of(spans[0].version) if spans else None,
+        weights=None if meta.weight_version is None else str(meta.weight_version),
+        spans=changes(spans),
         routed_experts=experts,
     )

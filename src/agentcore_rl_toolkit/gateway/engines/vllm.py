@@ -18,7 +18,7 @@ from ..capture.experts import binary
 from ..dialects.canonical import Request
 from ..errors import NOT_JSON
 from . import constraints
-from .base import Piece, stops, version_of
+from .base import Piece, WeightSpan, changes, stops, version_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -32,12 +32,6 @@ class _Logprobs(msgspec.Struct, gc=False):
     token_logprobs: list[float | None] | None = None
 
 
-class _Span(msgspec.Struct, gc=False):
-    version: str
-    start: int = 0
-    end: int = 0
-
-
 class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     token_ids: list[int] | None = None
@@ -47,7 +41,7 @@ class _Choice(msgspec.Struct, gc=False):
     routed_experts: msgspec.Raw = msgspec.Raw(b"null")
     weight_version_first: int | str | None = None  # the built-in policy's
     weight_version_last: int | str | None = None
-    weight_versions: list[_Span] | None = None  # vLLM's
+    weight_versions: list[WeightSpan] | None = None  # vLLM's
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -139,14 +133,6 @@ class VLLMStream:
         return pieces
 
 
-def _spans(told: list[_Span] | None) -> list[tuple[int, int]] | None:
-    """(first token, version) where weights changed within a choice; None where they did not, or one has no number."""
-    if told is None or len(told) < 2:
-        return None
-    found = [(span.start, version_of(span.version)) for span in told]
-    return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
-
-
 def _error_of(event: bytes) -> dict[str, Any]:
     """What an error event says."""
     try:
@@ -188,7 +174,7 @@ def _pieces(body: bytes) -> list[Piece]:
                 else version_of(choice.weight_version_last),
                 weight_version_first=version_of(first),
                 weights=spans[-1].version if spans else None,
-                spans=_spans(spans),
+                spans=changes(spans),
                 routed_experts=binary(choice.routed_experts),
             )
         )
