@@ -137,9 +137,18 @@ WRONG: list[tuple[str, str, int, str]] = [
     (
         f"{EVAL} --agent {ABSENT} --bucket file://{{here}}/s --endpoint-url {{runtime}}",
         "no credentials",
-        1,
+        2,
         r"no credentials: ",
     ),
+    (f"{EVAL} --agent {ABSENT} --bucket nobodys", "no credentials", 2, r"no credentials: "),
+    ("deploy --agent agent.py --bucket nobodys --no-smoke --dry-run", "no credentials", 2, r"no credentials: "),
+    ("deploy --name shop --remove", "no credentials", 2, r"no credentials: "),
+    ("deploy --agent agent.py --bucket nobodys --no-smoke --dry-run", "no region", 2, r"no region: --region"),
+    # a run
+    ("runs show absent", "", 2, r"absent is no run"),
+    ("runs compare absent absent", "", 2, r"absent is no run"),
+    ("view absent", "", 2, r"absent is no run"),
+    ("train --resume", "", 2, r"no unfinished run"),
     # no agent, no data
     (f"{EVAL} --agent absent.py", "", 2, r"absent\.py: neither an ARN nor a file"),
     (EVAL, "alone", 2, r"--agent ARN\|FILE is missing"),
@@ -301,6 +310,8 @@ def test_what_is_wrong_is_said_in_the_first_line(
     environment = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-west-2"}
     if "no credentials" in what:
         environment = {"AWS_REGION": "us-west-2"}
+    if what == "no region":
+        del environment["AWS_REGION"]
     if "moto" in what:
         environment |= {"AWS_ENDPOINT_URL": work.moto, "AWS_ALLOW_HTTP": "true"}
         environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"] = stack.runtime_url

@@ -238,6 +238,16 @@ def _check_store(bucket: str, exp_id: str) -> None:
         raise ConfigError(f"--bucket {bucket}: {e}") from e
 
 
+def _check_credentials() -> None:
+    """Whether there is something to sign with: without, every rollout would fail with the same cause. Raises: ConfigError."""
+    import botocore.session
+
+    from ..client.data_plane.transport import HOW_TO_HAVE_THEM
+
+    if botocore.session.get_session().get_credentials() is None:
+        raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM}")
+
+
 def _deployed(options: dict[str, Any]) -> bool:
     return bool(options["agent"]) and str(options["agent"]).startswith("arn:")
 
@@ -285,8 +295,11 @@ def _evaluate(
             if live and progress.done < total:
                 click.echo("\r\x1b[K", err=True, nl=False)
 
+    away = _deployed(options) and target.stack is None
+    if away:
+        _check_credentials()
     _check_store(target.bucket, exp_id)
-    if _deployed(options) and target.stack is None:
+    if away:
         from ..deploy.quotas import before_a_run
 
         found = before_a_run(
