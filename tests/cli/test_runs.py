@@ -36,6 +36,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     reward=float(good or n >= 4),
                     score=float(good or (n >= 4 and n != 4)),
                     dialogue=said,
+                    payload={"prompt": f"Count the lamps\nof shop {n % 4}."},
                     sequences=[tokens],
                 )
             )
@@ -74,3 +75,5 @@ def test_two_steps_are_compared_on_their_inputs(work: Path, monkeypatch: pytest.
     facts = json.loads(told(work, monkeypatch, "compare", "shop@0", "shop@1", "--json"))
     assert (facts["inputs"], facts["better"], facts["worse"], facts["mean"]) == (4, 1, 0, 0.25)
     assert facts["rows"][0]["input_key"] == "k2"
+    said = told(work, monkeypatch, "compare", "shop@0", "shop@1")
+    assert "0.000 -> 1.000  #3 and #7         Count the lamps of shop 2." in said

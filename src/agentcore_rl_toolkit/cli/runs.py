@@ -11,12 +11,14 @@ import click
 
 from ..errors import ConfigError
 from ..runs import Query, RunReader, TokenSequence, find_run, find_runs
+from ..view.data import input_text
 from . import stuck
 from .options import as_json
 from .output import dialogue
 from .output.terminal import visible
 
 BARS = "▁▂▃▄▅▆▇█"
+COMPARED = 20  # inputs printed, those that changed most
 
 
 @click.group()
@@ -127,7 +129,7 @@ def _overview(run: Mapping[str, Any]) -> Iterator[str]:
         ends = " ".join(f"{n} {o}" for o, n in s["outcomes"].items())
         yield (
             f"{name:10}{s['rollouts']:>9}{_number(s['reward']):>9}{_number(s['reward_spread']):>8}{s['usable']:>8}"
-            f"{_number(s['tokens_mean'], 0):>9}{_number(s['gap_max'], 5):>9}  {ends}"
+            f"{_number(s['tokens_mean'], 0):>9}{_small(s['gap_max']):>9}  {ends}"
         )
     for reason, count in run["not_kept"].items():
         yield f"not kept: {count} rollouts ({reason.removeprefix('not_kept_')})"
@@ -210,11 +212,16 @@ def compare(first: str, second: str, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=2))
         return
     click.echo(f"{len(rows)} inputs in both: {better} better, {worse} worse, mean change {_number(facts['mean'])}")
-    for row in [r for r in rows if r["change"]][:20]:
-        click.echo(
-            f"  {row['input_key']}  {_number(row['first'])} -> {_number(row['second'])}"
-            f"   #{row['first_rollout']} and #{row['second_rollout']}"
-        )
+    changed = [row for row in rows if row["change"]]
+    with RunReader(find_run(first.partition("@")[0])) as run:
+        payloads = run.payloads([row["first_rollout"] for row in changed[:COMPARED]])
+    for row in changed[:COMPARED]:
+        text = input_text(payloads.get(row["first_rollout"])) or row["input_key"]
+        numbers = f"#{row['first_rollout']} and #{row['second_rollout']}"
+        line = visible(" ".join(text.split()))
+        click.echo(f"  {_number(row['first'])} -> {_number(row['second'])}  {numbers:<16}  {line[:90]}")
+    if len(changed) > COMPARED:
+        click.echo(f"  and {len(changed) - COMPARED} more: --json has all, `agentcore-rl view` shows them")
 
 
 def _side(name: str) -> dict[str, dict[str, Any]]:
@@ -274,6 +281,11 @@ def _plain(rollout: dict[str, Any]) -> dict[str, Any]:
     if sequences is None:
         return rollout
     return {**rollout, "sequences": [vars(TokenSequence.decoded(sequence)) for sequence in sequences]}
+
+
+def _small(value: float | None) -> str:
+    """A number that may be a millionth."""
+    return f"{value:.1e}" if value and abs(value) < 0.001 else _number(value)
 
 
 def _number(value: float | None, digits: int = 3) -> str:
