@@ -14,7 +14,7 @@ import pytest
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.app.causes import blame
 from agentcore_rl_toolkit.contract import Cause, new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.capture.record import CONSTRAINED, LOST_WEIGHTS
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.dialects import Request
@@ -120,6 +120,33 @@ async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(
     assert [t.untrainable_reason for t in found.turns] == [None, LOST_WEIGHTS, None]
     assert [t.weight_version_last for t in found.turns] == [4, None, 5]
     assert (await health(gateway))["status"] == "ok"
+
+
+@pytest.mark.parametrize(("kind", "route"), [("vllm", "/weight_info"), ("sglang", "/model_info")])
+async def test_a_server_is_asked_which_weights_it_has(kind: str, route: str) -> None:
+    said: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps({"weight_version": said[-1]}).encode() if head.startswith(f"GET {route} ".encode()) else b"{}"
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        upstreams = (UpstreamConfig(url=url, engine=kind),)  # type: ignore[arg-type]
+        gateway = Gateway(GatewayConfig(upstreams=upstreams, model_dir=MODEL))
+        said.append("7")
+        await gateway.start()
+        [worker] = gateway.router.workers.values()
+        forgot = []
+        for version in ("7", "default", "8"):
+            said.append(version)
+            await gateway.calls.outage.ask(worker)
+            forgot.append(worker.forgot)
+        await gateway.stop(grace_s=0.2)
+    assert forgot == [False, True, False]
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}

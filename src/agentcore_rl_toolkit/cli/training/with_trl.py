@@ -143,7 +143,8 @@ class _Training:
             on_rollout=self._rollout,
             recording=self._recording.at(when),
         )
-        self._observe("evaluated", {"when": when, **self._loop.summarise(groups)})
+        version = 0 if when == "before" else self._job.config.steps
+        self._observe("evaluated", {"when": when, "version": version, **self._loop.summarise(groups)})
         return groups
 
     def _rollout(self, rollout: Any) -> None:
