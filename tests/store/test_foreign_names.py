@@ -123,6 +123,8 @@ async def test_a_key_with_control_characters_is_written_and_removed(s3: Any, own
         await store.get_async(key)
 
 
+# moto takes ten CPU seconds for so many objects; test_remote.py has its pages, and the tests above its foreign keys.
+@pytest.mark.parametrize("s3", ["own", pytest.param("moto", marks=pytest.mark.nightly)], indirect=True)
 async def test_a_listing_with_a_foreign_key_goes_over_many_pages(s3: Any) -> None:
     store = open_store(BUCKET)
     keys = [f"e/i/{n:04}.json" for n in range(1200)]
