@@ -50,3 +50,20 @@ def test_a_log_is_read_from_an_offset_or_its_end(tmp_path: Path) -> None:
     assert read_log(tmp_path / "log", -3, 100) == b"789"
     assert read_log(tmp_path / "log", -300, 100) == b"0123456789"
     assert read_log(tmp_path / "log", 300, 100) == b""
+
+
+def test_what_is_written_while_a_log_is_cut_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "log", os.pread
+    path.write_bytes(b"x" * 99 + b"\n" + b"y" * 9_899 + b"\n")
+    late = [b"the last line\n", b"and one more\n"]
+
+    def read_slowly(fd: int, size: int, offset: int) -> bytes:
+        found = read(fd, size, offset)
+        if late:  # as where the machine has much to do: the session runs between two calls of this
+            with path.open("ab") as writer:
+                writer.write(late.pop(0))
+        return found
+
+    monkeypatch.setattr(os, "pread", read_slowly)
+    assert shorten(path, 1_000) > 0
+    assert path.read_bytes().endswith(b"the last line\nand one more\n")

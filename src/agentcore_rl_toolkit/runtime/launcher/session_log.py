@@ -17,6 +17,7 @@ from .trees import open_file
 KEPT_LOG_BYTES = 2 * 2**30  # of ended sessions together
 LOG_BYTES = 64 * 2**20  # a busy agent writes a megabyte in an hour
 _KEPT_SHARE = 4  # one part in so many stays when a log is cut
+_LOOKS = 8  # for what the session writes while its log is cut; a session that never pauses loses lines here
 _CUT = "[{} bytes of this log were cut out: a session's log is kept to {} bytes]\n"
 
 
@@ -63,6 +64,11 @@ def shorten(path: str | os.PathLike[str], limit: int) -> int:
         kept = limit // _KEPT_SHARE
         cut = size - kept
         end = os.pread(fd, kept, cut)
+        for _ in range(_LOOKS):  # on a busy machine much may have been written since
+            written = os.pread(fd, limit, cut + len(end))
+            if not written:
+                break
+            end += written
         os.ftruncate(fd, 0)
         line = end.find(b"\n") + 1  # from the beginning of a line, where there is one
         os.write(fd, _CUT.format(cut + line, limit).encode() + end[line:])
