@@ -214,6 +214,7 @@ def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -
     assert first["tmp"] == f"{first['cwd']}/tmp"
     assert first["home"] == first["cwd"]
     assert first["random"] != second["random"]
+    assert first["tls_random"] != second["tls_random"]
     assert "probe.py" in first["files"]
     assert "SECRET_OF_THE_HOST" not in first["env"]
     assert server.invoke({"do": "read", "path": "note"}, a) == {"read": "mine"}
@@ -226,8 +227,9 @@ def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -
 
 def test_strict_snapshot_repeats_random_numbers(start_server: Callable[..., Server]) -> None:
     server = start_server("--strict-snapshot")
-    numbers = {server.invoke({"do": "where"}, new_session_id())["random"] for _ in range(3)}
-    assert len(numbers) == 1
+    found = [server.invoke({"do": "where"}, new_session_id()) for _ in range(3)]
+    assert len({one["random"] for one in found}) == 1
+    assert len({one["tls_random"] for one in found}) == 3  # keys are no part of a snapshot
 
 
 def test_session_env_reaches_the_agent(start_server: Callable[..., Server]) -> None:

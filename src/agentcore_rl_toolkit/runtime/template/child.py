@@ -101,6 +101,7 @@ def become_session(session: Session, template_pid: int | None) -> None:
     _settle(session)
     tempfile.tempdir = None
     _set_random_state(session)
+    _reseed_tls()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
 
@@ -141,6 +142,18 @@ def _link_agent_files(session: Session) -> None:
     for name in sorted(names)[:MAX_LINKS]:
         if not name.startswith(".") and name not in ("__pycache__", "tmp"):
             os.symlink(os.path.join(session.links, name), name)
+
+
+def _reseed_tls() -> None:
+    """Give OpenSSL's generator a seed of this session's own.
+
+    It finds a fork by the process number, and a template and its sessions may all be process 1, each of its own namespace: keys
+    of TLS connections would be the same in every session.
+    """
+    if "_ssl" in sys.modules:
+        import ssl
+
+        ssl.RAND_add(os.urandom(32), 32.0)
 
 
 def _set_random_state(session: Session) -> None:
