@@ -158,6 +158,28 @@ print(json.dumps([waiting, len(context.get_ca_certs()) == len(eager.get_ca_certs
     assert json.loads(done.stdout) == [1, True, "FileNotFoundError"]
 
 
+def test_a_model_call_is_rehearsed_unless_the_agent_would_see_it() -> None:
+    code = """
+import json, logging, os, sys, threading
+import openai
+from openai.resources.chat.completions import AsyncCompletions
+from openai.types.chat import ChatCompletionChunk
+from agentcore_rl_toolkit.runtime.template.rehearsal import rehearse
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
+files = set(os.listdir("/proc/self/fd"))
+seen, own = [], AsyncCompletions.create
+AsyncCompletions.create = lambda *args, **options: seen.append(options) or own(*args, **options)
+refused = rehearse()
+AsyncCompletions.create = own
+built = ChatCompletionChunk.__pydantic_complete__
+made = rehearse()
+left = len(set(os.listdir("/proc/self/fd")) - files) + threading.active_count() - 1
+print(json.dumps([refused, seen, built, made, ChatCompletionChunk.__pydantic_complete__, left, logging.root.manager.disable]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert (json.loads(done.stdout), done.stderr) == ([False, [], False, True, True, 0, 0], "")
+
+
 def test_only_safe_modules_are_preloaded(tmp_path: Path) -> None:
     (tmp_path / "quiet_module.py").write_text("x = 1\n")
     (tmp_path / "failing_module.py").write_text("raise RuntimeError\n")

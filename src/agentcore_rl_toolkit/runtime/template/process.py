@@ -35,7 +35,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..launcher import linux
-from . import aws_keys, guardian, serve, warm
+from . import aws_keys, guardian, rehearsal, serve, warm
 from .child import Session
 from .confine import Confinement
 from .keeper import Keeper
@@ -160,6 +160,8 @@ def main(control: str) -> None:
             raise CannotForkError(reason)
         config = make_config(app, uvicorn_options)
         warm.import_quietly([*warm.late_imports(), *options.get("preload", ())])
+        if reason is None:
+            rehearsal.rehearse()
         if options.get("strict_snapshot"):
             Session.keep_random_state()
         gc.collect()
