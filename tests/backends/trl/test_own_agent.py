@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.runs import Query, RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
-STEPS = 2
+STEPS = 3  # two of them warm the learning rate up
 # What a tracker has of a run, read back with its own library: {metric: {step: value}}.
 READ_BACK = """
 import json, sys
