@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +42,11 @@ ROOT = Path(__file__).parents[2]
 CHOSEN = os.environ.get("AGENTCORE_RL_EXAMPLE_IMAGES", "").split()
 EXAMPLES = [p.parent for p in sorted((ROOT / "examples").glob("*/Dockerfile")) if not CHOSEN or p.parent.name in CHOSEN]
 BASES = ("docker.io/library/python:3.12-slim", "docker.io/library/python:3.12-slim-bookworm")
-# What is copied into the image by hand, as the example's README says, and is not in the repository; where it may lie here.
-NEEDS = {"strands_appworld_agent": "data", "strands_officebench_agent": "tasks"}
+# What is copied into the image by hand, as the example's README says, and is not in the repository. AppWorld's is made.
+NEEDS = {"strands_officebench_agent": "tasks"}
 OFFICE = ROOT.parent / "shared" / "data" / "officebench" / "tasks"
 BUCKET = "records"
+HEALTHY_S = 300.0
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -97,6 +99,8 @@ def task_of(example: Path) -> tuple[dict[str, Any], float]:
     name = example.name
     if name == "strands_officebench_agent":
         return {"task_id": "1-1/0"}, 0.0
+    if name == "strands_appworld_agent":
+        return {"task_id": "0000000_1"}, 0.0  # of made_world.py
     if name == "strands_migration_agent":
         return {"project": "settings"}, 0.0
     if name == "strands_taubench_agent":
@@ -136,6 +140,33 @@ async def rollout(place: Place, arn: str, payload: Mapping[str, Any]) -> Collect
     return group.rollouts[0]
 
 
+def podman(*words: str, check: bool = True) -> str:
+    done = subprocess.run(["podman", *words], capture_output=True, text=True, timeout=2400, check=False)
+    assert not check or done.returncode == 0, (words, (done.stdout + done.stderr)[-4000:])
+    return done.stdout
+
+
+def make_world(image: str, folder: Path) -> None:
+    """Lay AppWorld's data with the one task of `made_world.py` into the example's folder, by the AppWorld in the image."""
+    made = folder.parent / "made"
+    made.mkdir()
+    volumes = [f"--volume={made}:/made", f"--volume={folder / 'made_world.py'}:/made_world.py:ro"]
+    podman("run", "--rm", "--user=root", *volumes, image, "/opt/appworld/bin/python", "/made_world.py", "/made")
+    shutil.copytree(made / "data", folder / "data", dirs_exist_ok=True)
+
+
+def becomes_healthy(image: str) -> None:
+    """The image's own health check passes in a container with nothing but the agent."""
+    container = podman("run", "--detach", "--network=none", image).strip().splitlines()[-1]
+    try:
+        deadline = time.monotonic() + HEALTHY_S
+        while subprocess.run(["podman", "healthcheck", "run", container], capture_output=True, timeout=120).returncode:
+            assert time.monotonic() < deadline, podman("logs", container, check=False)[-4000:]
+            time.sleep(1)
+    finally:
+        podman("rm", "--force", "--time=0", container, check=False)
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_examples_image_builds_as_another_user_and_ends_a_rollout(
     place: Place, mounts: list[str], example: Path, tmp_path: Path
@@ -149,19 +180,18 @@ def test_an_examples_image_builds_as_another_user_and_ends_a_rollout(
         pytest.skip(f"{example.name}/{needed} is made by hand, as its README says")
     put_wheel_beside(folder)
     image = f"localhost/agentcore-rl-examples/{example.name.replace('_', '-')}:test"
-    build = ["podman", "build", "--pull=never", "--network=host", *mounts, "--tag", image, str(folder)]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=2400, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    user = subprocess.run(
-        ["podman", "image", "inspect", "--format", "{{.Config.User}}", image],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert user.stdout.strip() not in ("", "root", "0")
+    # Docker's format: OCI's has no health check.
+    build = ["build", "--format=docker", "--pull=never", "--network=host", *mounts, "--tag", image, str(folder)]
+    if example.name == "strands_appworld_agent":
+        (folder / "data").mkdir()
+        podman(*build)
+        make_world(image, folder)
+    podman(*build)
+    assert podman("image", "inspect", "--format", "{{.Config.User}}", image).strip() not in ("", "root", "0")
     payload, reward = task_of(example)
     place.model.decide = reply
     try:
+        becomes_healthy(image)
         arn = RuntimeView(place.runtime).deploy(image, f"image_{example.name}", {})
         ended = asyncio.run(rollout(place, arn, payload))
         log = "".join(RuntimeView(place.runtime).log(ended.session_id))[-3000:]
@@ -171,4 +201,4 @@ def test_an_examples_image_builds_as_another_user_and_ends_a_rollout(
         assert ended.capture is not None
         assert len(ended.capture.turns) >= (2 if reward else 1)
     finally:
-        subprocess.run(["podman", "rmi", "--force", image], capture_output=True, timeout=120, check=False)
+        podman("rmi", "--force", image, check=False)

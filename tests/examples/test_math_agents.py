@@ -300,8 +300,8 @@ def test_rows_of_gsm8k_become_payloads_that_the_agent_takes(tmp_path: Path) -> N
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_agent_is_scored_end_to_end_and_evaluated_by_both_scripts(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_the_agent_is_scored_end_to_end_evaluated_by_both_scripts_and_trained(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     proof = EXAMPLES / "strands_math_agent" / "proof.py"
     command = [
@@ -316,10 +316,12 @@ def test_the_agent_is_scored_end_to_end_and_evaluated_by_both_scripts(tmp_path: 
         "--json",
         str(report),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=360)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=840)
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(report.read_text())
-    [row] = written["rows"]
+    row, trained = written["rows"]
     assert (row["oracle_reward"], row["noop_reward"]) == (1.0, 0.0)
     assert row["tool_calls"] > 0
-    assert len(written["checks"]) == 13
+    assert trained["policy_before"] is not None
+    assert trained["policy_after"] is not None
+    assert len(written["checks"]) == 15

@@ -104,7 +104,7 @@ def network(name: str, number: int) -> dict[str, Any]:
 
 def podman(*arguments: str, check: bool = True) -> str:
     """Run podman in the configured storage; its output."""
-    done = subprocess.run(["podman", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(["podman", *arguments], capture_output=True, text=True, timeout=600, check=False)
     assert not check or done.returncode == 0, done.stderr
     return done.stdout.strip()
 
