@@ -85,6 +85,7 @@ def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         gateway = services.wait_ready(services.launch("gateway", ["gateway", "serve", *words]))
         endpoint = gateway.url.partition("://")[2].rstrip("/")
         words = ["--endpoint", endpoint, "--s3-dir", str(folder / "s3"), "--state-dir", str(folder / "sessions")]
+        words += ["--init-timeout", "300"]  # AgentCore gives 30 s; here images are built beside it
         runtime = services.wait_ready(services.launch("runtime", ["runtime", "serve", *words]))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL_S3", runtime.ready["s3_url"])
