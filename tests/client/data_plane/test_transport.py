@@ -163,6 +163,7 @@ async def test_pool_serves_single_jobs_one_after_another(rounds: int) -> None:
         (503, "ServiceUnavailableException", InvokeServerError),
         (502, "", InvokeServerError),
         (400, "ValidationException", InvokeFailedError),
+        (408, "RequestTimeoutException", InvokeRefusedError),
         (403, "AccessDeniedException", InvokeFailedError),
         (404, "ResourceNotFoundException", InvokeFailedError),
     ],

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from botocore.exceptions import ClientError
 
-from agentcore_rl_toolkit._servers.bounded_http import Bounds
+from agentcore_rl_toolkit._servers.bounded_http import TOO_LARGE, TOO_LATE, Bounds
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig
 from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
@@ -187,3 +187,8 @@ def test_a_body_that_is_too_large_is_refused_and_read_to_its_end(server: Server)
         assert b"payload exceeds 100000000 bytes" in reply
         connection.sendall(b"GET /_local/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_request_that_comes_too_late_is_not_called_a_wrong_one() -> None:
+    assert (b"x-amzn-errortype", b"RequestTimeoutException") in aws_error(TOO_LATE)[0]  # clients try it again
+    assert (b"x-amzn-errortype", b"ValidationException") in aws_error(TOO_LARGE)[0]

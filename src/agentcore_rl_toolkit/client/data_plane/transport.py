@@ -386,6 +386,8 @@ def classify(error: Exception, session_id: str) -> AgentCoreRLError:
         text = f"{code or status}: {detail.get('Message', error)}"
         if status in (429, 402) or code in ("ThrottlingException", "ServiceQuotaExceededException", "TooManyRequests"):
             return InvokeRefusedError(text, kind="throttled", session_id=session_id)
+        if status == 408:  # the request did not come whole in time: nothing was run
+            return InvokeRefusedError(text, kind="unreachable", session_id=session_id)
         if status == 409 or code == "RetryableConflictException":
             return InvokeRefusedError(text, kind="busy", session_id=session_id)
         if (isinstance(status, int) and status >= 500) or code in SERVER_ERRORS:

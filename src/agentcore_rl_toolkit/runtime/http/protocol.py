@@ -339,9 +339,13 @@ class RuntimeProtocol(BoundedProtocol):
         self._start_asgi_task(cycle, app)
 
 
+# 408 by the name that AWS's clients take for transient: a caller on a busy machine is late, its request is not wrong.
+_REFUSED_AS = {403: "AccessDeniedException", 421: "AccessDeniedException", 408: "RequestTimeoutException"}
+
+
 def aws_error(refusal: Refusal) -> tuple[Headers, bytes]:
     """Headers and body of a refusal, as AWS's clients read them."""
-    code = "AccessDeniedException" if refusal.status in (403, 421) else "ValidationException"
+    code = _REFUSED_AS.get(refusal.status, "ValidationException")
     body = json.dumps({"message": refusal.message}).encode()
     return [(b"content-type", b"application/json"), (b"x-amzn-errortype", code.encode())], body
 
