@@ -60,7 +60,7 @@ Row = Mapping[str, Any]  # one input: the payload that the agent is sent
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    steps: int = 14
+    steps: int = 11
     groups: int = 8  # inputs a step
     rollouts: int = 8  # rollouts of each input
     learning_rate: float = 6e-4  # two steps of warm-up, then linearly to a twentieth: a constant one ends in forgetting
