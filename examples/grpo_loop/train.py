@@ -29,6 +29,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from agentcore_rl_toolkit.backends import (
     open_recording,
     summarize,
 )
+from agentcore_rl_toolkit.backends.collection.evaluation import EvaluationBeside
 from agentcore_rl_toolkit.backends.data import read_rows
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError, ConfigError
 from agentcore_rl_toolkit.gateway import GatewayClient
@@ -73,9 +75,7 @@ class Config:
     max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights
     staleness: int = 0  # weight versions between a rollout's start and its training; 0: nothing runs meanwhile
     hold_calls: bool = False  # change weights between model calls; else those that run go on with the new ones
-    eval_every: int = (
-        0  # steps between evaluations beside the training, on a second engine; 0: none but before and after
-    )
+    eval_every: int = 0  # steps between evaluations beside the training, on a second engine; 0: before and after only
     max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     policy_failures: str = "score"  # out of tokens, turns or context: the agent's reward for that, or "mask" them out
@@ -257,14 +257,29 @@ def train_on(
     return metrics
 
 
+def engine_of(services: Services) -> EngineAddress:
+    return EngineAddress(url=services.policy_url, engine=services.engine, model=services.client.model_id or "policy")
+
+
 def publish(model: Any, version: int, services: Services, probe: Sequence[int] | None = None) -> None:
     """Put the weights in place at the engine, and prove it: engine and trainer must agree on the tokens of a probe's answers.
 
     ``probe`` are the ids of its prompt. Raises: WeightsError, which ends the run: nothing is trained on other weights' tokens.
     """
-    engine = EngineAddress(url=services.policy_url, engine=services.engine, model=services.client.model_id or "policy")
     announce = services.gateway.set_weight_version
-    Publisher([engine], services.run_dir / "weights", announce=announce).publish(model, version, prompt_ids=probe)
+    publisher = Publisher([engine_of(services)], services.run_dir / "weights", announce=announce)
+    publisher.publish(model, version, prompt_ids=probe)
+
+
+def publish_again(version: int, services: Services) -> None:
+    """Put a version in place from the weights that an earlier run left: they were proved then."""
+    load_into(weights_of(version, services), version, [engine_of(services)])
+    services.gateway.set_weight_version(version)
+
+
+def weights_of(version: int, services: Services) -> Path:
+    """Where the `Publisher` of these services leaves a version."""
+    return services.run_dir / "weights" / f"{version:06d}"
 
 
 def probe_of(groups: Sequence[Group]) -> list[int] | None:
@@ -305,13 +320,7 @@ def collect_config(config: Config) -> CollectConfig:
 
 
 async def evaluate(
-    version: int,
-    held_out: Sequence[Row],
-    services: Services,
-    config: Config,
-    observe: Observer,
-    *,
-    beside: bool = False,
+    version: int, held_out: Sequence[Row], services: Services, config: Config, observe: Observer, beside: bool = False
 ) -> None:
     """One rollout of each held-out input, by this version of the weights; `beside` the training, or instead of it."""
     when = {0: "before", config.steps: "after"}.get(version, f"version-{version}")
@@ -332,58 +341,12 @@ async def evaluate(
     observe("evaluated", {"when": when, "version": version, **summarise(groups)})
 
 
-class Beside:
-    """Evaluations while the training goes on: one at a time, each on a copy of the version that it names.
-
-    `version` is that of the one that runs. Where `services` is None, there are none.
-    """
-
-    def __init__(self, services: Services | None, held_out: Sequence[Row], config: Config, observe: Observer) -> None:
-        self.version: int | None = None
-        self._services, self._held_out, self._observe = services, held_out, observe
-        # A quarter of the places comes on top of the training's.
-        self._config = replace(config, max_concurrent=max(1, config.max_concurrent // 4))
-        self._running: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Beside:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None and self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-        elif kind is None:
-            await self.end()
-
-    async def start(self, model: Any, version: int, probe: Sequence[int] | None = None) -> None:
-        """Put a copy of the weights in place, prove it, and begin. Waits for the evaluation before."""
-        await self.end()
-        await asyncio.to_thread(publish, model, version, self._services, probe)
-        self._begin(version)
-
-    async def repeat(self, version: int) -> None:
-        """Begin one anew that ended with its run, from the weights that it left: they were proved then."""
-        here = self._services
-        engine = EngineAddress(url=here.policy_url, engine=here.engine, model=here.client.model_id or "policy")
-        await asyncio.to_thread(load_into, weights_of(version, here), version, [engine])
-        await here.gateway.set_weight_version_async(version)
-        self._begin(version)
-
-    def _begin(self, version: int) -> None:
-        self.version = version
-        evaluation = evaluate(version, self._held_out, self._services, self._config, self._observe, beside=True)
-        self._running = asyncio.create_task(evaluation)
-
-    async def end(self) -> None:
-        """Wait for the evaluation that runs. Raises: what it raised."""
-        running, self._running, self.version = self._running, None, None
-        if running is not None:
-            await running
-
-
-def weights_of(version: int, services: Services) -> Path:
-    """Where the `Publisher` of these services leaves a version."""
-    return services.run_dir / "weights" / f"{version:06d}"
+async def evaluate_beside(
+    held_out: Sequence[Row], second: Services, config: Config, observe: Observer, version: int
+) -> None:
+    """The same on the second engine. A quarter of the places comes on top of the training's."""
+    config = replace(config, max_concurrent=max(1, config.max_concurrent // 4))
+    await evaluate(version, held_out, second, config, observe, beside=True)
 
 
 def training_stream(
@@ -450,7 +413,8 @@ async def train(
     ``rows`` are trained on; ``held_out``, which may be empty, is run before and after, and with ``eval_every`` in between.
     Raises: RolloutError when no rollout of the first batch is usable.
     """
-    if config.eval_every and held_out and services.evaluation is None:
+    second = services.evaluation
+    if config.eval_every and held_out and second is None:
         raise ConfigError("eval_every needs a second engine: `agentcore-rl train --eval-every` starts one")
     torch.manual_seed(config.seed)
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
@@ -467,22 +431,22 @@ async def train(
         done, stream_state = saved["steps"], saved.get("stream", {"next": saved["steps"] * config.groups})
         rollouts_done = len(held_out) + done * config.groups * config.rollouts
         interrupted = saved.get("evaluating")
-        if interrupted is not None and not weights_of(interrupted, services.evaluation).is_dir():
+        if interrupted is not None and not weights_of(interrupted, second).is_dir():
             interrupted = None  # it had ended, and the next one had begun
         again = done + 1 if interrupted is None else interrupted
         observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done, "evaluations_from": again})
     await asyncio.to_thread(publish, model, done, services)
-    if done == 0 and held_out and services.evaluation is None:
+    if done == 0 and held_out and second is None:
         await evaluate(0, held_out, services, config, observe)
 
     async with (
-        Beside(services.evaluation, held_out, config, observe) as beside,
+        EvaluationBeside(partial(evaluate_beside, held_out, second, config, observe)) as beside,
         training_stream(done, stream_state, services, rows, config, observe) as stream,
     ):
         if interrupted is not None:
-            await beside.repeat(interrupted)
-        elif done == 0 and held_out and services.evaluation is not None:
-            await beside.start(model, 0)
+            await beside.start(interrupted, partial(publish_again, interrupted, second))
+        elif done == 0 and held_out and second is not None:
+            await beside.start(0, partial(publish, model, 0, second))
         for step in range(done, config.steps):
             started = time.monotonic()
             groups = await stream.take_async()
@@ -500,7 +464,7 @@ async def train(
                 await asyncio.to_thread(publish, model, step + 1, services, probe)
             stream.published(step + 1)
             if held_out and config.eval_every and (step + 1) % config.eval_every == 0 and step + 1 < config.steps:
-                await beside.start(model, step + 1, probe)
+                await beside.start(step + 1, partial(publish, model, step + 1, second, probe))
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
             state["evaluating"] = beside.version
             torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))
