@@ -10,10 +10,11 @@ from agentcore_rl_toolkit.backends.collection.evaluation import EvaluationBeside
 
 async def test_each_waits_for_the_one_before_and_follows_its_weights() -> None:
     happened: list[str] = []
-    go_on = asyncio.Event()
+    begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def evaluate(version: int) -> None:
         happened.append(f"evaluation of {version} begins")
+        begun.set()
         await go_on.wait()
         happened.append(f"evaluation of {version} ends")
 
@@ -25,8 +26,7 @@ async def test_each_waits_for_the_one_before_and_follows_its_weights() -> None:
         await beside.start(1, lambda: publish(1))
         assert beside.version == 1
         second = asyncio.create_task(beside.start(2, lambda: publish(2)))
-        while "evaluation of 1 begins" not in happened:
-            await asyncio.sleep(0)
+        await begun.wait()
         assert not second.done()
         go_on.set()
         await second
@@ -41,13 +41,15 @@ async def test_what_an_evaluation_raises_ends_the_run() -> None:
     async def evaluate(version: int) -> None:
         raise ValueError(f"version {version}")
 
+    async def run(*versions: int) -> None:
+        async with EvaluationBeside(evaluate) as beside:
+            for version in versions:
+                await beside.start(version, lambda: None)
+
     with pytest.raises(ValueError, match="version 1"):
-        async with EvaluationBeside(evaluate) as beside:
-            await beside.start(1, lambda: None)
-            await beside.start(2, lambda: None)
+        await run(1, 2)
     with pytest.raises(ValueError, match="version 3"):
-        async with EvaluationBeside(evaluate) as beside:
-            await beside.start(3, lambda: None)
+        await run(3)
 
 
 async def test_an_error_of_the_run_cancels_what_runs() -> None:
@@ -60,9 +62,12 @@ async def test_an_error_of_the_run_cancels_what_runs() -> None:
             ended.append("cancelled")
             raise
 
-    with pytest.raises(KeyError):
+    async def run() -> None:
         async with EvaluationBeside(evaluate) as beside:
             await beside.start(1, lambda: None)
             await asyncio.sleep(0)
             raise KeyError
+
+    with pytest.raises(KeyError):
+        await run()
     assert ended == ["cancelled"]
