@@ -5,8 +5,9 @@ Names load on first use, so importing one part never loads another's dependencie
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from ._lazy import lazy
 
 if TYPE_CHECKING:
     from .app import AgentCoreRLApp as AgentCoreRLApp
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from .gateway import GatewayClient as GatewayClient
     from .reward import RewardFunction as RewardFunction
 
-_HOME = {
+_MODULES = {
     "AgentCoreRLApp": ".app",
     "RewardFunction": ".reward",
     "Outcome": ".contract",
@@ -91,7 +92,8 @@ _HOME = {
         ".errors",
     ),
 }
-__all__ = [*_HOME, "__version__"]  # noqa: PLE0604  (the names are strings, built from the table above)
+__all__ = [*_MODULES, "__version__"]  # noqa: PLE0604  (the names are strings, built from the table above)
+_load, _names = lazy(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> Any:
@@ -99,13 +101,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("agentcore-rl-toolkit")
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home, __name__), name)
-    globals()[name] = value
-    return value
+    return _load(name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return [*_names(), "__version__"]

@@ -6,8 +6,9 @@ Names load on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .collection.collect import collect as collect
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from .collection.stream import collect_stream as collect_stream
     from .service import RolloutService as RolloutService
 
-_HOME = {
+_MODULES = {
     **dict.fromkeys(("collect", "collect_async"), ".collection.collect"),
     **dict.fromkeys(("Recording", "open_recording"), ".collection.recording"),
     **dict.fromkeys(
@@ -49,17 +50,5 @@ _HOME = {
     **dict.fromkeys(("GroupStream", "StreamAccounts", "collect_stream"), ".collection.stream"),
     "RolloutService": ".service",
 }
-__all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home, __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
+__getattr__, __dir__ = lazy(__name__, _MODULES)

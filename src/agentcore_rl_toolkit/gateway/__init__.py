@@ -5,8 +5,9 @@ Names load on first use: a trainer that only needs `GatewayClient` does not load
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .client import GatewayClient as GatewayClient
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .server import Gateway as Gateway
     from .service import serve as serve
 
-_HOME = {
+_MODULES = {
     "GatewayClient": ".client",
     "SessionCapture": ".client",
     "SessionHandle": ".client",
@@ -28,17 +29,5 @@ _HOME = {
     "Gateway": ".server",
     "serve": ".service",
 }
-__all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home, __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
+__getattr__, __dir__ = lazy(__name__, _MODULES)

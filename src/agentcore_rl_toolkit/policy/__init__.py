@@ -5,8 +5,9 @@ Names load on first use: importing this package loads neither torch nor transfor
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .engine import Engine as Engine
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from .word_problems.problems import problems as problems
     from .word_problems.problems import reward as reward
 
-_HOME = {
+_MODULES = {
     "Problem": ".word_problems.problems",
     "calculate": ".word_problems.problems",
     "problems": ".word_problems.problems",
@@ -34,17 +35,5 @@ _HOME = {
     "create_app": ".server.app",
     "admin_key": ".server.keys",
 }
-__all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home, __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
+__getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .local import LocalRuntime as LocalRuntime
 
-__all__ = ["LocalRuntime"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "LocalRuntime":
-        return importlib.import_module(".local", __name__).LocalRuntime
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_MODULES = {"LocalRuntime": ".local"}
+__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
+__getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -5,8 +5,9 @@ Names load on first use: importing this package loads no torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .checkpoint import write_checkpoint as write_checkpoint
@@ -15,24 +16,12 @@ if TYPE_CHECKING:
     from .publishing import prove as prove
     from .publishing import publish as publish
 
-_HOME = {
+_MODULES = {
     "EngineAddress": ".engines",
     "Publisher": ".publishing",
     "publish": ".publishing",
     "prove": ".publishing",
     "write_checkpoint": ".checkpoint",
 }
-__all__ = [*_HOME]  # noqa: PLE0604  (the names are strings, built from the table above)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home, __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
+__getattr__, __dir__ = lazy(__name__, _MODULES)
