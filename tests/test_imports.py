@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_lazy": set(),
     "contract": {"errors"},
+    "_version": set(),
     "_installation": {"errors"},
     "_parsing": set(),
     "_protobuf": {"errors"},

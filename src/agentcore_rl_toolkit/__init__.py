@@ -5,11 +5,12 @@ Names load on first use, so importing one part never loads another's dependencie
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._lazy import lazy
 
 if TYPE_CHECKING:
+    from ._version import __version__ as __version__
     from .app import AgentCoreRLApp as AgentCoreRLApp
     from .client import AsyncBatchResult as AsyncBatchResult
     from .client import BatchItem as BatchItem
@@ -47,62 +48,43 @@ if TYPE_CHECKING:
     from .errors import WeightsError as WeightsError
     from .gateway import GatewayClient as GatewayClient
     from .reward import RewardFunction as RewardFunction
-
-_MODULES = {
-    "AgentCoreRLApp": ".app",
-    "RewardFunction": ".reward",
-    "Outcome": ".contract",
-    "Cause": ".contract",
-    "RolloutClient": ".client",
-    "RolloutFuture": ".client",
-    "BatchItem": ".client",
-    "BatchResult": ".client",
-    "AsyncBatchResult": ".client",
-    "Deadlines": ".client",
-    "GatewayClient": ".gateway",
-    **dict.fromkeys(
-        (
-            "AgentCoreRLError",
-            "ConfigError",
-            "MissingExtraError",
-            "ContractError",
-            "StoreError",
-            "ObjectNotFoundError",
-            "ObjectExistsError",
-            "ObjectTooLargeError",
-            "UnlistableError",
-            "StorePermissionError",
-            "RolloutError",
-            "AgentError",
-            "RolloutLostError",
-            "RolloutTimeoutError",
-            "RolloutThrottledError",
-            "RolloutCancelledError",
-            "InvalidResultError",
-            "GatewayError",
-            "GatewayLostError",
-            "CaptureError",
-            "UpstreamError",
-            "LocalRuntimeError",
-            "AgentLoadError",
-            "PolicyError",
-            "PolicyFailure",
-            "WeightsError",
-        ),
-        ".errors",
-    ),
-}
-__all__ = [*_MODULES, "__version__"]  # noqa: PLE0604  (the names are strings, built from the table above)
-_load, _names = lazy(__name__, _MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("agentcore-rl-toolkit")
-    return _load(name)
-
-
-def __dir__() -> list[str]:
-    return [*_names(), "__version__"]
+else:
+    __all__, __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            ".app": ("AgentCoreRLApp",),
+            ".client": ("AsyncBatchResult", "BatchItem", "BatchResult", "Deadlines", "RolloutClient", "RolloutFuture"),
+            ".contract": ("Cause", "Outcome"),
+            ".errors": (
+                "AgentCoreRLError",
+                "AgentError",
+                "AgentLoadError",
+                "CaptureError",
+                "ConfigError",
+                "ContractError",
+                "GatewayError",
+                "GatewayLostError",
+                "InvalidResultError",
+                "LocalRuntimeError",
+                "MissingExtraError",
+                "ObjectExistsError",
+                "ObjectNotFoundError",
+                "ObjectTooLargeError",
+                "PolicyError",
+                "PolicyFailure",
+                "RolloutCancelledError",
+                "RolloutError",
+                "RolloutLostError",
+                "RolloutThrottledError",
+                "RolloutTimeoutError",
+                "StoreError",
+                "StorePermissionError",
+                "UnlistableError",
+                "UpstreamError",
+                "WeightsError",
+            ),
+            ".gateway": ("GatewayClient",),
+            ".reward": ("RewardFunction",),
+            "._version": ("__version__",),
+        },
+    )

@@ -1,27 +1,37 @@
-"""Names of a package that load on first use, so that importing one part never loads another's dependencies."""
+"""Names of a package that load on first use, so that importing one part never loads another's dependencies.
+
+Type checkers and editors do not run the table: they read the imports under ``TYPE_CHECKING`` beside it, and report a name
+that is not there. ``tests/test_lazy.py`` holds that both list the same names.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
-def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's `__getattr__` and `__dir__` (PEP 562). ``modules``: each public name with its module, as in ``.client``.
+def lazy(
+    package: str, names: Mapping[str, Iterable[str]]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` and ``__dir__`` of a package. ``names`` are its public names, by the module that has them:
 
-    Type checkers do not follow it: the package imports the same names under `TYPE_CHECKING`.
+        if TYPE_CHECKING:
+            from .client import RolloutClient as RolloutClient
+        else:
+            __all__, __getattr__, __dir__ = lazy(__name__, {".client": ("RolloutClient",)})
+
+    Source: PEP 562.
     """
+    home = {name: module for module, its in names.items() for name in its}
 
     def load(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(modules[name], package), name)
-        setattr(sys.modules[package], name, value)
+        this = sys.modules[package]
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=this)
+        value = getattr(importlib.import_module(home[name], package), name)
+        setattr(this, name, value)  # the next time it is found without this function
         return value
 
-    def names() -> list[str]:
-        return sorted(modules)
-
-    return load, names
+    return sorted(home), load, lambda: sorted(home)

@@ -29,26 +29,24 @@ if TYPE_CHECKING:
     from .collection.stream import StreamAccounts as StreamAccounts
     from .collection.stream import collect_stream as collect_stream
     from .service import RolloutService as RolloutService
-
-_MODULES = {
-    **dict.fromkeys(("collect", "collect_async"), ".collection.collect"),
-    **dict.fromkeys(("Recording", "open_recording"), ".collection.recording"),
-    **dict.fromkeys(
-        (
-            "CollectConfig",
-            "CollectStats",
-            "CollectedRollout",
-            "Group",
-            "GroupRequest",
-            "check_usable",
-            "summarize",
-            "with_rewards",
-        ),
-        ".collection.groups",
-    ),
-    **dict.fromkeys(("Sample", "to_samples"), ".collection.samples"),
-    **dict.fromkeys(("GroupStream", "StreamAccounts", "collect_stream"), ".collection.stream"),
-    "RolloutService": ".service",
-}
-__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
-__getattr__, __dir__ = lazy(__name__, _MODULES)
+else:
+    __all__, __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            ".collection.collect": ("collect", "collect_async"),
+            ".collection.groups": (
+                "CollectConfig",
+                "CollectedRollout",
+                "CollectStats",
+                "Group",
+                "GroupRequest",
+                "check_usable",
+                "summarize",
+                "with_rewards",
+            ),
+            ".collection.recording": ("Recording", "open_recording"),
+            ".collection.samples": ("Sample", "to_samples"),
+            ".collection.stream": ("GroupStream", "StreamAccounts", "collect_stream"),
+            ".service": ("RolloutService",),
+        },
+    )

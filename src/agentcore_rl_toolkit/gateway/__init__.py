@@ -18,16 +18,13 @@ if TYPE_CHECKING:
     from .config import UpstreamConfig as UpstreamConfig
     from .server import Gateway as Gateway
     from .service import serve as serve
-
-_MODULES = {
-    "GatewayClient": ".client",
-    "SessionCapture": ".client",
-    "SessionHandle": ".client",
-    "GatewayConfig": ".config",
-    "Limits": ".config",
-    "UpstreamConfig": ".config",
-    "Gateway": ".server",
-    "serve": ".service",
-}
-__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
-__getattr__, __dir__ = lazy(__name__, _MODULES)
+else:
+    __all__, __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            ".client": ("GatewayClient", "SessionCapture", "SessionHandle"),
+            ".config": ("GatewayConfig", "Limits", "UpstreamConfig"),
+            ".server": ("Gateway",),
+            ".service": ("serve",),
+        },
+    )

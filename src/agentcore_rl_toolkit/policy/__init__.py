@@ -21,19 +21,15 @@ if TYPE_CHECKING:
     from .word_problems.problems import calculate as calculate
     from .word_problems.problems import problems as problems
     from .word_problems.problems import reward as reward
-
-_MODULES = {
-    "Problem": ".word_problems.problems",
-    "calculate": ".word_problems.problems",
-    "problems": ".word_problems.problems",
-    "reward": ".word_problems.problems",
-    "ChatTokenizer": ".tokens",
-    "WEIGHTS_DIR": ".model",
-    "load_policy": ".model",
-    "save_policy": ".model",
-    "Engine": ".engine",
-    "create_app": ".server.app",
-    "admin_key": ".server.keys",
-}
-__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
-__getattr__, __dir__ = lazy(__name__, _MODULES)
+else:
+    __all__, __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            ".engine": ("Engine",),
+            ".model": ("WEIGHTS_DIR", "load_policy", "save_policy"),
+            ".server.app": ("create_app",),
+            ".server.keys": ("admin_key",),
+            ".tokens": ("ChatTokenizer",),
+            ".word_problems.problems": ("Problem", "calculate", "problems", "reward"),
+        },
+    )

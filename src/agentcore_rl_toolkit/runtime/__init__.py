@@ -11,7 +11,5 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .local import LocalRuntime as LocalRuntime
-
-_MODULES = {"LocalRuntime": ".local"}
-__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
-__getattr__, __dir__ = lazy(__name__, _MODULES)
+else:
+    __all__, __getattr__, __dir__ = lazy(__name__, {".local": ("LocalRuntime",)})

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from .publishing import Publisher as Publisher
     from .publishing import prove as prove
     from .publishing import publish as publish
-
-_MODULES = {
-    "EngineAddress": ".engines",
-    "Publisher": ".publishing",
-    "publish": ".publishing",
-    "prove": ".publishing",
-    "write_checkpoint": ".checkpoint",
-}
-__all__ = [*_MODULES]  # noqa: PLE0604  (the names are strings, built from the table above)
-__getattr__, __dir__ = lazy(__name__, _MODULES)
+else:
+    __all__, __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            ".checkpoint": ("write_checkpoint",),
+            ".engines": ("EngineAddress",),
+            ".publishing": ("Publisher", "prove", "publish"),
+        },
+    )
