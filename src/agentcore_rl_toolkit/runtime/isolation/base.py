@@ -42,7 +42,6 @@ class Tier(ABC):
     """One isolation mechanism. Instances hold no state and may be shared."""
 
     name: TierName
-    forks = True  # False: sessions can only be started by exec
 
     @abstractmethod
     def describe(self) -> TierReport:
@@ -73,7 +72,9 @@ class Tier(ABC):
 
     def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
         """The argument list that runs ``argv`` confined. Start it with ``env=spec.env``: secrets never go on a command line."""
-        return helper_argv(self.name, spec, argv)
+        # The helper starts without site packages, for speed; so it gets what this interpreter can import.
+        known = spec if spec.system is not None else replace(spec, system=system_paths())
+        return [sys.executable, "-I", "-S", BOOT, "isolation.run", "exec", self.name, known.to_json(), "--", *argv]
 
     def release(self, spec: IsolationSpec) -> None:
         """Give back what the ended session held outside itself (its control group)."""
@@ -90,12 +91,6 @@ class Tier(ABC):
         if network not in self.networks:
             held = ", ".join(self.networks)
             raise ConfigError(f"isolation tier {self.name!r} cannot hold network={network!r} here, only {held}")
-
-
-def helper_argv(name: TierName, spec: IsolationSpec, argv: Sequence[str]) -> list[str]:
-    # The helper starts without site packages, for speed; what this interpreter can see is told to it.
-    told = spec if spec.system is not None else replace(spec, system=system_paths())
-    return [sys.executable, "-I", "-S", BOOT, "isolation.run", "exec", name, told.to_json(), "--", *argv]
 
 
 def settle(spec: IsolationSpec) -> None:

@@ -28,7 +28,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,20 +35,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import ConfigError, LocalRuntimeError
-from . import bubblewrap
-from .base import BOOT, Tier, TierName, TierReport, helper_argv, settle
+from .base import BOOT, Tier, TierName, TierReport, settle
 from .engines import engine_unavailable, gvisor_unavailable
 from .limits import limits_report, set_limits, wants_groups
 from .linux import cgroups, landlock, namespaces, rootfs, seccomp
 from .linux.calls import PR_SET_NO_NEW_PRIVS, drop_capabilities, prctl
-from .spec import NETWORKS, IsolationSpec, Limits, Network
+from .spec import NETWORKS, IsolationSpec, Network
 
 __all__ = ["TIERS", "Tier", "TierReport", "available_tiers", "choose_tier"]
 log = logging.getLogger(__name__)
 
 
 class NamespaceTier(Tier):
-    """Own pid, mount, IPC, UTS and (on request) network namespace, no capabilities; by system calls, or bubblewrap for exec."""
+    """Own pid, mount, IPC, UTS and (on request) network namespace, no capabilities; by system calls."""
 
     name: TierName = "namespaces"
 
@@ -127,19 +125,6 @@ class NamespaceTier(Tier):
         except OSError as e:
             raise LocalRuntimeError(f"could not confine the agent's template in namespaces: {e}") from e
         return True
-
-    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
-        """Bubblewrap where it is installed and enough; our own helper where endpoints are to be reached or it is not."""
-        bwrap = _bubblewrap()
-        if bwrap is None or (spec.network == "loopback" and spec.endpoints):
-            return super().wrap_argv(argv, spec)
-        wrapped = bubblewrap.bubblewrap_argv(argv, spec, program=bwrap)
-        return helper_argv("process", spec, wrapped) if spec.limits != Limits() else wrapped
-
-
-def _bubblewrap() -> str | None:
-    """Not for root: it shows the machine's devices as they are, and root could change their owner and mode."""
-    return shutil.which("bwrap") if os.geteuid() != 0 else None
 
 
 class LandlockTier(Tier):
@@ -246,7 +231,6 @@ class DockerTier(Tier):
     """One container per session, started by the runtime through a container engine (`runtime.containers`)."""
 
     name: TierName = "docker"
-    forks = False
 
     def describe(self) -> TierReport:
         return TierReport(
