@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -173,6 +174,31 @@ def test_a_rehearsal_prints_every_call_and_changes_nothing(
     assert not (tmp_path / ".env").exists()
     assert boto3.client("ecr").describe_repositories()["repositories"] == []
     assert "not-there-yet" not in [b["Name"] for b in boto3.client("s3").list_buckets()["Buckets"]]
+
+
+def test_the_policies_are_printed_as_documents_that_iam_takes(account: dict[str, str]) -> None:
+    options = ["iam", "--name", "shop", "--bucket", "my-records"]
+    names = ["trust", "execution", "trainer", "doctor", "deployer"]
+    build = ["codebuild_trust", "codebuild", "codebuild_starter"]
+    printed = CliRunner().invoke(command, [*options, "--json"])
+    assert printed.exit_code == 0, printed.output
+    documents = json.loads(printed.output)
+    assert list(documents) == names + build
+    read = CliRunner().invoke(command, options).output
+    sections = [part.split("\n", 1) for part in read.removeprefix("# ").split("\n\n# ")]
+    assert {title.split(":")[0]: json.loads(body) for title, body in sections} == documents
+    for name, document in documents.items():
+        made = {"RoleName": f"printed-{name}", "AssumeRolePolicyDocument": json.dumps(documents["trust"])}
+        if name.endswith("trust"):
+            made["AssumeRolePolicyDocument"] = json.dumps(document)
+        boto3.client("iam").create_role(**made)
+        if not name.endswith("trust"):
+            boto3.client("iam").put_role_policy(
+                RoleName=f"printed-{name}", PolicyName="p", PolicyDocument=json.dumps(document)
+            )
+    # an archive (--code) has no image to build
+    printed = CliRunner().invoke(command, [*options, "--json", "--code"])
+    assert list(json.loads(printed.output)) == names
 
 
 def test_the_command_killed_while_it_makes_the_agent_goes_on_and_writes_env(

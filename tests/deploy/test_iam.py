@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import re
 import uuid
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import boto3
+import botocore.session
 import pytest
 import requests
 from botocore.exceptions import ClientError
@@ -26,7 +28,13 @@ PLACE = iam.Place(
     bucket="iam-records",
     prefix="exp/",
 )
+BUILD = iam.Build.of(PLACE)
+assert BUILD is not None
 ROLE = PLACE.arn("iam", "role/agentcore-rl-shop", region="")
+POLICIES = [
+    *(iam.execution(PLACE), iam.trainer(PLACE), iam.doctor(PLACE, role=ROLE), iam.deployer(PLACE, role=ROLE)),
+    *(BUILD.service(), BUILD.starter()),
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +62,7 @@ def as_user(url: str) -> Iterator[Any]:
         with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou):  # moto's state is the process's
             s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
         s3.put_object(Bucket=bucket, Key="exp/i/s.json", Body=b"{}")
+        s3.put_object(Bucket=bucket, Key="codebuild/shop.zip", Body=b"PK")
     s3.put_object(Bucket="iam-records", Key="other/i/s.json", Body=b"{}")
 
     def make(policy: iam.Policy) -> Any:
@@ -100,6 +109,49 @@ def test_a_trainer_reads_and_lists_the_records_of_its_prefix(as_user: Any) -> No
     assert refused(client("ecr").describe_repositories)
 
 
+def test_a_build_reads_its_source_and_pushes_and_nothing_else(as_user: Any) -> None:
+    client = as_user(BUILD.service())
+    s3, ecr = client("s3"), client("ecr")
+    assert s3.get_object(Bucket="iam-records", Key="codebuild/shop.zip")["Body"].read() == b"PK"
+    assert s3.get_bucket_location(Bucket="iam-records")["LocationConstraint"] == "us-west-2"
+    ecr.get_authorization_token()
+    assert refused(s3.put_object, Bucket="iam-records", Key="codebuild/shop.zip", Body=b"PK")
+    assert refused(s3.get_object, Bucket="iam-records", Key="exp/i/s.json")
+    assert refused(s3.get_object, Bucket="iam-others", Key="codebuild/shop.zip")
+    assert refused(s3.list_objects_v2, Bucket="iam-records")
+    assert refused(ecr.delete_repository, repositoryName="agentcore-rl/shop", force=True)
+    assert refused(client("iam").list_users)
+    # moto grants what names a resource in S3 only: the others are held as they are written
+    resources = {s["Sid"]: s["Resource"] for s in BUILD.service()["Statement"]}
+    assert resources["PushImage"] == "arn:aws:ecr:us-west-2:123456789012:repository/agentcore-rl/shop"
+    group = "arn:aws:logs:us-west-2:123456789012:log-group:/aws/codebuild/shop-arm64"
+    assert resources["WriteLogs"] == [group, f"{group}:*"]
+
+
+def test_who_starts_builds_uploads_the_source_and_reads_nothing(as_user: Any) -> None:
+    client = as_user(BUILD.starter())
+    client("s3").put_object(Bucket="iam-records", Key="codebuild/shop.zip", Body=b"PK")
+    assert refused(client("s3").put_object, Bucket="iam-records", Key="exp/i/s.json", Body=b"{}")
+    assert refused(client("s3").get_object, Bucket="iam-records", Key="codebuild/shop.zip")
+    statements = {s["Sid"]: s for s in BUILD.starter()["Statement"]}
+    passed = statements["GiveRoleToCodeBuild"]
+    assert passed["Resource"] == statements["Role"]["Resource"] == "arn:aws:iam::123456789012:role/codebuild-shop"
+    assert statements["Builds"]["Resource"] == "arn:aws:codebuild:us-west-2:123456789012:project/shop-arm64"
+    assert passed["Condition"] == {"StringEquals": {"iam:PassedToService": "codebuild.amazonaws.com"}}
+
+
+def test_only_codebuild_takes_a_builds_role_and_for_its_own_project() -> None:
+    [statement] = BUILD.trust()["Statement"]
+    assert statement["Principal"] == {"Service": "codebuild.amazonaws.com"}
+    project = "arn:aws:codebuild:us-west-2:123456789012:project/shop-arm64"
+    assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012", "aws:SourceArn": project}}
+
+
+@pytest.mark.parametrize("absent", ["repository", "bucket"])
+def test_there_is_no_build_without_a_repository_and_a_source(absent: str) -> None:
+    assert iam.Build.of(dataclasses.replace(PLACE, **{absent: None})) is None
+
+
 def test_who_deploys_may_make_every_call_that_a_deployment_makes() -> None:
     """moto knows resources of S3 only, so this is held against the source: each call's action is granted by name."""
     made = re.findall(r'_call\(\s*(?:"([a-z0-9-]+)"|control),\s*"(\w+)"', inspect.getsource(deployment))
@@ -130,13 +182,30 @@ def test_only_agentcore_of_this_account_takes_the_execution_role() -> None:
 
 
 def test_no_policy_grants_everything_to_anything() -> None:
-    policies = [iam.execution(PLACE), iam.trainer(PLACE), iam.doctor(PLACE, role=ROLE), iam.deployer(PLACE, role=ROLE)]
     # what AWS itself does not let a policy narrow down
     wide = {"ecr:GetAuthorizationToken", "bedrock-agentcore:ListAgentRuntimes", "cloudwatch:PutMetricData"}
     wide.add("servicequotas:ListServiceQuotas")
-    for statement in (s for policy in policies for s in policy["Statement"]):
+    for statement in (s for policy in POLICIES for s in policy["Statement"]):
         assert not any("*" in action for action in statement["Action"]), statement
         if statement["Resource"] == "*":
             assert all(
                 action in wide or action.startswith(("xray:", "ec2:Describe")) for action in statement["Action"]
             ), statement
+
+
+def test_every_action_is_one_that_its_service_has() -> None:
+    """A misspelt action grants nothing, and IAM takes it without a word."""
+    session = botocore.session.get_session()
+    # rights that are no operation of their own
+    rights = {"iam:PassRole", "s3:ListBucket", "s3:GetObjectVersion"}
+    actions = {a for policy in POLICIES for s in policy["Statement"] for a in s["Action"]} - rights
+    known = set()
+    for service in {action.partition(":")[0] for action in actions}:
+        clients_of = (
+            ["bedrock-agentcore", "bedrock-agentcore-control"]
+            if "agentcore" in service
+            else [{"servicequotas": "service-quotas"}.get(service, service)]
+        )
+        for client in clients_of:
+            known |= {f"{service}:{operation}" for operation in session.get_service_model(client).operation_names}
+    assert actions <= known, actions - known

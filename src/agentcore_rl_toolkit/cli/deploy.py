@@ -73,8 +73,8 @@ def command(
 
     Each step looks at what is there first: run it again after an interruption, or to bring a deployment up to date. The agent's
     ARN and the bucket are written to .env, where `eval` and `train` find them. `agentcore-rl deploy iam` prints the policies
-    instead: for the agent's sessions, for the trainer, and for who deploys. AgentCore runs linux/arm64, which is what is built;
-    for a local control plane it is this machine's architecture.
+    instead: for the agent's sessions, for the trainer, for who deploys, and for a build on CodeBuild.
+    AgentCore runs linux/arm64, which is what is built; for a local control plane it is this machine's architecture.
 
     \b
     Example:
@@ -174,17 +174,24 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
     place = deployment.place()
     role = deployment.settings.role or place.arn("iam", f"role/{deployment.settings.role_name}", region="")
     policies = {
-        "execution role: who may take it": iam.execution_trust(place),
-        "execution role: what sessions may do": iam.execution(place),
-        "trainer": iam.trainer(place),
-        "who runs `doctor --aws`, beside the trainer's": iam.doctor(place, role=role),
-        "who deploys": iam.deployer(place, role=role),
+        "trust": ("who may take the execution role", iam.execution_trust(place)),
+        "execution": ("what sessions may do", iam.execution(place)),
+        "trainer": ("who runs `eval` and `train`", iam.trainer(place)),
+        "doctor": ("who runs `doctor --aws`, beside the trainer's", iam.doctor(place, role=role)),
+        "deployer": ("who runs `deploy`", iam.deployer(place, role=role)),
     }
+    build = iam.Build.of(place)
+    if build is not None:
+        policies |= {
+            "codebuild_trust": (f"who may take {build.role}, the role of a build on CodeBuild", build.trust()),
+            "codebuild": (f"what builds of {build.project} may do", build.service()),
+            "codebuild_starter": ("who makes that project and starts builds, beside the deployer's", build.starter()),
+        }
     if as_json:
-        click.echo(json.dumps(policies, indent=2))
+        click.echo(json.dumps({name: policy for name, (_, policy) in policies.items()}, indent=2))
         return
-    for title, policy in policies.items():
-        click.echo(f"# {title}\n{iam.text(policy)}\n")
+    for name, (whom, policy) in policies.items():
+        click.echo(f"# {name}: {whom}\n{iam.text(policy)}\n")
 
 
 def _report(
