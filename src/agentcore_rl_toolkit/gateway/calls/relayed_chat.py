@@ -37,6 +37,9 @@ class RelayedChat:
         self._context = context
         self._session = session
         self._agent = agent
+        self._translating = (
+            agent if type(agent) is TranslatingAgent else None
+        )  # `isinstance` of an ABC runs Python code
         self.incoming = Incoming(context.running)
         self.particular: tuple[str, ...] = ()
         self._path = b""
@@ -53,12 +56,12 @@ class RelayedChat:
         return passthrough.foreign(self.particular, worker.config.engine) is None
 
     def understand(self, body: bytes) -> Fields:
-        agent, context = self._agent, self._context
-        if isinstance(agent, TranslatingAgent):
-            agent.understand(body, self._session.texts.translated, _as_sent)
-            agent.reply_id = new_id("chatcmpl-")
-            self._budget = thinking_budget.Budget(agent.asked)
-            return agent.as_chat(_as_sent)
+        agent, context, translating = self._agent, self._context, self._translating
+        if translating is not None:
+            translating.understand(body, self._session.texts.translated, _as_sent)
+            translating.reply_id = new_id("chatcmpl-")
+            self._budget = thinking_budget.Budget(translating.asked)
+            return translating.as_chat(_as_sent)
         more = context.allow_fields if context.router.gives_tokens else None
         agent.n = passthrough.check(body, agent.fields, more=more)
         return agent.fields
@@ -140,8 +143,8 @@ class RelayedChat:
         self._lifted = None
         if not self._context.train_constrained and passthrough.constrained(agent.fields):
             captured.untrainable = CONSTRAINED
-        if isinstance(agent, TranslatingAgent):
-            captured.reply_id = agent.reply_id  # what the agent gets, now and when it asks again
+        if self._translating is not None:
+            captured.reply_id = self._translating.reply_id  # what the agent gets, now and when it asks again
         return captured
 
     def _asks_logprobs(self) -> bool:

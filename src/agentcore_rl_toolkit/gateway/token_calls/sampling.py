@@ -40,6 +40,10 @@ from .reply import TokenReply
 _to_json = msgspec.json.Encoder().encode
 
 
+# Looked up once: `isinstance` of a protocol looks at every member of it, at each call.
+_BY_NAME = {name: engine for name, engine in TOKEN_ENGINES.items() if isinstance(engine, CancelsByName)}
+
+
 class TokenSampling:
     """An `EngineSide`, over token engines. ``live``: a reply is read as it comes, because the agent streams.
 
@@ -188,16 +192,17 @@ class TokenSampling:
         if before is not self._budget.worker or TOKEN_ENGINES.get(worker.config.engine) is not self._engine:
             self._use(worker)
             self._write(budget)
-        engine = self._engine
-        if not isinstance(engine, CancelsByName):
+        engine = _BY_NAME.get(self._engine.name)
+        if engine is None:
             return self._path, (self._body,)
         self._name = f"{self._call_id}-{secrets.token_hex(4)}"
         return self._path, (engine.named(self._body, self._name),)
 
     def stop(self, worker: Worker) -> None:
         name, self._name = self._name, None
-        if name is not None and isinstance(self._engine, CancelsByName):
-            self._mode.cancel(worker, *self._engine.cancel(name))
+        engine = _BY_NAME.get(self._engine.name)
+        if name is not None and engine is not None:
+            self._mode.cancel(worker, *engine.cancel(name))
 
     def goes_without(self, status: int, body: bytes) -> bool:
         return self._budget.goes_without(status, body)
