@@ -92,7 +92,7 @@ def context_overflow(prompt_tokens: int, limit: int, *, max_tokens: int | None =
     )
 
 
-# The prompt's name in each dialect, and the names that engines have for it: an agent is told of a field that it sent.
+# The prompt's name in each dialect, and the names that engines have for it: an error names the field that the agent sent.
 _PROMPT = {"chat": "messages", "completions": "prompt", "responses": "input", "anthropic": "messages"}
 _PROMPT_NAMES = frozenset({*_PROMPT.values(), "token_ids", "input_ids", "prompt_token_ids"})
 

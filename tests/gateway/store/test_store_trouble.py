@@ -90,8 +90,8 @@ async def test_calls_that_were_refused_are_one_failure_of_their_session_once_the
     assert [len(found[s.session_id].turns) for s in (one, two)] == [2, 0]
     told = [[e["message"] for e in found[s.session_id].errors] for s in (one, two)]
     assert told == [
-        ["the gateway's disk failed to take 3 calls; their agents were told so"],
-        ["the gateway's disk failed to take this call; its agent was told so"],
+        ["the gateway's disk failed to take 3 calls; their agents got an error"],
+        ["the gateway's disk failed to take this call; its agent got an error"],
     ]
 
 

@@ -162,7 +162,7 @@ class SessionRoutes:
                 pass
             finally:
                 sessions.waiting.discard(changed)
-        await sessions.store.kept()  # who is told that a session is closed must not see it open after a kill
+        await sessions.store.kept()  # a session answered as closed must not be open after a kill
         names, place = sessions.finished.since(asked.after, asked.limit)
         return {"session_ids": names, "next": place}
 

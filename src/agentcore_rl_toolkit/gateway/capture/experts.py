@@ -1,6 +1,6 @@
 """Expert routing out of a reply's JSON into bytes, in whatever form the engine wrote it.
 
-vLLM: base64 of a numpy file. SGLang: base64 of bare int32. Either may be told as nested lists by a server in between.
+vLLM: base64 of a numpy file. SGLang: base64 of bare int32. Either may come as nested lists by a server in between.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A finished tool call. ``arguments`` is JSON text, as the model wrote it where the engine told."""
+    """A finished tool call. ``arguments`` is JSON text, as the model wrote it where the engine gave it."""
 
     id: str
     name: str

@@ -37,11 +37,11 @@ class WeightSpan(msgspec.Struct, gc=False):
     end: int = 0
 
 
-def changes(told: list[WeightSpan] | None) -> list[tuple[int, int]] | None:
+def changes(reported: list[WeightSpan] | None) -> list[tuple[int, int]] | None:
     """(first token, version) where weights changed within a choice; None where they did not, or one has no number."""
-    if told is None or len(told) < 2:
+    if reported is None or len(reported) < 2:
         return None
-    found = [(span.start, version_of(span.version)) for span in told]
+    found = [(span.start, version_of(span.version)) for span in reported]
     return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
 
 

@@ -1,4 +1,4 @@
-"""The budget of an answer's thinking: how engines are told of it, and which servers have said that they cannot hold one.
+"""The budget of an answer's thinking: how it is sent to engines, and which servers have said that they cannot hold one.
 
 vLLM takes ``thinking_token_budget`` and answers 400 where it was started without ``--reasoning-parser`` (or where its
 runner cannot count yet). SGLang takes ``custom_params.thinking_budget``, holds it under ``--enable-strict-thinking`` and
@@ -94,7 +94,7 @@ def in_sampling(asked: Request, engine: str, budget: int) -> Request:
 
 def reasoned(body: bytes, engine: str) -> bytes:
     """SGLang's chat endpoint sees from the template's variables that an answer begins with thinking; with token ids it
-    has to be told, and counts nothing otherwise.
+    has to be sent, and counts nothing otherwise.
     """
     return body[:-1] + b',"require_reasoning":true}' if engine in _SGLANG else body
 

@@ -22,7 +22,7 @@ from ..dialects.canonical import LENGTH, STOP, Request
 from ..errors import NOT_JSON
 from .base import GenerationStream, Piece
 
-SDK_VERSION = "0.38.0"  # told to the service, which resolves feature flags by it
+SDK_VERSION = "0.38.0"  # sent to the service, which resolves feature flags by it
 PRODUCTION_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 KEY_ENV, URL_ENV = "TINKER_API_KEY", "TINKER_BASE_URL"  # the SDK's own names
 PROTOBUF = b"application/x-protobuf"

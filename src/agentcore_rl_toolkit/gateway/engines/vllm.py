@@ -147,12 +147,12 @@ def _pieces(body: bytes) -> list[Piece]:
         answer = _answer.decode(body)
     except NOT_JSON as e:
         raise CaptureError(f"the engine's answer cannot be read: {e}") from e
-    told = version_of(answer.weight_version)
+    whole_reply = version_of(answer.weight_version)
     pieces = []
     for choice in answer.choices:
         if choice.token_ids is None:
             raise CaptureError("the engine returned no token ids; it must honour return_token_ids")
-        version, spans = told, choice.weight_versions
+        version, spans = whole_reply, choice.weight_versions
         first = choice.weight_version_first
         if spans:
             first, version = spans[0].version, version_of(spans[-1].version)

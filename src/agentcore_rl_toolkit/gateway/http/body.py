@@ -1,7 +1,7 @@
 """Long bodies, read and compared without copies.
 
 A late turn of a session is half a megabyte of history in, the same out, and as many token ids back; each copy of that
-is a tenth of a millisecond. A body whose length is told is therefore read into the memory where it stays, and what is cut
+is a tenth of a millisecond. A body of declared length is therefore read into the memory where it stays, and what is cut
 out of it is a view. `_room.c` does what Python cannot; without it (no compiler, or ``AGENTCORE_RL_PURE=1``) a body is
 copied once.
 """

@@ -169,7 +169,7 @@ def unread(transport: Any) -> int:
 
 
 def hung_up(transport: Any) -> bool:
-    """Whether the peer closed its side, also when that has not been told yet."""
+    """Whether the peer closed its side, also when the event loop has not reported it yet."""
     if transport.is_closing():
         return True
     try:

@@ -62,7 +62,7 @@ class RequestReader:
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._size = 0
-        self._length = 0  # of the body, where it is long and told
+        self._length = 0  # of the body, where it is long and declared
         self._long: LongBody | None = None  # of it, when the parser has nothing more to find in it
         self._head_said = (b"", False)  # method and whether to keep the connection, of such a request
         self._silent = 0  # bytes since the parser last found something

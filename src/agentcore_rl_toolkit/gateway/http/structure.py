@@ -1,4 +1,4 @@
-"""How many Python objects a JSON text would become, told before any of them is made.
+"""How many Python objects a JSON text would become, counted before any of them is made.
 
 Decoding and checking cost about a microsecond for a member, a list or an object, whatever its size in bytes; five million of
 them fit into 64 MB, and the event loop would stand still for half a minute. Text costs next to nothing: a megabyte of prose,

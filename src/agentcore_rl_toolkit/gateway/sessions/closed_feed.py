@@ -12,7 +12,7 @@ class FinishedSessions:
     """An endless list of which the last `KEPT` to twice as many are kept. Places in it never change their meaning.
 
     A place names its list as well, by a random number: whoever comes with a place in the list of another run of the
-    gateway is told everything from the start, rather than nothing of what it has not heard.
+    gateway gets everything from the start, rather than nothing of what it has missed.
     """
 
     def __init__(self, kept: int = KEPT, *, name: int | None = None) -> None:

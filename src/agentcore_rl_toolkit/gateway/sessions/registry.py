@@ -145,7 +145,7 @@ class Sessions:
         self.turns = 0
         self.finished = FinishedSessions()
         self.waiting: set[asyncio.Event] = set()  # those who wait for the next one
-        self.closing: Callable[[Session], None] | None = None  # told of a session that will make no further call
+        self.closing: Callable[[Session], None] | None = None  # called with a session that will make no further call
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
         self._opening = OneAtATime()

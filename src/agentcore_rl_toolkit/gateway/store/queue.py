@@ -96,7 +96,7 @@ class Queue:
         """Of each session that lacks calls a failure that says so."""
         rows = []
         for number, (session, (count, first)) in enumerate(self.refused.items(), next_call):
-            some = "this call; its agent was told so" if count == 1 else f"{count} calls; their agents were told so"
+            some = "this call; its agent got an error" if count == 1 else f"{count} calls; their agents got an error"
             why = f"the gateway's disk failed to take {some}"
             record = failure(first.call_id, first.index, why, at_s=first.started_s)
             rows.append(call_row(number, session, record)[0])

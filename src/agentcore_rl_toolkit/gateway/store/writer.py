@@ -233,7 +233,7 @@ class Store:
             done(error)
 
     def _take_back(self, calls: list[QueuedCall], error: OSError) -> None:
-        """These calls are committed, but their agents are told that they are not stored."""
+        """These calls are committed, but their agents get the error that they are not stored."""
         log.error("writing the gateway's store to its disk failed: %s", error)
         self.failed = error
         self._retry_at = time.monotonic() + _RETRY_S

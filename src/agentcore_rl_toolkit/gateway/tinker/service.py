@@ -43,7 +43,7 @@ class ServiceError(RequestError):
         self._to_agent = to_agent
 
     def to_agent(self) -> RequestError:
-        """The same for an agent, which is not told where the service is, nor what it says of weights and sessions."""
+        """The same for an agent, which does not learn where the service is, nor what it says of weights and sessions."""
         return RequestError(self._to_agent, kind=self.kind, status=self.status)
 
 
@@ -69,7 +69,7 @@ class TinkerService:
     def __init__(self, worker: Worker, services: TinkerServices) -> None:
         self.worker = worker
         self.sampler: Sampler | None = None
-        self.quiet_until = 0.0  # by the monotonic clock: it told a call that it has too much to do
+        self.quiet_until = 0.0  # by the monotonic clock: it answered a call that it is overloaded
         self._services = services
         self._token = worker.config.api_key or ""
         self._token_renewal_s = float("inf")
@@ -134,7 +134,7 @@ class TinkerService:
             except RequestError as e:
                 if e.status != 410 or renewed:
                     raise
-                self._session, renewed = None, True  # it had ended our session, and we have not heard of it
+                self._session, renewed = None, True  # it had ended our session, without our knowing
 
     async def _make(self, model: str, version: int | None) -> Sampler:
         await self._have_session()
@@ -172,7 +172,7 @@ class TinkerService:
         self._token_renewal_s = time.time() + _lifetime_s(self._token) / 2
 
     def renewing(self) -> asyncio.Task[None]:
-        """`renew_token` as a task, for calls that were told that their token is no good."""
+        """`renew_token` as a task, for calls whose token was refused."""
         return self._task(self._renew_for_call())
 
     async def _renew_for_call(self) -> None:

@@ -25,7 +25,7 @@ _to_json = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class _Growing:
+class _SampledChoice:
     """One choice while it is sampled. ``shown``: ids whose logprobs the agent has."""
 
     stream: ReplyStream
@@ -53,45 +53,45 @@ class TokenReply:
         self._renderer = renderer
         self._asked = asked
         self._prompt = prompt
-        self._growing: dict[int, _Growing] = {}
+        self._choices: dict[int, _SampledChoice] = {}
 
     @property
     def finished(self) -> bool:
         """Whether every choice that was asked for has ended."""
-        return len(self._growing) == self._asked.n and all(g.finish is not None for g in self._growing.values())
+        return len(self._choices) == self._asked.n and all(g.finish is not None for g in self._choices.values())
 
     @property
     def empty(self) -> bool:
         """Whether a choice has no tokens: nothing can go on from it."""
-        return not self._growing or any(not g.ids for g in self._growing.values())
+        return not self._choices or any(not g.ids for g in self._choices.values())
 
     def ids(self, index: int) -> list[int]:
-        return self._growing[index].ids
+        return self._choices[index].ids
 
     def take(self, piece: Piece) -> list[Delta]:
         """Add sampled tokens to their choice; the deltas they make."""
-        growing = self._growing.get(piece.choice)
-        if growing is None:
-            growing = self._growing[piece.choice] = _Growing(self._stream(piece.choice))
+        sampled = self._choices.get(piece.choice)
+        if sampled is None:
+            sampled = self._choices[piece.choice] = _SampledChoice(self._stream(piece.choice))
         if piece.weight_version is not None:
-            growing.versions.said(piece.weight_version, tokens=bool(piece.ids))
-            growing.versions.spans(piece.weight_version_first, piece.weight_version)
-        growing.spans = piece.spans or growing.spans
+            sampled.versions.said(piece.weight_version, tokens=bool(piece.ids))
+            sampled.versions.spans(piece.weight_version_first, piece.weight_version)
+        sampled.spans = piece.spans or sampled.spans
         if piece.routed_experts is not None:
-            growing.routed_experts = piece.routed_experts
+            sampled.routed_experts = piece.routed_experts
         if piece.ids:
             if piece.logprobs is None:
-                growing.logprobs = None
-            elif growing.logprobs is not None:
-                growing.logprobs += piece.logprobs
-        growing.ids += piece.ids
-        deltas = growing.stream.feed(piece.ids) if piece.ids else []
+                sampled.logprobs = None
+            elif sampled.logprobs is not None:
+                sampled.logprobs += piece.logprobs
+        sampled.ids += piece.ids
+        deltas = sampled.stream.feed(piece.ids) if piece.ids else []
         if piece.finish_reason is not None:
-            deltas += growing.stream.finish()
-        deltas += self._entries(piece.choice, growing)
+            deltas += sampled.stream.finish()
+        deltas += self._entries(piece.choice, sampled)
         if piece.finish_reason is not None:
-            self._finish(growing, piece)
-            end = Delta(choice=piece.choice, finish_reason=growing.finish, stop_sequence=growing.stop_sequence)
+            self._finish(sampled, piece)
+            end = Delta(choice=piece.choice, finish_reason=sampled.finish, stop_sequence=sampled.stop_sequence)
             deltas.append(end)
             if self.finished:
                 deltas.append(Delta(choice=piece.choice, usage=self.usage()))
@@ -108,39 +108,39 @@ class TokenReply:
             stops=asked.sampling.stop,
         )
 
-    def _entries(self, index: int, growing: _Growing) -> list[Delta]:
+    def _entries(self, index: int, sampled: _SampledChoice) -> list[Delta]:
         """The logprobs that an agent asked for, of the tokens that are known to belong to the answer."""
-        logprobs, upto = growing.logprobs, growing.stream.settled
-        if not self._asked.logprobs or upto == growing.shown:
+        logprobs, upto = sampled.logprobs, sampled.stream.settled
+        if not self._asked.logprobs or upto == sampled.shown:
             return []
         # Lists of different lengths make the turn invalid (see `record`); the agent gets the text without them.
-        if logprobs is None or len(logprobs) != len(growing.ids):
+        if logprobs is None or len(logprobs) != len(sampled.ids):
             return []
-        entries = self._renderer.logprob_entries(growing.ids[growing.shown : upto], logprobs[growing.shown : upto])
-        growing.shown = upto
+        entries = self._renderer.logprob_entries(sampled.ids[sampled.shown : upto], logprobs[sampled.shown : upto])
+        sampled.shown = upto
         return [Delta(choice=index, logprob_entries=entries)]
 
     @staticmethod
-    def _finish(growing: _Growing, piece: Piece) -> None:
-        parsed = growing.parsed = growing.stream.parsed()
-        stopped = growing.stream.stopped
+    def _finish(sampled: _SampledChoice, piece: Piece) -> None:
+        parsed = sampled.parsed = sampled.stream.parsed()
+        stopped = sampled.stream.stopped
         # An engine that went on behind the stop string may name another reason; the answer ended at the string.
-        growing.finish = parsed.finish_reason(STOP if stopped is not None else piece.finish_reason)
-        growing.stop_sequence = stopped or piece.stop_sequence
+        sampled.finish = parsed.finish_reason(STOP if stopped is not None else piece.finish_reason)
+        sampled.stop_sequence = stopped or piece.stop_sequence
 
     def usage(self) -> Usage:
         counted = self._asked.counted or Usage()
         return Usage(
             prompt_tokens=counted.prompt_tokens,
-            completion_tokens=sum(len(g.ids) for g in self._growing.values()),
+            completion_tokens=sum(len(g.ids) for g in self._choices.values()),
             cached_tokens=counted.cached_tokens,
         )
 
     def choices(self) -> list[Choice]:
         """The finished choices as the agent gets them."""
         choices = []
-        for index, growing in sorted(self._growing.items()):
-            parsed = growing.parsed
+        for index, sampled in sorted(self._choices.items()):
+            parsed = sampled.parsed
             if parsed is None:
                 continue
             choice = Choice(
@@ -148,13 +148,13 @@ class TokenReply:
                 content=parsed.content,
                 reasoning=parsed.reasoning,
                 tool_calls=parsed.tool_calls,
-                finish_reason=growing.finish,
-                stop_sequence=growing.stop_sequence,
+                finish_reason=sampled.finish,
+                stop_sequence=sampled.stop_sequence,
                 parse_status=parsed.status,
             )
-            if self._asked.logprobs and growing.logprobs is not None and len(growing.logprobs) == len(growing.ids):
-                upto = growing.stream.settled
-                choice.logprob_entries = self._renderer.logprob_entries(growing.ids[:upto], growing.logprobs[:upto])
+            if self._asked.logprobs and sampled.logprobs is not None and len(sampled.logprobs) == len(sampled.ids):
+                upto = sampled.stream.settled
+                choice.logprob_entries = self._renderer.logprob_entries(sampled.ids[:upto], sampled.logprobs[:upto])
             choices.append(choice)
         return choices
 
@@ -162,25 +162,25 @@ class TokenReply:
         """Put the choices into what is captured of the call. Returns them as the agent gets them, by index."""
         said = {choice.index: choice for choice in self.choices()}
         captured.complete = len(said) == self._asked.n
-        for index, growing in sorted(self._growing.items()):
+        for index, sampled in sorted(self._choices.items()):
             choice = said.get(index)
             captured.choices.append(
                 ChoiceRecord(
                     index=index,
-                    ids=pack_ids(growing.ids),
-                    logprobs=_packed(index, growing, captured),
+                    ids=pack_ids(sampled.ids),
+                    logprobs=_packed(index, sampled, captured),
                     finish_reason=choice.finish_reason if choice is not None else None,
                     parse_status=choice.parse_status if choice is not None else "none",
                     message=_to_json(choice.to_message() if choice is not None else {"role": "assistant"}),
-                    routed_experts=growing.routed_experts,
+                    routed_experts=sampled.routed_experts,
                     agent_logprobs=_agent_logprobs(choice),
-                    stop_sequence=growing.stop_sequence,
+                    stop_sequence=sampled.stop_sequence,
                     weight_spans=None
-                    if growing.spans is None
-                    else pack_ids([n for span in growing.spans for n in span]),
+                    if sampled.spans is None
+                    else pack_ids([n for span in sampled.spans for n in span]),
                 )
             )
-        put(captured, [growing.versions for _, growing in sorted(self._growing.items())])
+        put(captured, [sampled.versions for _, sampled in sorted(self._choices.items())])
         usage = self.usage()
         counted: dict[str, Any] = {
             "prompt_tokens": usage.prompt_tokens,
@@ -198,13 +198,13 @@ def _agent_logprobs(choice: Choice | None) -> bytes | None:
     return None if entries is None else _to_json({"content": entries})
 
 
-def _packed(index: int, growing: _Growing, captured: Captured) -> bytes | None:
+def _packed(index: int, sampled: _SampledChoice, captured: Captured) -> bytes | None:
     """A choice's logprobs; None, and the reason in ``captured.problem``, when they do not fit its ids."""
-    logprobs = growing.logprobs
+    logprobs = sampled.logprobs
     if logprobs is None:
         captured.problem = f"choice {index} has token ids without logprobs"
-    elif len(logprobs) != len(growing.ids):
-        captured.problem = f"choice {index} has {len(growing.ids)} token ids and {len(logprobs)} logprobs"
+    elif len(logprobs) != len(sampled.ids):
+        captured.problem = f"choice {index} has {len(sampled.ids)} token ids and {len(logprobs)} logprobs"
     else:
         try:
             return pack_logprobs(logprobs)  # type: ignore[arg-type]  # a None in it is what the check is for

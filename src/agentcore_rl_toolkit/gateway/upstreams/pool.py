@@ -61,7 +61,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._complete = False
         self._keep = False
         self._until_close = False
-        self._length = 0  # of the reply's body, where it is long and told
+        self._length = 0  # of the reply's body, where it is long and declared
         self._long: LongBody | None = None  # of it, when the parser has nothing more to find in it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

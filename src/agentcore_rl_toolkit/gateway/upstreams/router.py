@@ -95,7 +95,7 @@ class Worker:
     def failed(self, now: float, *, unreachable: bool, why: str) -> None:
         """Count a failed call. `unreachable`: no connection, or it broke; otherwise the server answered with a 5xx.
 
-        ``why`` is for the log, which alone names the server: agents are not told where it is.
+        ``why`` is for the log, which alone names the server: agents do not learn its address.
         """
         self.failures += 1
         self.total_failures += 1
