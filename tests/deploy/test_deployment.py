@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from agentcore_rl_toolkit.errors import ConfigError
 
 from .conftest import AGENT, deployment
 
+ROOT = Path(__file__).parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 BUCKET = "records-of-the-shop"
 
@@ -174,6 +177,19 @@ def test_a_rehearsal_prints_every_call_and_changes_nothing(
     assert not (tmp_path / ".env").exists()
     assert boto3.client("ecr").describe_repositories()["repositories"] == []
     assert "not-there-yet" not in [b["Name"] for b in boto3.client("s3").list_buckets()["Buckets"]]
+
+
+def test_the_examples_are_deployed_as_their_pages_say(account: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page's own command, rehearsed: the image would be built from the example's folder, and the agent made."""
+    monkeypatch.chdir(ROOT)
+    pages = [page for page in ROOT.glob("examples/*/README.md") if "## Run it on AWS" in page.read_text()]
+    assert len(pages) == 10
+    for page in pages:
+        [line] = re.findall(r"^agentcore-rl deploy (.*)$", page.read_text(), re.MULTILINE)
+        done = CliRunner().invoke(command, [*shlex.split(line), "--dry-run"])
+        assert done.exit_code == 0, (page, done.output)
+        assert f"would build examples/{page.parent.name} " in done.output
+        assert f'"agentRuntimeName": "{page.parent.name}"' in done.output
 
 
 def test_the_policies_are_printed_as_documents_that_iam_takes(account: dict[str, str]) -> None:
