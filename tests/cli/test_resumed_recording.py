@@ -18,6 +18,7 @@ class Config:
     steps: int = 3
     groups: int = 1
     rollouts: int = 2
+    eval_every: int = 0
 
 
 def test_steps_that_are_repeated_are_in_the_run_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.backends import get_backend
 from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.deploy.calls import Calls
@@ -41,6 +42,10 @@ def an_aws(folder: Path) -> Iterator[dict[str, str]]:
     """An AWS for tests, and the environment in which unmodified clients find it."""
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
+    for service in ("iam", "ecr"):  # moto's state is the process's: other files may have left roles of the same names
+        for regions in get_backend(service).values():
+            for backend in regions.values():
+                backend.reset()
     host, port = moto.get_host_and_port()
     ready = folder / "ready.json"
     agent = folder / "agent.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import json
 import os
 import random
@@ -250,7 +251,9 @@ async def test_turns_read_against_the_right_earlier_ones_after_many_refused_writ
     async def agent(session: SessionHandle) -> None:
         nonlocal refusals
         said: list[str] = []
-        for k in range(15):
+        for k in itertools.count():
+            if k >= 15 and refusals > 3 and sum(map(len, answered.values())) > 10:
+                return  # on a busy machine few come through between two refusals
             asked = [*said, f"question {k}"]
             beside = [ask(session, *asked, "", "beside")] if k % 4 == 3 else []
             status, *others = await asyncio.gather(ask(session, *asked), *beside)
@@ -267,7 +270,8 @@ async def test_turns_read_against_the_right_earlier_ones_after_many_refused_writ
                 await asyncio.sleep(0.05)
 
     refusing = asyncio.ensure_future(disk())
-    await asyncio.gather(*map(agent, sessions))
+    async with asyncio.timeout(90):
+        await asyncio.gather(*map(agent, sessions))
     refusing.cancel()
     failing = False
     async with asyncio.timeout(30):
