@@ -31,8 +31,8 @@ async def gap(training: Any, path: str) -> float:
     prompt = list(range(1, PROBE_PROMPT_TOKENS + 1))  # ids that any vocabulary has
     sampler = await training.create_sampling_client(path)
     params = tinker.SamplingParams(max_tokens=PROBE_ANSWER_TOKENS, temperature=1.0)
-    told = await sampler.sample(tinker.ModelInput.from_ints(prompt), PROBE_ANSWERS, params)
-    answers = [Sampled(ids=list(s.tokens), logprobs=list(s.logprobs or ())) for s in told.sequences]
+    sampled = await sampler.sample(tinker.ModelInput.from_ints(prompt), PROBE_ANSWERS, params)
+    answers = [Sampled(ids=list(s.tokens), logprobs=list(s.logprobs or ())) for s in sampled.sequences]
     data = [
         tinker.Datum(
             model_input=tinker.ModelInput.from_ints([*prompt, *answer.ids][:-1]),

@@ -46,7 +46,7 @@ except ModuleNotFoundError as e:
 
 
 class WeightGateway(Gateway, Protocol):
-    """A gateway that is told which weights the engine serves from now on."""
+    """A gateway that takes the version of the weights that the engine serves from now on."""
 
     def set_weight_version(self, version: int) -> Any: ...
 

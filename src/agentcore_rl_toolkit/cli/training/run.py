@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ...gateway import GatewayClient
     from .display import Display
     from .report import Report
+    from .services import Services
     from .trackers import Trackers
 
 CLOSE_DEADLINE_S = 5.0
@@ -94,6 +95,21 @@ def load_loop() -> ModuleType:
     return module
 
 
+def start_for(job: Job, services: Services, admin_key: str) -> Stack:
+    """The stack that this job needs, on this machine. ``services`` end its processes."""
+    return start(
+        services,
+        job.agent,
+        folder=job.run_dir,
+        model=job.model,
+        admin_key=admin_key,
+        report=say_what_is_slow,
+        runtime_options=job.runtime_options,
+        engine=job.engine,
+        engine_python=job.engine_python,
+    )
+
+
 async def run(loop: ModuleType, job: Job, console: Console, *, stack: Stack | None = None) -> dict[str, Any]:
     """Train on this stack, else on one that is started for it and gone afterwards. Returns the summary."""
     import secrets
@@ -105,18 +121,7 @@ async def run(loop: ModuleType, job: Job, console: Console, *, stack: Stack | No
     with Services(job.run_dir / "logs", env=environment) as services:
         evaluation: Copy | None = None
         if stack is None:
-            stack = await asyncio.to_thread(
-                start,
-                services,
-                job.agent,
-                folder=job.run_dir,
-                model=job.model,
-                admin_key=admin_key,
-                report=say_what_is_slow,
-                runtime_options=job.runtime_options,
-                engine=job.engine,
-                engine_python=job.engine_python,
-            )
+            stack = await asyncio.to_thread(start_for, job, services, admin_key)
         if job.evaluates_beside:
             evaluation = await asyncio.to_thread(
                 start_copy,

@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CaptureError
-from .run import TPS_LIMIT, Job, Observer, clients, finish, observed, recorded
-from .stack import MODEL_ID, QUIET, Stack, say_what_is_slow, start
+from .run import TPS_LIMIT, Job, Observer, clients, finish, observed, recorded, start_for
+from .stack import MODEL_ID, QUIET, Stack
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,17 +38,7 @@ def train_with_trl(loop: ModuleType, job: Job, console: Console, *, stack: Stack
             admin_key = secrets.token_urlsafe(24)
             environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
             services = exits.enter_context(Services(job.run_dir / "logs", env=environment))
-            stack = start(
-                services,
-                job.agent,
-                folder=job.run_dir,
-                model=job.model,
-                admin_key=admin_key,
-                report=say_what_is_slow,
-                runtime_options=job.runtime_options,
-                engine=job.engine,
-                engine_python=job.engine_python,
-            )
+            stack = start_for(job, services, admin_key)
             exits.enter_context(services.watched())
         recording = exits.enter_context(recorded(job, stack))
         report, observer = exits.enter_context(observed(job, console, recording))
@@ -58,7 +48,7 @@ def train_with_trl(loop: ModuleType, job: Job, console: Console, *, stack: Stack
 
 
 class _Training:
-    """One run of TRL's trainer, whose steps are told under the names of the loop."""
+    """One run of TRL's trainer, whose steps are reported under the names of the loop."""
 
     def __init__(
         self,
