@@ -48,7 +48,7 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32]")
 @click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
 @click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
-@click.option("--learning-rate", type=float, help="Peak learning rate. [default: 5e-4]")
+@click.option("--learning-rate", type=float, help="Peak learning rate. [default: 5e-4, with TRL 4e-4]")
 @click.option(
     "--staleness",
     type=click.IntRange(min=0),

@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file
 
 from agentcore_rl_toolkit.cli.init import write
+from agentcore_rl_toolkit.cli.training.settings import LEARNING_RATES
 from agentcore_rl_toolkit.cli.training.with_trl import Interrupts
 from agentcore_rl_toolkit.policy import ChatTokenizer
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, PolicyShape, new_model, save_policy
@@ -137,6 +138,7 @@ def test_the_run_leaves_what_the_loop_leaves(trained: Trained) -> None:
         assert kept.rollout(first["id"])["dialogue"]
     rates = [e["learning_rate"] for e in trained.events if e["event"] == "step"]
     assert rates[-1] < rates[-2]  # the schedule went on as well
+    assert json.loads((trained.run / "config.json").read_text())["learning_rate"] == LEARNING_RATES["trl"]
     assert load_file(trained.run / "policy" / "model.safetensors")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from ..._installation import missing_extra
 from ...errors import AgentCoreRLError, ConfigError
 from ..output.commands import nearby, program
 from .run import Job, load_loop, print_broken, print_end, print_stopped, quiet_libraries, run
-from .settings import LocalRun, new_run, old_run, read
+from .settings import LEARNING_RATES, LocalRun, new_run, old_run, read
 from .stack import Stack
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def train(
     else:
         settings = read(flags, file)
         settings.rows()  # before a folder is made
+        if settings.learning_rate is None:
+            settings = dataclasses.replace(settings, learning_rate=LEARNING_RATES[backend])
         run_dir = new_run(settings, out)
     stack = _running(settings, console)
     where = f"  on the services of `agentcore-rl up` ({stack.runtime_url})" if stack is not None else ""
