@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -75,6 +76,35 @@ def configure_logging(level: int = logging.INFO, *, everything: bool = False, st
         root.addHandler(_json_handler(stream))
         sdk = logging.getLogger("bedrock_agentcore.app")
         sdk.propagate = not sdk.handlers  # it writes JSON of its own; once is enough
+
+
+class WarnsOnceAMinute:
+    """Warnings of one kind: those in the minute after one are INFO, and the next one, or `end`, counts them."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._warned_s: float | None = None
+        self._since = 0
+
+    def warning(self, message: str, *arguments: object, extra: Mapping[str, object] | None = None) -> None:
+        """Log ``message``, as `logging.Logger.warning` does."""
+        now_s = self._clock()
+        if self._warned_s is not None and now_s - self._warned_s < 60:
+            self._since += 1
+            self._logger.info(message, *arguments, extra=extra)
+            return
+        self._logger.warning(message + self._counted(), *arguments, extra=extra)
+        self._warned_s, self._since = now_s, 0
+
+    def end(self, message: str) -> None:
+        """Log how often it happened since the last warning, in ``message`` with one %d; nothing if it did not."""
+        if self._since:
+            self._logger.warning(message, self._since)
+        self._warned_s, self._since = None, 0
+
+    def _counted(self) -> str:
+        return f" ({self._since} more since the last such line)" if self._since else ""
 
 
 def _json_handler(stream: IO[str] | None) -> logging.Handler:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.logs import JsonFormatter, configure_logging, log_context
+from agentcore_rl_toolkit.logs import JsonFormatter, WarnsOnceAMinute, configure_logging, log_context
 
 
 @pytest.fixture
@@ -90,6 +90,28 @@ def test_an_error_carries_its_type_message_and_stack(lines: Any) -> None:
     (line,) = read()
     assert (line["errorType"], line["errorMessage"]) == ("ValueError", "no luck")
     assert "ValueError: no luck" in "".join(line["stackTrace"])
+
+
+def test_what_is_warned_of_again_and_again_is_counted(lines: Any) -> None:
+    logger, read = lines
+    now_s = 0.0
+    warnings = WarnsOnceAMinute(logger, clock=lambda: now_s)
+    for _ in range(3):
+        warnings.warning("no %s", "luck", extra={"session_id": "s"})
+    now_s = 61.0
+    warnings.warning("no luck")
+    warnings.warning("no luck")
+    warnings.end("%d more had no luck")
+    warnings.end("%d more had no luck")
+    assert [(line["level"], line["message"]) for line in read()] == [
+        ("WARNING", "no luck"),
+        ("INFO", "no luck"),
+        ("INFO", "no luck"),
+        ("WARNING", "no luck (2 more since the last such line)"),
+        ("INFO", "no luck"),
+        ("WARNING", "1 more had no luck"),
+    ]
+    assert read()[1]["session_id"] == "s"
 
 
 def run(code: str) -> str:

@@ -7,6 +7,7 @@ import concurrent.futures
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -497,6 +498,23 @@ def test_a_session_that_could_not_be_stopped_keeps_its_heartbeat(
     client.flush()
     assert client.stats["stop_failed"] == 1
     assert len(alive_objects(client)) == 1
+
+
+def test_a_runtime_that_is_gone_is_two_lines_not_one_for_each_session(
+    make_client: MakeClient, runtime: ScriptedRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime.stop_faults.extend(["403"] * 4)
+    client = make_client()
+    futures = [client.invoke(script(run_s=60)) for _ in range(4)]
+    until(lambda: len(runtime.sessions) == 4)
+    for future in futures:
+        future.cancel()
+    client.close()
+    assert client.stats["stop_failed"] == 4
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    first, last = [line for line in said if "stopped" in line]
+    assert re.match(r"session \w+ could not be stopped and runs until its idle timeout: ", first)
+    assert last == "3 more sessions could not be stopped and run until their idle timeout"
 
 
 def test_session_that_dies_before_its_first_promised_heartbeat_is_lost_too(make_client: MakeClient) -> None:

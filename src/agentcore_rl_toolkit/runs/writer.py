@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AgentCoreRLError, ConfigError
+from ..logs import WarnsOnceAMinute
 from .folder import METRICS, ROLLOUTS
 from .record import DETAIL, DIALOGUE, TOKENS, Rollout, TokenSequence, numbers_of, pack, searched_text, tools_of, unpack
 from .schema import open_to_write
@@ -83,7 +84,7 @@ class RunWriter:
         self._work: queue.Queue[Callable[[sqlite3.Connection], None] | None] = queue.Queue(self.keep.queue)
         self._metrics_lock = threading.Lock()
         self._closed = False
-        self._said = 0.0
+        self._warnings = WarnsOnceAMinute(log)
         try:
             self._database: sqlite3.Connection | None = open_to_write(folder / ROLLOUTS)
             self._bytes = int(self._database.execute("SELECT COALESCE(SUM(bytes), 0) FROM rollouts").fetchone()[0])
@@ -135,7 +136,7 @@ class RunWriter:
             with self._metrics_lock, (self.folder / METRICS).open("a") as out:
                 out.write(line + "\n")
         except (OSError, ValueError) as e:
-            self._say("a line of metrics was not kept: %s", e)
+            self._warnings.warning("a line of metrics was not kept: %s", e)
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until everything so far is on disk. Returns whether it is."""
@@ -182,7 +183,9 @@ class RunWriter:
             self._work.put_nowait(work)
         except queue.Full:
             self.dropped += 1
-            self._say("rollouts come faster than they can be written to %s; some are not kept", self.folder)
+            self._warnings.warning(
+                "rollouts come faster than they can be written to %s; some are not kept", self.folder
+            )
 
     def _run(self) -> None:
         ended = False
@@ -221,7 +224,7 @@ class RunWriter:
                 database.execute("COMMIT")
             except (sqlite3.Error, OSError) as e:
                 self.failed += len(batch)
-                self._say("rollouts of %s were not kept: %s", self.folder, e)
+                self._warnings.warning("rollouts of %s were not kept: %s", self.folder, e)
                 with contextlib.suppress(sqlite3.Error):
                     database.execute("ROLLBACK")
         for work in batch:
@@ -236,14 +239,8 @@ class RunWriter:
         except (AgentCoreRLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
             database.execute("ROLLBACK TO one")
             self.failed += 1
-            self._say("a rollout was not kept: %s: %s", type(e).__name__, e)
+            self._warnings.warning("a rollout was not kept: %s: %s", type(e).__name__, e)
         database.execute("RELEASE one")
-
-    def _say(self, message: str, *arguments: object) -> None:
-        """At most once a minute: the counts are said at the end."""
-        if time.monotonic() - self._said > 60 or not self._said:
-            self._said = time.monotonic()
-            log.warning(message, *arguments)
 
     def _counts(self, database: sqlite3.Connection) -> None:
         for name, value in (("not_kept_full", self.dropped), ("not_kept_error", self.failed)):
@@ -265,7 +262,7 @@ class RunWriter:
         try:
             self._spans.send({**vars(rollout), "grp": rollout.group})
         except Exception as e:  # whatever an exporter does: the rollout itself is kept
-            self._say("spans of a rollout were not sent: %s: %s", type(e).__name__, e)
+            self._warnings.warning("spans of a rollout were not sent: %s: %s", type(e).__name__, e)
 
     def _insert(self, database: sqlite3.Connection, rollout: Rollout) -> None:
         before = database.execute("SELECT id FROM rollouts WHERE session_id = ?", (rollout.session_id,)).fetchone()

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...errors import GatewayError, GatewayLostError
+from ...logs import WarnsOnceAMinute
 from .groups import CollectConfig
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Sessions:
         found = tuple(getattr(gateway, "urls", ()))
         self.urls: tuple[str, ...] = found if len(found) > 1 else ()  # of the gateways, where there are several
         self._made: dict[str, None] = {}
+        self._warnings = WarnsOnceAMinute(log)
         self._silent_since_s: dict[
             str | None, float
         ] = {}  # when a gateway was last asked with success, while it does not answer
@@ -120,7 +122,7 @@ class Sessions:
                 captures, failures = await self.fetch(session_ids[:middle], url)
                 more, others = await self.fetch(session_ids[middle:], url)
                 return {**captures, **more}, {**failures, **others}
-            log.warning("fetching %d trajectories failed: %s: %s", len(session_ids), type(e).__name__, e)
+            self._warnings.warning("fetching %d trajectories failed: %s: %s", len(session_ids), type(e).__name__, e)
             for session_id in session_ids:
                 self._made.pop(session_id, None)
             return {}, dict.fromkeys(session_ids, e)

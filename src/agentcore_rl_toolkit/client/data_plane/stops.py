@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ...logs import WarnsOnceAMinute
 from .pacing import Pacer, backoff_s
 from .transport import AgentTransport, DaemonPool, InvokeRefusedError, InvokeUncertainError
 
@@ -47,6 +48,7 @@ class StopQueue:
         self._room = asyncio.Event()
         self._room.set()
         self._hurry = asyncio.Event()
+        self._warnings = WarnsOnceAMinute(logger)
         self.stopped = 0
         self.failed = 0
 
@@ -84,6 +86,7 @@ class StopQueue:
             # Invokes that are still on the wire will not be waited for: their sessions are stopped on suspicion.
             self._hurry.set()
             await asyncio.wait(set(self._tasks), timeout=timeout_s / 2)
+        self._warnings.end("%d more sessions could not be stopped and run until their idle timeout")
         return not self._tasks
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ class StopQueue:
                 if time.monotonic() + pause_s > deadline_s:
                     self.failed += 1
                     self._on_stopped(session_id, False)
-                    logger.warning(
+                    self._warnings.warning(
                         "session %s could not be stopped and runs until its idle timeout: %s",
                         session_id,
                         problem,
