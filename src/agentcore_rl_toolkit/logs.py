@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,9 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 ID_FIELDS = ("session_id", "input_id", "exp_id")
+
+# What a terminal obeys and JSON leaves as it is: control characters above ASCII, and what turns the direction of text.
+_COMMANDS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _ids: ContextVar[dict[str, str] | None] = ContextVar("agentcore_rl_log_ids", default=None)
 
@@ -51,7 +55,8 @@ class JsonFormatter(logging.Formatter):
             entry["errorType"] = kind.__name__
             entry["errorMessage"] = str(error)
             entry["stackTrace"] = traceback.format_exception(kind, error, tb)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        line = json.dumps(entry, ensure_ascii=False, default=str)
+        return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 def configure_logging(level: int = logging.INFO, *, everything: bool = False, stream: IO[str] | None = None) -> None:

@@ -46,6 +46,14 @@ def test_a_line_is_one_json_object(lines: Any) -> None:
     assert len(line["timestamp"]) == len("2026-01-01T00:00:00.000Z")
 
 
+def test_a_line_commands_no_terminal() -> None:
+    said = "\x1b]0;owned\x07 \x9b2J \x7f \u202egnp.exe \ud800 Grüße, 世界"
+    written = JsonFormatter().format(logging.makeLogRecord({"msg": said}))
+    assert not any(c in written for c in "\x1b\x07\x9b\x7f\u202e")
+    assert "Grüße, 世界" in written
+    assert json.loads(written)["message"] == said
+
+
 def test_ids_come_from_the_context_and_go_with_it(lines: Any) -> None:
     logger, read = lines
     with log_context(session_id="s", input_id="i", exp_id=None):

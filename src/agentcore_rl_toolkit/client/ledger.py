@@ -13,6 +13,7 @@ import asyncio
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 import time
@@ -26,6 +27,8 @@ from ..errors import ConfigError, ObjectNotFoundError
 from ..proof import ProofKey
 from ..store import ObjectStore
 from .proofs import keep_key
+
+logger = logging.getLogger(__name__)
 
 SEGMENT_S = 0.05  # appends within this time share one object of a ledger in the store
 
@@ -189,44 +192,59 @@ def parse_lines(content: bytes) -> Iterable[dict[str, Any]]:
     for raw in content.splitlines():
         try:
             line = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and "event" in line:
             yield line
 
 
 def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
-    """Replay the lines: session id -> what is known of it, in order of their intents."""
+    """Replay the lines: session id -> what is known of it, in order of their intents.
+
+    A line that makes no sense is left out and counted in the log: whoever can write to the store can write there.
+    """
     attempts: dict[str, Attempt] = {}
+    senseless = 0
     for line in lines:
-        session_id = str(line.get("session_id"))
-        if line["event"] == "intent":
-            attempts[session_id] = Attempt(
-                index=line.get("index"),
-                input_id=line["input_id"],
-                session_id=session_id,
-                attempt=int(line.get("attempt", 1)),
-                key=str(line["key"]),
-                bucket=str(line["bucket"]),
-                payload=str(line.get("payload", "")),
-                intent_s=float(line.get("t", 0.0)),
-                proof_key=line.get("proof_key"),
-            )
-            continue
-        known = attempts.get(session_id)
-        if known is None:
-            continue
-        if line["event"] == "accepted":
-            known.accepted_s = float(line.get("t", 0.0))
-            known.promised = known.promised or line.get("promised") is True
-            known.key, known.bucket = str(line.get("key", known.key)), str(line.get("bucket", known.bucket))
-        elif line["event"] == "done":
-            known.outcome = Outcome(line["outcome"])
-            known.error = line.get("error")
-            known.cause = line.get("cause")
-        elif line["event"] == "stopped":
-            known.stopped = True
+        try:
+            _replay(line, attempts)
+        except (KeyError, TypeError, ValueError):
+            senseless += 1
+    if senseless:
+        logger.warning("%d lines of the ledger make no sense and are left out", senseless)
     return attempts
+
+
+def _replay(line: Mapping[str, Any], attempts: dict[str, Attempt]) -> None:
+    """Raises: KeyError, TypeError, ValueError when the line is not as it is written here."""
+    session_id = str(line.get("session_id"))
+    if line["event"] == "intent":
+        index = line.get("index")
+        attempts[session_id] = Attempt(
+            index=None if index is None else int(index),
+            input_id=line["input_id"],
+            session_id=session_id,
+            attempt=int(line.get("attempt", 1)),
+            key=str(line["key"]),
+            bucket=str(line["bucket"]),
+            payload=str(line.get("payload", "")),
+            intent_s=float(line.get("t", 0.0)),
+            proof_key=line.get("proof_key"),
+        )
+        return
+    known = attempts.get(session_id)
+    if known is None:
+        return
+    if line["event"] == "accepted":
+        known.accepted_s = float(line.get("t", 0.0))
+        known.promised = known.promised or line.get("promised") is True
+        known.key, known.bucket = str(line.get("key", known.key)), str(line.get("bucket", known.bucket))
+    elif line["event"] == "done":
+        known.outcome = Outcome(line["outcome"])
+        known.error = line.get("error")
+        known.cause = line.get("cause")
+    elif line["event"] == "stopped":
+        known.stopped = True
 
 
 def last_attempts(attempts: Mapping[str, Attempt]) -> dict[int, Attempt]:

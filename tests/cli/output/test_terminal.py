@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from agentcore_rl_toolkit.cli import doctor
+from agentcore_rl_toolkit.cli.doctor import machine
+from agentcore_rl_toolkit.cli.doctor.finding import fail
 from agentcore_rl_toolkit.cli.output.terminal import visible
-from agentcore_rl_toolkit.errors import RolloutError
+from agentcore_rl_toolkit.errors import LocalRuntimeError, RolloutError
 
 TITLE, CLIPBOARD, UP = "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07", "\x1b[1A\x1b[2K"
 
@@ -32,13 +36,18 @@ def test_commands_to_a_terminal_are_written_out() -> None:
 
 
 CODE = """
-import logging, sys
+import logging, sys, threading
 from agentcore_rl_toolkit.cli import main
 from agentcore_rl_toolkit.cli.servers import runtime
 from agentcore_rl_toolkit.errors import LocalRuntimeError
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 def find(url=None):
     logging.getLogger("agent").warning("said %s", "\\x1b[2J")
+    def thread():
+        raise ValueError("in a thread: \\x1b[2J\\x9b2J")
+    beside = threading.Thread(target=thread)
+    beside.start()
+    beside.join()
     raise {error}("an agent's words: \\x1b[2J\\x9b2J [red]x[/red]")
 RuntimeView.find = find
 sys.argv = ["agentcore-rl", "runtime", "ps"]
@@ -56,6 +65,32 @@ def test_errors_logs_and_tracebacks_command_no_terminal(error: str) -> None:
     assert "\x9b" not in done.stderr
     assert "[red]x[/red]" in done.stderr
     assert "said \\e[2J" in done.stderr
+    assert "in a thread: \\e[2J\\x9b2J" in done.stderr
+
+
+WORDS = f"an agent's words: {TITLE} \x9b2J \u202egnp.exe"
+SHOWN = "an agent's words: \\e]0;owned\\a \\x9b2J \\u202egnp.exe"
+
+
+def test_an_agent_that_does_not_load_commands_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    up = importlib.import_module("agentcore_rl_toolkit.cli.training.up")
+
+    async def fail(*args: object) -> None:
+        raise LocalRuntimeError(WORDS)
+
+    (tmp_path / "agent.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(up, "_serve", fail)
+    done = CliRunner().invoke(up.command, ["--agent", "agent.py"])
+    assert done.exit_code == 1
+    assert f"error: {SHOWN}" in done.output
+
+
+def test_what_a_doctor_finds_commands_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CHECKS", [("session", lambda: fail("session", WORDS, WORDS))])
+    done = CliRunner().invoke(doctor.command, [])
+    assert done.exit_code == 1
+    assert done.output.count(SHOWN) == 2
 
 
 def test_markup_in_an_error_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.data_plane.transport import Boto3Transport, InvokeUncertainError, is_aws
+from agentcore_rl_toolkit.client.data_plane.endings import Endings
+from agentcore_rl_toolkit.client.data_plane.transport import Boto3Transport, Ending, InvokeUncertainError, is_aws
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import RolloutLostError
@@ -148,3 +150,27 @@ def test_aws_is_never_asked() -> None:
         arn, region="us-west-2", endpoint_url=None, qualifier=None, pool_connections=1, read_timeout_s=1.0
     )
     assert transport.endings([new_session_id()]) is None
+
+
+async def test_an_end_that_cannot_be_taken_up_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    class Over:
+        def endings(self, session_ids: Sequence[str]) -> Mapping[str, Ending]:
+            return {name: Ending(cause="it ended", gone=True) for name in session_ids}
+
+    heard, endings = asyncio.Event(), Endings(Over())
+
+    async def odd(_: Ending) -> None:
+        raise ValueError("of a kind that nobody foresaw")
+
+    async def well(_: Ending) -> None:
+        heard.set()
+
+    endings.watch("first", odd)
+    endings.watch("second", well)
+    try:
+        for _ in range(2):  # also when it is asked again
+            await asyncio.wait_for(heard.wait(), 30)
+            heard.clear()
+    finally:
+        endings.close()
+    assert "of a kind that nobody foresaw" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.client.data_plane.transport import (
+    MAX_REPLY_BYTES,
     Boto3Transport,
     DaemonPool,
     InvokeFailedError,
@@ -68,6 +70,23 @@ def test_read_timeout_is_uncertain_and_not_sent_again(runtime: ScriptedRuntime) 
     assert runtime.requests["invoke"] == 1
 
 
+@pytest.mark.threat(
+    who="a session",
+    tries="fill the client's memory with an answer to the invoke that has no end",
+    stopped_by="1 MB of it is read; a longer one makes the rollout invalid",
+    leaves="",
+)
+def test_an_answer_without_end_is_read_to_its_bound_only(runtime: ScriptedRuntime) -> None:
+    def reply(size: int) -> bytes:
+        return json.dumps({"script": {"reply": {"result_key": "e/i/s.json", "x": "x" * size}}}).encode()
+
+    most = MAX_REPLY_BYTES - 100
+    assert len(transport(runtime.url).invoke(new_session_id(), reply(most))) > most
+    with pytest.raises(InvokeFailedError, match="more than 1048576 bytes") as caught:
+        transport(runtime.url).invoke(new_session_id(), reply(8 * MAX_REPLY_BYTES))
+    assert caught.value.code == "BadReply"
+
+
 def test_nobody_listening_is_a_refusal() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -111,7 +130,10 @@ def test_stop_of_an_unknown_session_is_no_error(runtime: ScriptedRuntime) -> Non
         (b"[1]", "BadReply"),
         (b'{"status": "done"}', "BadReply"),
         (b'{"error": "exp_id missing"}', "AgentRefused"),
+        (b"[" * 100_000, "BadReply"),
+        (b'{"result_key": ' + b"9" * 5000 + b"}", "BadReply"),
     ],
+    ids=["words", "list", "no key", "refused", "deep", "long number"],
 )
 def test_reply_that_names_no_result_is_a_failure(body: bytes, code: str) -> None:
     with pytest.raises(InvokeFailedError) as caught:

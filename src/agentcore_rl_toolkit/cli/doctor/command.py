@@ -11,6 +11,7 @@ import click
 
 from ..options import as_json
 from ..output.screen import Command
+from ..output.terminal import visible
 from .finding import Finding
 
 
@@ -97,7 +98,7 @@ def command(
     for finding in run(checks):
         found.append(finding)
         if not as_json:
-            click.echo(finding.render(width=18))
+            click.echo(visible(finding.render(width=18)))
     failed = sum(finding.level == "fail" for finding in found)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in found], indent=2))

@@ -13,6 +13,7 @@ from ...contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, ROLLOUT_FIELD
 from .finding import Finding, fail, note, ok
 
 MOST_SKEW_S = 60.0
+MOST_REPLY_BYTES = 2**20  # a report has a few hundred
 START_WITHIN_S = 150.0  # a cold start, and the probe's own deadlines
 INPUT = "probe"
 ADVICE = {
@@ -46,11 +47,11 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
         reply = client.invoke_agent_runtime(
             agentRuntimeArn=arn, runtimeSessionId=session_id, contentType="application/json", payload=body
         )
-        said = json.loads(reply["response"].read())
+        said = json.loads(reply["response"].read(MOST_REPLY_BYTES))
     except ClientError as e:
         code, message = e.response["Error"].get("Code", ""), e.response["Error"].get("Message", "")
         return [fail("session", f"{code}: {message}"[:500], ADVICE.get(code, "see AWS's message"))]
-    except (BotoCoreError, OSError, ValueError) as e:
+    except (BotoCoreError, OSError, ValueError, RecursionError) as e:
         return [fail("session", f"no answer: {e}"[:500], "check the network, and the agent's log")]
     finally:
         with contextlib.suppress(ClientError, BotoCoreError):

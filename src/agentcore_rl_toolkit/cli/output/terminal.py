@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
 import traceback
 from types import TracebackType
 
@@ -41,4 +42,11 @@ def guard() -> None:
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.stderr.write(visible("".join(traceback.format_exception(kind, error, trace))))
 
+    def show_of_thread(ended: threading.ExceptHookArgs) -> None:
+        if ended.exc_type is not SystemExit:
+            name = ended.thread.name if ended.thread is not None else "?"
+            sys.stderr.write(f"Exception in thread {visible(name)}:\n")
+            show(ended.exc_type, ended.exc_value or ended.exc_type(), ended.exc_traceback)
+
     sys.excepthook = show
+    threading.excepthook = show_of_thread

@@ -24,6 +24,7 @@ import click
 
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...runs import is_run
+from ..output.terminal import visible
 from ..output.waiting import Waiting
 from ..servers.vllm import context_of, find_python
 from .services import READY_DEADLINE_S, Service, Services, cause_of
@@ -318,7 +319,7 @@ def _slow_start(runtime: Any) -> str | None:
 def say_what_is_slow(name: str, text: str) -> None:
     """A ``report`` of `start` that prints nothing else."""
     if name == SESSIONS:
-        click.echo(f"note: {name}: {text}", err=True)
+        click.echo(visible(f"note: {name}: {text}"), err=True)
 
 
 def _dependencies(agent: Path) -> Path | None:

@@ -15,6 +15,7 @@ import click
 
 from ...errors import AgentCoreRLError, ConfigError
 from ..options import engine_options
+from ..output.terminal import visible
 from .services import Services
 from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_folder, start
 
@@ -66,7 +67,7 @@ def command(
     except AgentCoreRLError as e:
         if isinstance(e, ConfigError):
             raise
-        click.echo(f"error: {explain(e)}", err=True)
+        click.echo(visible(f"error: {explain(e)}"), err=True)
         sys.exit(1)
 
 
@@ -92,7 +93,7 @@ async def _serve(
                 **serving,
                 admin_key=admin_key,
                 gateways=gateways,
-                report=lambda name, url: click.echo(f"{name:<12}{url}"),
+                report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),
                 runtime_options=[word for pair in session_env for word in ("--session-env", pair)],
             )
         )

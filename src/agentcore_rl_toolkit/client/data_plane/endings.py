@@ -89,7 +89,13 @@ class Endings:
                 for name, ending in found.items():
                     on_end = self._watched.get(name)
                     if on_end is not None and ending.gone:
-                        await on_end(ending)
+                        await self._tell(name, on_end, ending)
+
+    async def _tell(self, name: str, on_end: Callable[[Ending], Awaitable[None]], ending: Ending) -> None:
+        try:
+            await on_end(ending)
+        except Exception:  # of one session: the endings of the others are still asked for
+            logger.exception("the end of a session could not be taken up", extra={"session_id": name})
 
     async def _ask(self, names: Sequence[str]) -> Mapping[str, Ending]:
         if self._source is None:

@@ -57,6 +57,7 @@ _REFUSED_CREDENTIALS = frozenset(
         "UnrecognizedClientException",
     }
 )
+MAX_REPLY_BYTES = 2**20  # an answer has ids, a key and a status; whatever is longer is not one
 STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored
 
 
@@ -273,9 +274,17 @@ class Boto3Transport:
         except Exception as e:
             raise classify(e, session_id) from e
         try:
-            body: bytes = response["response"].read()
+            body: bytes = response["response"].read(MAX_REPLY_BYTES + 1)
         except Exception as e:
             raise InvokeUncertainError(f"the answer to the invoke broke off: {e}", session_id=session_id) from e
+        if len(body) > MAX_REPLY_BYTES:
+            response["response"].close()  # of the rest nothing is read
+            raise InvokeFailedError(
+                f"the agent answered with more than {MAX_REPLY_BYTES} bytes; decorate it with @app.rollout_entrypoint, which "
+                "answers with the key of its record",
+                code="BadReply",
+                session_id=session_id,
+            )
         return body
 
     def stop(self, session_id: str) -> bool:
@@ -366,7 +375,7 @@ def _read_endings(body: bytes) -> dict[str, Ending] | None:
             str(name): Ending(cause=str(entry["cause"]), gone=bool(entry["gone"]), log=entry.get("log"))
             for name, entry in found.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -415,7 +424,7 @@ def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
     """Decode an agent's answer to an invoke. Raises: InvokeFailedError when it is not a JSON object or reports an error."""
     try:
         reply = json.loads(body)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise InvokeFailedError(
             f"the agent answered with something that is not JSON: {body[:200]!r}",
             code="BadReply",
