@@ -18,7 +18,8 @@ from moto.backends import get_backend
 from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.deploy.calls import Calls
-from agentcore_rl_toolkit.deploy.deployment import Deployment, Settings
+from agentcore_rl_toolkit.deploy.deployment import Deployment
+from agentcore_rl_toolkit.deploy.settings import Settings
 
 AGENT = """
 from agentcore_rl_toolkit import AgentCoreRLApp
@@ -81,6 +82,7 @@ def an_aws(folder: Path) -> Iterator[dict[str, str]]:
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION": "us-west-2",
         "AWS_DEFAULT_REGION": "us-west-2",
+        "agent": str(agent),
     }
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0, (folder / "output.txt").read_text()
@@ -96,7 +98,8 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     for name, value in aws.items():
-        monkeypatch.setenv(name, value)
+        if name.isupper():
+            monkeypatch.setenv(name, value)
     return aws
 
 

@@ -9,20 +9,24 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.session
 import pytest
+from botocore.validate import ParamValidator
 from click.testing import CliRunner
 
-from agentcore_rl_toolkit.cli.deploy import command, write_env
+from agentcore_rl_toolkit.cli.deploy import command, forget_agent, write_env
 from agentcore_rl_toolkit.deploy.artifact import this_platform
 from agentcore_rl_toolkit.deploy.calls import Calls
-from agentcore_rl_toolkit.deploy.deployment import TAG, Settings
+from agentcore_rl_toolkit.deploy.settings import TAG, Settings
 from agentcore_rl_toolkit.errors import ConfigError
 
 from .conftest import AGENT, deployment
+from .killer import Between, Killer
 
 ROOT = Path(__file__).parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -232,7 +236,7 @@ def test_the_command_killed_while_it_makes_the_agent_goes_on_and_writes_env(
         "--python",
         HERE,
     ]
-    run += ["--bucket", BUCKET, "--name", "killed", "--smoke", '{"prompt": "abc"}']
+    run += ["--bucket", BUCKET, "--name", "killed", "--smoke", '{"prompt": "abc"}', "--prefix", "exp"]
     first = subprocess.Popen(
         run, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     )
@@ -250,10 +254,25 @@ def test_the_command_killed_while_it_makes_the_agent_goes_on_and_writes_env(
     [arn] = [line.partition("=")[2] for line in lines if line.startswith("AGENTCORE_AGENT_ARN=")]
     assert ":runtime/killed-" in arn
     assert lines[:2] == ["# mine", "OTHER=1"]
-    assert f"AGENTCORE_S3_BUCKET={BUCKET}" in lines
+    assert f"AGENTCORE_S3_BUCKET=s3://{BUCKET}/exp/" in lines
+    found = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix="exp/agentcore-rl-smoke/")
+    assert found["KeyCount"] == 1
+    policy = boto3.client("iam").get_role_policy(RoleName="agentcore-rl-killed", PolicyName="agentcore-rl")[
+        "PolicyDocument"
+    ]
+    assert policy["Statement"][-1]["Resource"] == f"arn:aws:s3:::{BUCKET}/exp/*"
+    # where it was written to is where it is read from
+    run[run.index("--bucket") + 1] = f"s3://{BUCKET}/exp/"
+    run = [word for word in run if word not in ("--prefix", "exp")]
+    done = subprocess.run([*run, "--no-smoke"], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    assert "is up to date" in done.stdout, done.stdout + done.stderr
+    assert "is updated" not in done.stdout
     done = subprocess.run([*run, "--remove"], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "left: the bucket" in done.stdout
+    assert "AGENTCORE_AGENT_ARN in .env: is removed" in done.stdout
+    assert (tmp_path / ".env").read_text().splitlines()[:2] == ["# mine", "OTHER=1"]
+    assert "AGENTCORE_AGENT_ARN" not in (tmp_path / ".env").read_text()
 
 
 def test_what_another_made_is_not_removed(account: dict[str, str]) -> None:
@@ -267,12 +286,146 @@ def test_what_another_made_is_not_removed(account: dict[str, str]) -> None:
     assert iam.get_role(RoleName="agentcore-rl-theirs")["Role"]["RoleName"] == "agentcore-rl-theirs"
 
 
+CHANGES = re.compile(r"bedrock-agentcore:(?!Get|List)|iam:(?!Get)|ecr:(?!Describe|List)")
+ALL_OPTIONS = {
+    "--role": ["arn:aws:iam::123456789012:role/mine"],
+    "--subnet": ["subnet-0a1b2c3d", "subnet-4e5f6a7b"],
+    "--security-group": ["sg-0a1b2c3d"],
+    "--idle": ["120"],
+    "--lifetime": ["3600"],
+    "--env": ["LEVEL=1", "PATH_TO=a=b"],
+    "--tag": ["team=rl"],
+}
+
+
+@pytest.fixture
+def on_the_wire(
+    account: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[tuple[str, Any]]]]:
+    """Runs the command; gives what it sent that changes something, each body checked by botocore's model."""
+    wire = Killer()
+    wire.kills = False
+    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL")
+    servers = [Between(account[name], wire) for name in names]
+    for name, server in zip(names, servers, strict=True):
+        monkeypatch.setenv(name, server.url)
+    model = botocore.session.get_session().get_service_model("bedrock-agentcore-control")
+
+    def run(options: dict[str, list[str]], *more: str) -> list[tuple[str, Any]]:
+        words = [word for option, values in options.items() for value in values for word in (option, value)]
+        before = len(wire.bodies)
+        image = ["--image", f"local://{account['agent']}"]
+        done = CliRunner().invoke(command, ["--name", "optional", "--no-smoke", *image, *words, *more])
+        assert done.exit_code == 0, done.output
+        found = []
+        for operation, body in wire.bodies[before:]:
+            if CHANGES.match(operation):
+                sent = json.loads(body) if body.startswith(b"{") else body
+                if operation.endswith((":CreateAgentRuntime", ":UpdateAgentRuntime")):
+                    given = {"agentRuntimeId": "an-id", **sent} if "Update" in operation else sent
+                    shape = model.operation_model(operation.partition(":")[2]).input_shape
+                    wrong = ParamValidator().validate(given, shape)
+                    assert not wrong.has_errors(), wrong.generate_report()
+                found.append((operation.partition(":")[2], sent))
+        if "--dry-run" in more:
+            assert found == []
+            parts = re.findall(r"^would call [\w-]+:(\w+)\n((?:    .*\n)+)", done.output, re.MULTILINE)
+            return [(name, json.loads(body)) for name, body in parts]
+        return found
+
+    yield run
+    for server in servers:
+        server.close()
+
+
+def test_every_option_reaches_the_control_plane_and_is_kept_or_changed_by_the_next_call(
+    on_the_wire: Callable[..., list[tuple[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    endpoint = ["--endpoint", "prod"]
+    (name, sent), (second, pointed) = on_the_wire(ALL_OPTIONS, *endpoint)
+    assert (name, second) == ("CreateAgentRuntime", "CreateAgentRuntimeEndpoint")
+    tags = {TAG: "optional", "team": "rl"}
+    wanted = {
+        "roleArn": "arn:aws:iam::123456789012:role/mine",
+        "networkConfiguration": {
+            "networkMode": "VPC",
+            "networkModeConfig": {"subnets": ["subnet-0a1b2c3d", "subnet-4e5f6a7b"], "securityGroups": ["sg-0a1b2c3d"]},
+        },
+        "environmentVariables": {"LEVEL": "1", "PATH_TO": "a=b"},
+        "lifecycleConfiguration": {"idleRuntimeSessionTimeout": 120, "maxLifetime": 3600},
+    }
+    assert wanted.items() <= sent.items()
+    assert (sent["agentRuntimeName"], sent["tags"]) == ("optional", tags)
+    assert (pointed["name"], pointed["agentRuntimeVersion"], pointed["tags"]) == ("prod", "1", tags)
+
+    # the same again changes nothing; the order of subnets is none
+    assert on_the_wire(ALL_OPTIONS, *endpoint) == []
+    assert on_the_wire({**ALL_OPTIONS, "--subnet": ALL_OPTIONS["--subnet"][::-1]}, *endpoint) == []
+
+    # each option alone changes its own field, and sends the others as they are
+    lifecycle = wanted["lifecycleConfiguration"]
+    for option, value, field, becomes in (
+        ("--role", ["arn:aws:iam::123456789012:role/other"], "roleArn", "arn:aws:iam::123456789012:role/other"),
+        ("--idle", ["600"], "lifecycleConfiguration", {**lifecycle, "idleRuntimeSessionTimeout": 600}),
+        ("--idle", [], "lifecycleConfiguration", {**lifecycle, "idleRuntimeSessionTimeout": 900}),
+        ("--lifetime", [], "lifecycleConfiguration", {**lifecycle, "maxLifetime": 28800}),
+        ("--env", ["LEVEL=1"], "environmentVariables", {"LEVEL": "1"}),  # a variable less is a change, too
+        ("--env", [], "environmentVariables", {}),
+    ):
+        [(name, body)] = on_the_wire({**ALL_OPTIONS, option: value}, *endpoint, "--dry-run")
+        assert name == "UpdateAgentRuntime"
+        assert {k: body[k] for k in wanted} == {**wanted, field: becomes}, option
+    for option in ("--subnet", "--security-group"):
+        [(name, body)] = on_the_wire({**ALL_OPTIONS, option: [ALL_OPTIONS[option][0] + "ff"]}, *endpoint, "--dry-run")
+        assert {k: v for k, v in wanted.items() if body[k] != v} == {
+            "networkConfiguration": wanted["networkConfiguration"]
+        }
+    # a tag alone is no new version
+    named = [name for name, _ in on_the_wire({**ALL_OPTIONS, "--tag": ["team=ops"]}, *endpoint)]
+    assert named == ["TagResource", "TagResource"]  # of the agent, of its endpoint
+    control = boto3.client("bedrock-agentcore-control")
+    [runtime] = [r for r in control.list_agent_runtimes()["agentRuntimes"] if r["agentRuntimeName"] == "optional"]
+    assert runtime["agentRuntimeVersion"] == "1"
+    arn, identity = runtime["agentRuntimeArn"], runtime["agentRuntimeId"]
+    assert control.list_tags_for_resource(resourceArn=arn)["tags"] == {TAG: "optional", "team": "ops"}
+
+    # what another tool has set stays; what the options no longer say is AgentCore's own again
+    now = control.get_agent_runtime(agentRuntimeId=identity)
+    theirs = {
+        "description": "theirs",
+        "requestHeaderConfiguration": {"requestHeaderAllowlist": ["X-Amzn-Bedrock-AgentCore-Runtime-Custom-Theirs"]},
+    }
+    kept = ("agentRuntimeArtifact", "roleArn", "networkConfiguration", "lifecycleConfiguration", "environmentVariables")
+    control.update_agent_runtime(agentRuntimeId=identity, **{name: now[name] for name in kept}, **theirs)
+    names = [name for name, _ in on_the_wire({}, *endpoint)]
+    assert names == ["CreateRole", "PutRolePolicy", "UpdateAgentRuntime", "UpdateAgentRuntimeEndpoint"]
+    now = control.get_agent_runtime(agentRuntimeId=identity)
+    assert {name: now[name] for name in theirs} == theirs
+    assert now["networkConfiguration"] == {"networkMode": "PUBLIC"}
+    assert now["lifecycleConfiguration"] == {"idleRuntimeSessionTimeout": 900, "maxLifetime": 28800}
+    assert now.get("environmentVariables", {}) == {}
+    assert now["roleArn"].endswith(":role/agentcore-rl-optional")
+    assert on_the_wire({"--tag": ["team=rl"]}, "--remove") != []
+    assert "optional" not in [r["agentRuntimeName"] for r in control.list_agent_runtimes()["agentRuntimes"]]
+
+
+def test_a_role_that_another_made_is_not_changed(account: dict[str, str]) -> None:
+    iam = boto3.client("iam")
+    iam.create_role(RoleName="agentcore-rl-taken", AssumeRolePolicyDocument="{}")
+    what = Settings(name="taken", image=f"local://{account['agent']}", platform=this_platform())
+    with pytest.raises(ConfigError, match=r"role agentcore-rl-taken .*--role arn:.*--name"):
+        deployment(what).up()
+    assert iam.list_role_policies(RoleName="agentcore-rl-taken")["PolicyNames"] == []
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"image": "x"}, "contradict"),
         ({"bucket": None}, "--bucket"),
         ({"subnets": ["subnet-1"]}, "--security-group"),
+        ({"idle_s": 600, "lifetime_s": 300}, "--idle 600 is above --lifetime 300"),
         ({"folder": None, "code": False}, "what is to be deployed"),
         ({"entry": "absent.py"}, "has no absent.py"),
         ({"code": False}, "has no Dockerfile"),
@@ -302,6 +455,16 @@ def test_missing_credentials_and_region_are_said_first(monkeypatch: pytest.Monke
         Calls(region=None, rehearse=False, say=print)
     with pytest.raises(ConfigError, match="no credentials: export"):
         Calls(region="us-west-2", rehearse=False, say=print)
+
+
+def test_env_forgets_the_agent_of_a_name_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    assert not forget_agent(path, "shop")
+    line = "AGENTCORE_AGENT_ARN=arn:aws:bedrock-agentcore:us-west-2:1:runtime/shop_2-abc"
+    path.write_text(f"A=1\n{line}\n")
+    assert not forget_agent(path, "shop")
+    assert forget_agent(path, "shop_2")
+    assert path.read_text() == "A=1\n"
 
 
 def test_env_keeps_what_it_does_not_set(tmp_path: Path) -> None:

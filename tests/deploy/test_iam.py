@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
 import re
 import uuid
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import boto3
 import botocore.session
 import pytest
 import requests
+from botocore import xform_name
 from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.cli.doctor import aws, deployed
-from agentcore_rl_toolkit.deploy import deployment, iam, quotas
+from agentcore_rl_toolkit.deploy import agent, deployment, iam, quotas
 
 PLACE = iam.Place(
     account="123456789012",
@@ -152,26 +155,88 @@ def test_there_is_no_build_without_a_repository_and_a_source(absent: str) -> Non
     assert iam.Build.of(dataclasses.replace(PLACE, **{absent: None})) is None
 
 
+# What S3 calls the right of an operation; no right at all is asked of who wants to know who he is.
+RIGHTS = {"s3:HeadBucket": "s3:ListBucket", "s3:HeadObject": "s3:GetObject", "s3:ListObjectsV2": "s3:ListBucket"}
+ASKS_FOR_NONE = "sts:GetCallerIdentity"
+
+
+def actions_of(*policies: iam.Policy) -> set[str]:
+    return {action for policy in policies for statement in policy["Statement"] for action in statement["Action"]}
+
+
+def calls_of(module: ModuleType) -> set[str]:
+    """Actions behind the calls in a module's source: `self._call("iam", "GetRole", ...)` and `client("iam").get_role(...)`."""
+    found = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        made = node.func.value
+        if node.func.attr == "_call":
+            service, operation = (
+                getattr(module, a.id) if isinstance(a, ast.Name) else ast.literal_eval(a) for a in node.args[:2]
+            )
+        elif (
+            isinstance(made, ast.Call)
+            and ast.unparse(made.func).endswith("client")
+            and node.func.attr != "get_paginator"
+        ):
+            service = ast.literal_eval(made.args[0])
+            names = botocore.session.get_session().get_service_model(service).operation_names
+            [operation] = [name for name in names if xform_name(name) == node.func.attr]
+        else:
+            continue
+        action = f"{service.removesuffix('-control').replace('-quotas', 'quotas')}:{operation}"
+        found.add(RIGHTS.get(action, action))
+    return found - {ASKS_FOR_NONE}
+
+
 def test_who_deploys_may_make_every_call_that_a_deployment_makes() -> None:
     """moto knows resources of S3 only, so this is held against the source: each call's action is granted by name."""
-    made = re.findall(r'_call\(\s*(?:"([a-z0-9-]+)"|control),\s*"(\w+)"', inspect.getsource(deployment))
-    assert len(made) > 25
-    # what S3 calls these, and what asks for no right at all
-    names = {"s3:HeadBucket": "s3:ListBucket", "s3:HeadObject": "s3:GetObject", "s3:ListObjectsV2": "s3:ListBucket"}
-    granted = {a for s in iam.deployer(PLACE, role=ROLE)["Statement"] for a in s["Action"]}
-    for service, operation in made:
-        service = (service or "bedrock-agentcore").removesuffix("-control")
-        action = names.get(f"{service}:{operation}", f"{service}:{operation}")
-        assert action in granted or action == "sts:GetCallerIdentity", f"{action} is not granted"
+    made = calls_of(deployment) | calls_of(agent)
+    assert len(made) > 30
+    # the rollout that proves it, and what the control plane does in the caller's name
+    more = {"bedrock-agentcore:InvokeAgentRuntime", "bedrock-agentcore:StopRuntimeSession"}
+    more |= {"iam:PassRole", "iam:CreateServiceLinkedRole", "bedrock-agentcore:CreateWorkloadIdentity"}
+    granted = actions_of(iam.deployer(PLACE, role=ROLE))
+    assert made | more <= granted, (made | more) - granted
 
 
 def test_the_doctor_may_make_every_call_that_it_makes() -> None:
-    source = inspect.getsource(deployed) + inspect.getsource(aws) + inspect.getsource(quotas)
-    asked = set(re.findall(r'"((?:iam|ecr|ec2|servicequotas):[A-Z]\w+)', source)) | {"servicequotas:ListServiceQuotas"}
-    policies = [iam.doctor(PLACE, role=ROLE), iam.trainer(PLACE)]
-    granted = {a for policy in policies for s in policy["Statement"] for a in s["Action"]}
-    assert len(asked) >= 7
-    assert asked <= granted
+    made = calls_of(deployed) | calls_of(aws)
+    assert len(made) >= 7
+    # of the session that is asked, and of the records' store
+    more = {"bedrock-agentcore:InvokeAgentRuntime", "bedrock-agentcore:StopRuntimeSession"}
+    more |= {"servicequotas:ListServiceQuotas", "s3:PutObject", "s3:GetObject", "s3:DeleteObject", "s3:ListBucket"}
+    granted = actions_of(iam.doctor(PLACE, role=ROLE), iam.trainer(PLACE))
+    assert made | more <= granted, (made | more) - granted
+    # what it advises to allow is what it needs
+    advised = set(
+        re.findall(
+            r'"((?:iam|ecr|ec2|servicequotas):[A-Z]\w+)', inspect.getsource(deployed) + inspect.getsource(quotas)
+        )
+    )
+    assert advised <= granted
+
+
+def test_who_deploys_uploads_archives_whatever_the_prefix_of_records(as_user: Any) -> None:
+    s3 = as_user(iam.deployer(PLACE, role=ROLE))("s3")
+    key = "agentcore-rl-deployments/shop/0123456789ab.zip"
+    s3.put_object(Bucket="iam-records", Key=key, Body=b"PK")
+    assert s3.get_object(Bucket="iam-records", Key=key)["Body"].read() == b"PK"
+    assert s3.list_objects_v2(Bucket="iam-records", Prefix="agentcore-rl-deployments/shop/")["KeyCount"] == 1
+    s3.delete_object(Bucket="iam-records", Key=key)
+    assert refused(s3.put_object, Bucket="iam-records", Key=key.replace("shop", "others"), Body=b"PK")
+    assert refused(s3.put_object, Bucket="iam-records", Key="other/i/s.json", Body=b"{}")
+
+
+def test_who_deploys_lets_agentcore_make_its_own_roles_and_no_others() -> None:
+    [statement] = [s for s in iam.deployer(PLACE, role=ROLE)["Statement"] if s["Sid"] == "AgentCoresOwnRoles"]
+    services = statement["Condition"]["StringEquals"]["iam:AWSServiceName"]
+    assert services == ["runtime-identity.bedrock-agentcore.amazonaws.com", "network.bedrock-agentcore.amazonaws.com"]
+    for service, resource in zip(services, statement["Resource"], strict=True):
+        assert resource.startswith(
+            f"arn:aws:iam::123456789012:role/aws-service-role/{service}/AWSServiceRoleForBedrockAgentCore"
+        )
 
 
 def test_only_agentcore_of_this_account_takes_the_execution_role() -> None:

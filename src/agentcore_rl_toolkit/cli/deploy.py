@@ -17,7 +17,8 @@ from .output.screen import Command
 from .output.terminal import visible
 
 if TYPE_CHECKING:
-    from ..deploy.deployment import Deployed, Deployment, Settings
+    from ..deploy.deployment import Deployed, Deployment
+    from ..deploy.settings import Settings
 
 CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 
@@ -36,14 +37,28 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 @click.option("--code", is_flag=True, help="Deploy an archive, without an image.")
 @click.option("--name", help="Name on AWS. [default: the folder's]")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Variable of the sessions. Repeatable.")
-@click.option("--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records.")
-@click.option("--prefix", default="", help="Keys of the records begin with it.")
+@click.option(
+    "--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records, or s3://BUCKET/PREFIX."
+)
+@click.option("--prefix", default="", help="Folder of the records in the bucket.")
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
 @click.option("--role", metavar="ARN", help="Execution role. [default: one is made with least rights]")
 @click.option("--subnet", "subnets", multiple=True, help="Subnet of a VPC. Repeatable.")
 @click.option("--security-group", "security_groups", multiple=True, help="Security group in the VPC. Repeatable.")
-@click.option("--idle", "idle_s", type=click.IntRange(60), metavar="SECONDS", help="A session without work ends then.")
-@click.option("--lifetime", "lifetime_s", type=click.IntRange(60), metavar="SECONDS", help="A session's longest life.")
+@click.option(
+    "--idle",
+    "idle_s",
+    type=click.IntRange(60),
+    metavar="SECONDS",
+    help="A session without work ends then. [default: 900]",
+)
+@click.option(
+    "--lifetime",
+    "lifetime_s",
+    type=click.IntRange(60),
+    metavar="SECONDS",
+    help="A session's longest life. [default: 28800]",
+)
 @click.option("--endpoint", metavar="NAME", help="Endpoint that shall point at the new version.")
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag of everything that is made. Repeatable.")
 @click.option("--python", default="3.13", show_default=True, help="Version that an archive (--code) runs with.")
@@ -61,6 +76,8 @@ def command(
     name: str | None,
     smoke: str | None,
     no_smoke: bool,
+    bucket: str | None,
+    prefix: str,
     environment: Sequence[str],
     tags: Sequence[str],
     region: str | None,
@@ -81,9 +98,11 @@ def command(
         agentcore-rl deploy --agent shop --bucket my-records --dry-run
     """
     from ..deploy.calls import Calls
-    from ..deploy.deployment import Deployment, Settings
+    from ..deploy.deployment import Deployment
+    from ..deploy.settings import Settings
 
     folder, entry = _folder(agent)
+    bucket, prefix = _records(bucket, prefix)
     rows = None if no_smoke or remove or what else _payload(smoke, folder)
     settings = Settings(
         name=_name(name, folder),
@@ -91,6 +110,8 @@ def command(
         entry=entry,
         platform=_platform(),
         smoke=rows,
+        bucket=bucket,
+        prefix=prefix,
         environment=_pairs(environment, "--env"),
         tags=_pairs(tags, "--tag"),
         **options,
@@ -109,6 +130,8 @@ def command(
     deployment = Deployment(settings, calls, say)
     if remove:
         left = deployment.remove()
+        if not dry_run and forget_agent(Path(".env"), settings.name):
+            say("AGENTCORE_AGENT_ARN in .env: is removed")
         click.echo(json.dumps({"left": left}) if as_json else "left: " + "\nleft: ".join(left))
         return
     done = deployment.up()
@@ -134,6 +157,19 @@ def _name(name: str | None, folder: Path | None) -> str:
             f"{name!r} cannot be a name: letters, digits and underscores, at most 48, a letter first. Give one with --name"
         )
     return name
+
+
+def _records(bucket: str | None, prefix: str) -> tuple[str | None, str]:
+    """Bucket and prefix. The bucket may be given as a URL with a prefix of its own, as .env has it."""
+    from ..store import parse_url
+
+    if bucket is None:
+        return None, ""
+    url = parse_url(bucket)
+    if url.scheme != "s3":
+        raise ConfigError(f"--bucket {bucket}: agents on AWS write to S3; give the name of a bucket")
+    own = parse_url(f"s3://{url.bucket}/{prefix}") if prefix else url
+    return own.bucket, own.prefix
 
 
 def _platform() -> str:
@@ -200,7 +236,7 @@ def _report(
     if not dry_run and done.arn is not None:
         write_env(
             Path(".env"),
-            {"AGENTCORE_AGENT_ARN": done.arn, "AGENTCORE_S3_BUCKET": settings.bucket, "AWS_REGION": region},
+            {"AGENTCORE_AGENT_ARN": done.arn, "AGENTCORE_S3_BUCKET": settings.store, "AWS_REGION": region},
         )
     if as_json:
         result = {
@@ -230,6 +266,24 @@ def write_env(path: Path, values: dict[str, str | None]) -> None:
             lines.append(line)
         else:
             lines[at] = line
+    _replace(path, lines)
+
+
+def forget_agent(path: Path, name: str) -> bool:
+    """Remove the ARN of an agent of this name from a `.env` file. False when it is not in there."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = [
+        line
+        for line in lines
+        if not re.match(rf"\s*(export\s+)?AGENTCORE_AGENT_ARN\s*=.*:runtime/{name}-\w+\W*$", line)
+    ]
+    if kept == lines:
+        return False
+    _replace(path, kept)
+    return True
+
+
+def _replace(path: Path, lines: Sequence[str]) -> None:
     partial = path.with_name(path.name + ".new")
-    partial.write_text("\n".join(lines) + "\n")
+    partial.write_text("".join(f"{line}\n" for line in lines))
     partial.replace(path)

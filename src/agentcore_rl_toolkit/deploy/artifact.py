@@ -27,6 +27,7 @@ UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-
 ARCHIVE_BYTES, UNPACKED_BYTES = 250 * 2**20, 750 * 2**20  # quotas of direct code deployment
 BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
 NOT_THE_AGENT = {
+    ".env",  # settings and keys of this machine; `deploy` writes one itself
     ".venv",
     ".venvs",
     ".git",
@@ -67,16 +68,17 @@ def digest_of(folder: Path, *more: str) -> str:
 def put_wheel_beside(folder: Path) -> None:
     """Put the wheel of the running version where the agent's Dockerfile takes it from: `wheels/`, or the folder itself.
 
-    Older wheels of the toolkit there are removed. A Dockerfile that names no wheel gets none.
+    Older wheels of the toolkit there are removed, and what is left of one whose writer was killed: both would be in the image. A
+    Dockerfile that names no wheel gets none.
     """
     dockerfile = (folder / "Dockerfile").read_text()
     if ".whl" not in dockerfile:
         return
     target = folder / "wheels" if "wheels/" in dockerfile else folder
     made = write_wheel(target)
-    for old in target.glob("agentcore_rl_toolkit-*.whl"):
+    for old in (*target.glob("agentcore_rl_toolkit-*.whl"), *target.glob(".agentcore_rl_toolkit-*.whl.*")):
         if old != made:
-            old.unlink()
+            old.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)

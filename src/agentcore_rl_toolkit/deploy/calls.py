@@ -82,6 +82,11 @@ class Calls:
         except BotoCoreError as e:
             raise RefusedError(f"{service}:{operation}: {e}") from e
 
+    def parameters_of(self, service: str, operation: str) -> frozenset[str]:
+        """Names of what an operation takes, as far as this boto3 knows it."""
+        shape = self._client(service).meta.service_model.operation_model(operation).input_shape
+        return frozenset(shape.members if shape else ())
+
     def _client(self, service: str) -> Any:
         from botocore.config import Config
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,83 +16,12 @@ from .._installation import wheel_digest
 from ..contract import Outcome
 from ..errors import AgentCoreRLError, ConfigError
 from . import iam
+from .agent import AgentRuntime
 from .artifact import Engine, digest_of, make_archive, put_wheel_beside
-from .calls import Calls, RefusedError
+from .calls import Calls
+from .settings import TAG, Settings
 
-TAG = "agentcore-rl-deployment"
 POLICY = "agentcore-rl"
-ARCHIVES = "agentcore-rl-deployments"
-READY_S, GONE_S, ROLE_S = 900.0, 600.0, 90.0
-POLL_S = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """One deployment.
-
-    Attributes:
-        name: of the agent runtime: letters, digits, underscores.
-        folder: the agent's; None when only an existing image is deployed.
-        entry: the file that is started, inside ``folder``.
-        image: URI of an image that exists; None: it is built from the folder's Dockerfile.
-        code: deploy an archive instead of an image. ``python`` is then the version it runs with.
-        platform: what is built for.
-        bucket, prefix: where records go.
-        role: ARN of an execution role that exists; None: one is made.
-        environment: environment variables of the sessions.
-        subnets, security_groups: of a VPC; both empty: public network.
-        idle_s, lifetime_s: the sessions' limits, in seconds; None: the service's own.
-        endpoint: name of an endpoint that is to point at the new version; None: `DEFAULT` alone, which always does.
-        tags: more tags of everything that is made.
-        engine: command of Docker or Podman; None: the one that is found.
-        smoke: payload of the rollout that proves the deployment; None: none is run.
-    """
-
-    name: str
-    folder: Path | None = None
-    entry: str = "agent.py"
-    image: str | None = None
-    code: bool = False
-    python: str = "3.13"
-    platform: str
-    bucket: str | None = None
-    prefix: str = ""
-    role: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    subnets: Sequence[str] = ()
-    security_groups: Sequence[str] = ()
-    idle_s: int | None = None
-    lifetime_s: int | None = None
-    endpoint: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    engine: str | None = None
-    smoke: Mapping[str, Any] | None = None
-
-    @property
-    def repository(self) -> str | None:
-        """The ECR repository of an image that is built."""
-        return None if self.image is not None or self.code else f"agentcore-rl/{self.name.lower()}"
-
-    @property
-    def role_name(self) -> str:
-        return f"agentcore-rl-{self.name}"
-
-    def check(self) -> None:
-        """Raises: ConfigError for settings that contradict each other or lack something."""
-        if self.image is None and self.folder is None:
-            raise ConfigError("what is to be deployed? --agent FOLDER, or --image URI")
-        if self.image is not None and self.code:
-            raise ConfigError("--image and --code contradict each other: an archive has no image")
-        if self.code and self.bucket is None:
-            raise ConfigError("--code uploads an archive: --bucket NAME says where to")
-        if bool(self.subnets) != bool(self.security_groups):
-            raise ConfigError("a VPC takes both --subnet and --security-group")
-        if self.smoke is not None and self.bucket is None:
-            raise ConfigError("a rollout leaves a record: --bucket NAME says where, or --no-smoke leaves it out")
-        if self.folder is not None and self.image is None:
-            needed = self.entry if self.code else "Dockerfile"
-            if not (self.folder / needed).is_file():
-                raise ConfigError(f"{self.folder} has no {needed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +42,7 @@ class Deployment:
 
     def __init__(self, settings: Settings, calls: Calls, say: Callable[[str], None]) -> None:
         self.settings, self._call, self._say = settings, calls, say
-        self._tags = {TAG: settings.name, **settings.tags}
+        self._agent = AgentRuntime(settings, calls, say)
         self._identity: tuple[str, str] | None = None
 
     # -- up
@@ -125,11 +53,12 @@ class Deployment:
         self._bucket()
         artifact = self._artifact()
         role = self._role()
-        arn, version, changed = self._runtime(artifact, role)
+        agent = self._agent.bring(artifact, role)
+        arn, version, changed = agent.arn, agent.version, agent.changed
         if arn is None or version is None:
             return Deployed(arn=arn, version=version, changed=changed)
-        self._must_be_ready(arn)
-        self._endpoint(arn, version)
+        self._agent.must_be_ready(arn)
+        self._agent.point_endpoint(arn, version)
         return Deployed(arn=arn, version=version, changed=changed, smoke=self._smoke(arn))
 
     def place(self) -> iam.Place:
@@ -184,11 +113,21 @@ class Deployment:
         )
         if found is None:
             self._say(f"repository {s.repository}: is made")
-            tags = [{"Key": k, "Value": v} for k, v in self._tags.items()]
-            found = self._call("ecr", "CreateRepository", repositoryName=s.repository, tags=tags)
+            found = self._call(
+                "ecr",
+                "CreateRepository",
+                repositoryName=s.repository,
+                tags=_listed(s.all_tags),
+                absent=("RepositoryAlreadyExistsException",),
+            )
             uri = found["repository"]["repositoryUri"] if found else f"{self._registry()}/{s.repository}"
         else:
             uri = found["repositories"][0]["repositoryUri"]
+            arn = found["repositories"][0]["repositoryArn"]
+            now = self._call("ecr", "ListTagsForResource", resourceArn=arn).get("tags", [])
+            if self._lacks_tags(now):
+                self._say(f"repository {s.repository}: is tagged")
+                self._call("ecr", "TagResource", resourceArn=arn, tags=_listed(s.all_tags))
         if not self._call.rehearse:
             put_wheel_beside(s.folder)
         tag = digest_of(s.folder, s.platform)
@@ -221,7 +160,7 @@ class Deployment:
         s = self.settings
         assert s.folder is not None
         assert s.bucket is not None
-        key = f"{ARCHIVES}/{s.name}/{digest_of(s.folder, s.platform, s.python, wheel_digest())}.zip"
+        key = f"{iam.ARCHIVES}/{s.name}/{digest_of(s.folder, s.platform, s.python, wheel_digest())}.zip"
         if self._call(
             "s3", "HeadObject", Bucket=s.bucket, Key=key, absent=("404", "NoSuchKey", "NotFound", "NoSuchBucket")
         ):
@@ -257,144 +196,35 @@ class Deployment:
                 RoleName=s.role_name,
                 AssumeRolePolicyDocument=trust,
                 Description=f"Sessions of the agent {s.name}",
-                Tags=[{"Key": k, "Value": v} for k, v in self._tags.items()],
+                Tags=_listed(s.all_tags),
                 absent=("EntityAlreadyExists",),
             )
-        elif found["Role"]["AssumeRolePolicyDocument"] != json.loads(trust):
-            self._call("iam", "UpdateAssumeRolePolicy", RoleName=s.role_name, PolicyDocument=trust)
+        else:
+            if not self._is_ours(found["Role"].get("Tags", [])):
+                raise ConfigError(
+                    f"the role {s.role_name} is there and was not made by `agentcore-rl deploy` (it lacks the tag {TAG}). "
+                    f"Use it as it is with --role {arn}, or deploy under another --name"
+                )
+            if self._lacks_tags(found["Role"].get("Tags", [])):
+                self._say(f"role {s.role_name}: is tagged")
+                self._call("iam", "TagRole", RoleName=s.role_name, Tags=_listed(s.all_tags))
+            if found["Role"]["AssumeRolePolicyDocument"] != json.loads(trust):
+                self._call("iam", "UpdateAssumeRolePolicy", RoleName=s.role_name, PolicyDocument=trust)
         now = self._call("iam", "GetRolePolicy", RoleName=s.role_name, PolicyName=POLICY, absent=("NoSuchEntity",))
         if now is None or now["PolicyDocument"] != json.loads(policy):
             self._call("iam", "PutRolePolicy", RoleName=s.role_name, PolicyName=POLICY, PolicyDocument=policy)
         return arn
 
-    def _runtime(self, artifact: dict[str, Any], role: str) -> tuple[str | None, str | None, bool]:
-        s = self.settings
-        lifecycle = {"idleRuntimeSessionTimeout": s.idle_s, "maxLifetime": s.lifetime_s}
-        lifecycle = {k: v for k, v in lifecycle.items() if v is not None}
-        wanted: dict[str, Any] = {
-            "agentRuntimeArtifact": artifact,
-            "roleArn": role,
-            "networkConfiguration": {"networkMode": "PUBLIC"},
-            "environmentVariables": dict(s.environment),
-        }
-        if s.subnets:
-            config = {"subnets": list(s.subnets), "securityGroups": list(s.security_groups)}
-            wanted["networkConfiguration"] = {"networkMode": "VPC", "networkModeConfig": config}
-        if lifecycle:
-            wanted["lifecycleConfiguration"] = lifecycle
-        found = self._find()
-        if found is not None and self._settled(found["agentRuntimeArn"]) == "CREATE_FAILED":
-            self._say(f"agent {s.name}: what failed to be made is removed")
-            self._remove_runtime(found["agentRuntimeId"])
-            found = None
-        if found is None:
-            self._say(f"agent {s.name}: is made")
-            made = self._until_role_is_known(
-                lambda: self._call(
-                    "bedrock-agentcore-control",
-                    "CreateAgentRuntime",
-                    agentRuntimeName=s.name,
-                    tags=self._tags,
-                    **wanted,
-                )
-            )
-            return (None, None, True) if made is None else (made["agentRuntimeArn"], made["agentRuntimeVersion"], True)
-        arn, runtime = found["agentRuntimeArn"], found["agentRuntimeId"]
-        now = self._call("bedrock-agentcore-control", "GetAgentRuntime", agentRuntimeId=runtime)
-        if all(_same(now.get(name), value) for name, value in wanted.items()) and now["status"] == "READY":
-            self._say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
-            return arn, str(now["agentRuntimeVersion"]), False
-        self._say(f"agent {s.name}: is updated")
-        made = self._until_role_is_known(
-            lambda: self._call("bedrock-agentcore-control", "UpdateAgentRuntime", agentRuntimeId=runtime, **wanted)
-        )
-        return arn, None if made is None else str(made["agentRuntimeVersion"]), True
-
-    def _until_role_is_known(self, make: Callable[[], Any]) -> Any:
-        """A role that was just made is known to AgentCore after some seconds."""
-        deadline = time.monotonic() + ROLE_S
-        while True:
-            try:
-                return make()
-            except RefusedError as e:
-                about_role = "role" in str(e).lower() and e.code in ("ValidationException", "AccessDeniedException")
-                if self.settings.role is not None or not about_role or time.monotonic() > deadline:
-                    raise
-                self._say("the role is not known everywhere yet: waiting")
-                time.sleep(5)
-
-    def _find(self) -> dict[str, Any] | None:
-        token: str | None = None
-        while True:
-            page = self._call("bedrock-agentcore-control", "ListAgentRuntimes", maxResults=100, nextToken=token)
-            for runtime in page.get("agentRuntimes", []):
-                if runtime["agentRuntimeName"] == self.settings.name and runtime.get("status") != "DELETING":
-                    return dict(runtime)
-            token = page.get("nextToken")
-            if token is None:
-                return None
-
-    def _settled(self, arn: str) -> str:
-        """Wait while something goes on. Gives the status then; raises: ConfigError when it does not end in time."""
-        runtime, deadline = arn.rsplit("/", 1)[1], time.monotonic() + READY_S
-        while True:
-            now = self._call("bedrock-agentcore-control", "GetAgentRuntime", agentRuntimeId=runtime)
-            if now["status"] not in ("CREATING", "UPDATING") or self._call.rehearse:
-                return str(now["status"])
-            if time.monotonic() > deadline:
-                raise ConfigError(f"agent {self.settings.name} is still {now['status']} after {READY_S:.0f} s")
-            time.sleep(POLL_S)
-
-    def _must_be_ready(self, arn: str) -> None:
-        if self._settled(arn) != "READY" and not self._call.rehearse:
-            now = self._call("bedrock-agentcore-control", "GetAgentRuntime", agentRuntimeId=arn.rsplit("/", 1)[1])
-            raise ConfigError(
-                f"agent {self.settings.name}: {now['status']}: {now.get('failureReason', 'no reason given')}"
-            )
-
-    def _endpoint(self, arn: str, version: str) -> None:
-        name, runtime = self.settings.endpoint, arn.rsplit("/", 1)[1]
-        if name is None:
-            return
-        control = "bedrock-agentcore-control"
-        found = self._call(
-            control,
-            "GetAgentRuntimeEndpoint",
-            agentRuntimeId=runtime,
-            endpointName=name,
-            absent=("ResourceNotFoundException",),
-        )
-        if found is None:
-            self._say(f"endpoint {name}: is made for version {version}")
-            self._call(
-                control,
-                "CreateAgentRuntimeEndpoint",
-                agentRuntimeId=runtime,
-                name=name,
-                agentRuntimeVersion=version,
-                tags=self._tags,
-            )
-        elif str(found.get("targetVersion") or found.get("liveVersion")) != version:
-            self._say(f"endpoint {name}: now version {version}")
-            self._call(
-                control,
-                "UpdateAgentRuntimeEndpoint",
-                agentRuntimeId=runtime,
-                endpointName=name,
-                agentRuntimeVersion=version,
-            )
-
     def _smoke(self, arn: str) -> str | None:
         """Run one rollout. Gives its outcome. Raises: ConfigError when its session left no record."""
         s = self.settings
-        if s.smoke is None or s.bucket is None or self._call.rehearse:
+        if s.smoke is None or s.store is None or self._call.rehearse:
             return None
         from ..client import Deadlines, RolloutClient
 
         self._say("one rollout: is run")
-        bucket = s.bucket if not s.prefix else f"s3://{s.bucket}/{s.prefix.rstrip('/')}"
         deadlines = Deadlines(run_s=300)
-        with RolloutClient(arn, bucket, "agentcore-rl-smoke", deadlines=deadlines) as client:
+        with RolloutClient(arn, s.store, "agentcore-rl-smoke", deadlines=deadlines) as client:
             future = client.invoke(dict(s.smoke))
             try:
                 record = future.result()
@@ -409,58 +239,26 @@ class Deployment:
 
     def remove(self) -> list[str]:
         """Take away what deployments of this name made. Gives what is left on purpose, one line each."""
-        s, control = self.settings, "bedrock-agentcore-control"
+        s = self.settings
         left: list[str] = []
-        found = self._find()
-        if found is not None:
-            runtime, arn = found["agentRuntimeId"], found["agentRuntimeArn"]
-            tags = self._call(control, "ListTagsForResource", resourceArn=arn).get("tags", {})
-            if tags.get(TAG) != s.name:
-                raise ConfigError(
-                    f"the agent {s.name} was not made by `agentcore-rl deploy` (it lacks the tag {TAG}); nothing is removed"
-                )
-            self._remove_runtime(runtime)
+        self._agent.remove()
         self._remove_role(left)
         self._remove_repository(left)
         if s.bucket is not None:
             self._remove_archives(s.bucket)
             left.append(f"the bucket {s.bucket}, with its records")
+        else:
+            left.append("the bucket of the records; archives of --code in it, too: --bucket NAME removes them")
+        left.append("images that were built on this machine, in the storage of Docker or Podman")
         left.append(f"the log groups /aws/bedrock-agentcore/runtimes/{s.name}-*")
         return left
-
-    def _remove_runtime(self, runtime: str) -> None:
-        control, name = "bedrock-agentcore-control", self.settings.name
-        gone = ("ResourceNotFoundException",)
-        endpoints = self._call(
-            control, "ListAgentRuntimeEndpoints", agentRuntimeId=runtime, maxResults=100, absent=gone
-        )
-        for endpoint in (endpoints or {}).get("runtimeEndpoints", []):
-            if endpoint["name"] != "DEFAULT":
-                self._say(f"endpoint {endpoint['name']}: is removed")
-                self._call(
-                    control,
-                    "DeleteAgentRuntimeEndpoint",
-                    agentRuntimeId=runtime,
-                    endpointName=endpoint["name"],
-                    absent=gone,
-                )
-        self._say(f"agent {name}: is removed")
-        deadline = time.monotonic() + GONE_S
-        self._call(control, "DeleteAgentRuntime", agentRuntimeId=runtime, absent=(*gone, "ConflictException"))
-        while not self._call.rehearse:
-            if self._call(control, "GetAgentRuntime", agentRuntimeId=runtime, absent=gone) is None:
-                return
-            if time.monotonic() > deadline:
-                raise ConfigError(f"agent {name} is still there after {GONE_S:.0f} s")
-            time.sleep(POLL_S)
-            self._call(control, "DeleteAgentRuntime", agentRuntimeId=runtime, absent=(*gone, "ConflictException"))
 
     def _remove_role(self, left: list[str]) -> None:
         name, gone = self.settings.role_name, ("NoSuchEntity",)
         role = self._call("iam", "GetRole", RoleName=name, absent=gone)
         if role is None:
             return
-        if not any(t["Key"] == TAG and t["Value"] == self.settings.name for t in role["Role"].get("Tags", [])):
+        if not self._is_ours(role["Role"].get("Tags", [])):
             left.append(f"the role {name}, which this command did not make")
             return
         self._say(f"role {name}: is removed")
@@ -473,33 +271,36 @@ class Deployment:
         found = self._call("ecr", "DescribeRepositories", repositoryNames=[name], absent=gone)
         if found is None:
             return
-        tags = self._call("ecr", "ListTagsForResource", resourceArn=found["repositories"][0]["repositoryArn"]).get(
-            "tags", []
-        )
-        if not any(t.get("Key") == TAG and t.get("Value") == self.settings.name for t in tags):
+        arn = found["repositories"][0]["repositoryArn"]
+        if not self._is_ours(self._call("ecr", "ListTagsForResource", resourceArn=arn).get("tags", [])):
             left.append(f"the repository {name}, which this command did not make")
             return
         self._say(f"repository {name}: is removed with its images")
         self._call("ecr", "DeleteRepository", repositoryName=name, force=True, absent=gone)
 
     def _remove_archives(self, bucket: str) -> None:
-        prefix = f"{ARCHIVES}/{self.settings.name}/"
+        prefix = f"{iam.ARCHIVES}/{self.settings.name}/"
         found = self._call("s3", "ListObjectsV2", Bucket=bucket, Prefix=prefix, absent=("NoSuchBucket",))
         for item in (found or {}).get("Contents", []):
             self._say(f"archive {Path(item['Key']).stem}: is removed")
             self._call("s3", "DeleteObject", Bucket=bucket, Key=item["Key"])
+
+    # -- tags
+
+    def _is_ours(self, tags: Sequence[Mapping[str, str]]) -> bool:
+        return {"Key": TAG, "Value": self.settings.name} in tags
+
+    def _lacks_tags(self, tags: Sequence[Mapping[str, str]]) -> bool:
+        """Whether a thing that deployments made lacks tags of these settings."""
+        return self._is_ours(tags) and any(tag not in tags for tag in _listed(self.settings.all_tags))
+
+
+def _listed(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Tags as IAM and ECR take them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def _password(token: str) -> str:
     import base64
 
     return base64.b64decode(token).decode().partition(":")[2]
-
-
-def _same(now: Any, wanted: Any) -> bool:
-    """Whether what is there is what is wanted; what the service added of itself does not count."""
-    if isinstance(wanted, dict):
-        return all(_same((now or {}).get(name), value) for name, value in wanted.items()) and (bool(wanted) or not now)
-    if isinstance(wanted, list):
-        return sorted(map(json.dumps, now or [])) == sorted(map(json.dumps, wanted))
-    return bool(now == wanted)

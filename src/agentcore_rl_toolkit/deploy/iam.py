@@ -1,7 +1,9 @@
 """The policies that a deployed agent, a trainer, a deployer and CodeBuild need: documents only, no calls.
 
-Source: "IAM Permissions for AgentCore Runtime" in the developer guide of Bedrock AgentCore; for CodeBuild "Cross-service confused
-deputy prevention" in its user guide, and "IAM permissions for pushing an image" in ECR's. All as of November 2026.
+Sources, as of November 2026. Developer guide of Bedrock AgentCore: "IAM Permissions for AgentCore Runtime" for the execution
+role, "Using service-linked roles for Amazon Bedrock AgentCore" and "Troubleshooting direct code deployment" for who deploys. User
+guide of CodeBuild: "Cross-service confused deputy prevention", and "Allow CodeBuild to interact with other AWS services" for what
+a build's role may do. User guide of ECR: "IAM permissions for pushing an image to an Amazon ECR private repository".
 What an agent that is trained does not need (Bedrock's models, workload identities) is left out.
 """
 
@@ -16,6 +18,15 @@ LOGS = "log-group:/aws/bedrock-agentcore/runtimes/*"
 # What the service itself holds a session to, and CloudWatch's namespace of its metrics.
 SERVICE, NAMESPACE = "bedrock-agentcore.amazonaws.com", "bedrock-agentcore"
 BUILDER = "codebuild.amazonaws.com"
+ARCHIVES = (
+    "agentcore-rl-deployments"  # keys of the archives that `--code` uploads begin with it, whatever the records' prefix
+)
+# AgentCore makes these itself with the rights of who makes the first agent in an account: identities of its agents, and network
+# interfaces of agents in a VPC.
+LINKED_ROLES = {
+    "runtime-identity.bedrock-agentcore.amazonaws.com": "AWSServiceRoleForBedrockAgentCoreRuntimeIdentity",
+    "network.bedrock-agentcore.amazonaws.com": "AWSServiceRoleForBedrockAgentCoreNetwork",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +175,17 @@ def deployer(place: Place, *, role: str) -> Policy:
             **_allow("GiveRoleToAgentCore", ["iam:PassRole"], role),
             "Condition": {"StringEquals": {"iam:PassedToService": SERVICE}},
         },
+        {
+            **_allow(
+                "AgentCoresOwnRoles",
+                ["iam:CreateServiceLinkedRole"],
+                [
+                    place.arn("iam", f"role/aws-service-role/{service}/{name}", region="")
+                    for service, name in LINKED_ROLES.items()
+                ],
+            ),
+            "Condition": {"StringEquals": {"iam:AWSServiceName": list(LINKED_ROLES)}},
+        },
     ]
     if place.repository is not None:
         actions = [
@@ -187,7 +209,10 @@ def deployer(place: Place, *, role: str) -> Policy:
             _allow("LogInToRegistry", ["ecr:GetAuthorizationToken"], "*"),
         ]
     if place.bucket is not None:
-        statements.append(_allow("Records", ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"], place.objects))
+        # AgentCore reads an archive with the rights of who makes the agent.
+        archives = f"arn:{place.partition}:s3:::{place.bucket}/{ARCHIVES}/{place.name}/*"
+        objects = ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
+        statements += [_allow("Records", objects, place.objects), _allow("Archives", objects, archives)]
         actions = ["s3:CreateBucket", "s3:ListBucket"]
         statements.append(_allow("Bucket", actions, f"arn:{place.partition}:s3:::{place.bucket}"))
     return _document(*statements)

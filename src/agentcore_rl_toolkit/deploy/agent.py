@@ -1,0 +1,232 @@
+"""The agent runtime and its endpoint at the control plane: made, brought up to date, removed, each step from what is there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from .calls import Calls, RefusedError
+from .settings import TAG, Settings
+
+CONTROL = "bedrock-agentcore-control"
+READY_S, GONE_S, ROLE_S = 900.0, 600.0, 90.0
+LONGEST_PAUSE_S = 2.0
+GONE = ("ResourceNotFoundException",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """An agent, and whether it had to be made or changed. In a rehearsal ``arn`` is None for one that is not there."""
+
+    arn: str | None
+    version: str | None
+    changed: bool
+
+
+class AgentRuntime:
+    """The agent of ``settings``. Raises (all its methods): ConfigError, RefusedError."""
+
+    def __init__(self, settings: Settings, calls: Calls, say: Callable[[str], None]) -> None:
+        self.settings, self._call, self._say = settings, calls, say
+
+    # -- up
+
+    def bring(self, artifact: Mapping[str, Any], role: str) -> Brought:
+        """Make it, or give it a new version where anything differs. It may not be ready yet."""
+        s = self.settings
+        wanted = self._wanted(artifact, role)
+        found = self._find()
+        status = None if found is None else self._settled(found["agentRuntimeArn"])
+        if found is not None and status in ("CREATE_FAILED", "DELETING"):
+            self._say(f"agent {s.name}: {status}, so what is there of it goes first")
+            if status == "CREATE_FAILED":
+                self._must_be_ours(found["agentRuntimeArn"])
+            self._remove(found["agentRuntimeId"])
+            found = None
+        if found is None:
+            self._say(f"agent {s.name}: is made")
+            made = self._until_role_is_known(
+                lambda: self._call(CONTROL, "CreateAgentRuntime", agentRuntimeName=s.name, tags=s.all_tags, **wanted)
+            )
+            if made is None:
+                return Brought(arn=None, version=None, changed=True)
+            return Brought(arn=made["agentRuntimeArn"], version=made["agentRuntimeVersion"], changed=True)
+        arn, runtime = found["agentRuntimeArn"], found["agentRuntimeId"]
+        self._tag(arn)
+        now = self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=runtime)
+        same = all(_same(now.get(name), value) for name, value in wanted.items())
+        if same and now.get("environmentVariables", {}) == wanted["environmentVariables"] and now["status"] == "READY":
+            self._say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
+            return Brought(arn=arn, version=str(now["agentRuntimeVersion"]), changed=False)
+        self._say(f"agent {s.name}: is updated")
+        # An update replaces every field. What there is no option for was set by somebody else, and stays.
+        takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime")
+        theirs = {name: value for name, value in now.items() if name in takes - set(wanted) and value}
+        theirs["agentRuntimeId"] = runtime
+        made = self._until_role_is_known(lambda: self._call(CONTROL, "UpdateAgentRuntime", **theirs, **wanted))
+        return Brought(arn=arn, version=None if made is None else str(made["agentRuntimeVersion"]), changed=True)
+
+    def _wanted(self, artifact: Mapping[str, Any], role: str) -> dict[str, Any]:
+        s = self.settings
+        network: dict[str, Any] = {"networkMode": "PUBLIC"}
+        if s.subnets:
+            config = {"subnets": list(s.subnets), "securityGroups": list(s.security_groups)}
+            network = {"networkMode": "VPC", "networkModeConfig": config}
+        return {
+            "agentRuntimeArtifact": artifact,
+            "roleArn": role,
+            "networkConfiguration": network,
+            "environmentVariables": dict(s.environment),
+            "lifecycleConfiguration": s.lifecycle,
+        }
+
+    def _until_role_is_known(self, make: Callable[[], Any]) -> Any:
+        """A role that was just made is known to AgentCore after some seconds."""
+        deadline = time.monotonic() + ROLE_S
+        while True:
+            try:
+                return make()
+            except RefusedError as e:
+                about_role = "role" in str(e).lower() and e.code in ("ValidationException", "AccessDeniedException")
+                if self.settings.role is not None or not about_role or time.monotonic() > deadline:
+                    raise
+                self._say("the role is not known everywhere yet: waiting")
+                time.sleep(5)
+
+    def must_be_ready(self, arn: str) -> None:
+        """Wait. Raises: ConfigError with AgentCore's reason when it cannot be made."""
+        if self._settled(arn) != "READY" and not self._call.rehearse:
+            now = self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=_id(arn))
+            reason = now.get("failureReason", "no reason given")
+            raise ConfigError(f"agent {self.settings.name}: {now['status']}: {reason}")
+
+    def point_endpoint(self, arn: str, version: str) -> None:
+        """Let the endpoint of the settings, if there is one, lead to this version."""
+        s, name, runtime = self.settings, self.settings.endpoint, _id(arn)
+        if name is None:
+            return
+        found = self._call(CONTROL, "GetAgentRuntimeEndpoint", agentRuntimeId=runtime, endpointName=name, absent=GONE)
+        if found is None:
+            self._say(f"endpoint {name}: is made for version {version}")
+            self._call(
+                CONTROL,
+                "CreateAgentRuntimeEndpoint",
+                agentRuntimeId=runtime,
+                name=name,
+                agentRuntimeVersion=version,
+                tags=s.all_tags,
+            )
+            return
+        self._tag(found["agentRuntimeEndpointArn"])
+        if str(found.get("targetVersion") or found.get("liveVersion")) != version:
+            self._say(f"endpoint {name}: now version {version}")
+            self._call(
+                CONTROL,
+                "UpdateAgentRuntimeEndpoint",
+                agentRuntimeId=runtime,
+                endpointName=name,
+                agentRuntimeVersion=version,
+            )
+
+    def _tag(self, arn: str) -> None:
+        """Bring tags up to date, of what deployments made: what they did not make would be removed with them if it had theirs."""
+        wanted = self.settings.all_tags
+        now = self._call(CONTROL, "ListTagsForResource", resourceArn=arn).get("tags", {})
+        if now.get(TAG) == wanted[TAG] and not wanted.items() <= now.items():
+            self._say(f"{arn.rsplit(':', 1)[1]}: is tagged")
+            self._call(CONTROL, "TagResource", resourceArn=arn, tags=wanted)
+
+    # -- down
+
+    def remove(self) -> None:
+        """Remove it with its endpoints, and wait until it is gone. Raises: ConfigError for one that deployments did not make."""
+        found = self._find()
+        if found is not None:
+            self._must_be_ours(found["agentRuntimeArn"])
+            self._remove(found["agentRuntimeId"])
+
+    def _must_be_ours(self, arn: str) -> None:
+        name = self.settings.name
+        listed = self._call(CONTROL, "ListTagsForResource", resourceArn=arn, absent=GONE)
+        if listed is not None and listed.get("tags", {}).get(TAG) != name:
+            raise ConfigError(
+                f"the agent {name} was not made by `agentcore-rl deploy` (it lacks the tag {TAG}); nothing is removed"
+            )
+
+    def _remove(self, runtime: str) -> None:
+        name = self.settings.name
+        endpoints = self._call(
+            CONTROL, "ListAgentRuntimeEndpoints", agentRuntimeId=runtime, maxResults=100, absent=GONE
+        )
+        for endpoint in (endpoints or {}).get("runtimeEndpoints", []):
+            if endpoint["name"] != "DEFAULT":
+                self._say(f"endpoint {endpoint['name']}: is removed")
+                self._call(
+                    CONTROL,
+                    "DeleteAgentRuntimeEndpoint",
+                    agentRuntimeId=runtime,
+                    endpointName=endpoint["name"],
+                    absent=GONE,
+                )
+        self._say(f"agent {name}: is removed")
+        deadline = time.monotonic() + GONE_S
+        for pause_s in _pauses():
+            # Again and again: an endpoint that is going refuses the first.
+            self._call(CONTROL, "DeleteAgentRuntime", agentRuntimeId=runtime, absent=(*GONE, "ConflictException"))
+            if (
+                self._call.rehearse
+                or self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=runtime, absent=GONE) is None
+            ):
+                return
+            if time.monotonic() > deadline:
+                raise ConfigError(f"agent {name} is still there after {GONE_S:.0f} s")
+            time.sleep(pause_s)
+
+    # -- what is there
+
+    def _find(self) -> dict[str, Any] | None:
+        token: str | None = None
+        while True:
+            page = self._call(CONTROL, "ListAgentRuntimes", maxResults=100, nextToken=token)
+            for runtime in page.get("agentRuntimes", []):
+                if runtime["agentRuntimeName"] == self.settings.name:
+                    return dict(runtime)
+            token = page.get("nextToken")
+            if token is None:
+                return None
+
+    def _settled(self, arn: str) -> str:
+        """Wait while it is made or updated. Gives its status then. Raises: ConfigError when that does not end in time."""
+        deadline = time.monotonic() + READY_S
+        for pause_s in _pauses():
+            now = self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=_id(arn), absent=GONE)
+            status = "DELETING" if now is None else str(now["status"])
+            if status not in ("CREATING", "UPDATING") or self._call.rehearse:
+                return status
+            if time.monotonic() > deadline:
+                raise ConfigError(f"agent {self.settings.name} is still {status} after {READY_S:.0f} s")
+            time.sleep(pause_s)
+        raise AssertionError("unreachable: there is always another pause")
+
+
+def _id(arn: str) -> str:
+    return arn.rsplit("/", 1)[1]
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between two looks: short ones first, for what is ready at once."""
+    return (min(LONGEST_PAUSE_S, 0.1 * 2**n) for n in itertools.chain(range(5), itertools.repeat(5)))
+
+
+def _same(now: Any, wanted: Any) -> bool:
+    """Whether what is there is what is wanted; what the service added of itself does not count."""
+    if isinstance(wanted, dict):
+        return all(_same((now or {}).get(name), value) for name, value in wanted.items())
+    if isinstance(wanted, list):
+        return sorted(map(json.dumps, now or [])) == sorted(map(json.dumps, wanted))
+    return bool(now == wanted)

@@ -1,0 +1,103 @@
+"""What one deployment is asked for. The options describe the agent whole: what is not given is AgentCore's own, also for an
+agent that had it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+
+TAG = "agentcore-rl-deployment"
+# Source: LifecycleConfiguration in the API reference of AgentCore's control plane.
+IDLE_S, LIFETIME_S = 900, 28_800
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One deployment.
+
+    Attributes:
+        name: of the agent runtime: letters, digits, underscores.
+        folder: the agent's; None when only an existing image is deployed.
+        entry: the file that is started, inside ``folder``.
+        image: URI of an image that exists; None: it is built from the folder's Dockerfile.
+        code: deploy an archive instead of an image. ``python`` is then the version it runs with.
+        platform: what is built for.
+        bucket, prefix: where records go. The prefix is "" or ends with a slash.
+        role: ARN of an execution role that exists; None: one is made.
+        environment: environment variables of the sessions.
+        subnets, security_groups: of a VPC; both empty: public network.
+        idle_s, lifetime_s: the sessions' limits, in seconds; None: AgentCore's own.
+        endpoint: name of an endpoint that is to point at the new version; None: `DEFAULT` alone, which always does.
+        tags: more tags of everything that is made.
+        engine: command of Docker or Podman; None: the one that is found.
+        smoke: payload of the rollout that proves the deployment; None: none is run.
+    """
+
+    name: str
+    folder: Path | None = None
+    entry: str = "agent.py"
+    image: str | None = None
+    code: bool = False
+    python: str = "3.13"
+    platform: str
+    bucket: str | None = None
+    prefix: str = ""
+    role: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    subnets: Sequence[str] = ()
+    security_groups: Sequence[str] = ()
+    idle_s: int | None = None
+    lifetime_s: int | None = None
+    endpoint: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    engine: str | None = None
+    smoke: Mapping[str, Any] | None = None
+
+    @property
+    def repository(self) -> str | None:
+        """The ECR repository of an image that is built."""
+        return None if self.image is not None or self.code else f"agentcore-rl/{self.name.lower()}"
+
+    @property
+    def store(self) -> str | None:
+        """Where records go, as clients take it."""
+        return f"s3://{self.bucket}/{self.prefix}" if self.bucket is not None and self.prefix else self.bucket
+
+    @property
+    def lifecycle(self) -> dict[str, int]:
+        """The sessions' limits as the API names them. An idle timeout that is not given is never above the lifetime."""
+        lifetime_s = LIFETIME_S if self.lifetime_s is None else self.lifetime_s
+        idle_s = min(IDLE_S, lifetime_s) if self.idle_s is None else self.idle_s
+        return {"idleRuntimeSessionTimeout": idle_s, "maxLifetime": lifetime_s}
+
+    @property
+    def all_tags(self) -> dict[str, str]:
+        """Of everything that is made: the deployment's own, and the user's."""
+        return {**self.tags, TAG: self.name}
+
+    @property
+    def role_name(self) -> str:
+        return f"agentcore-rl-{self.name}"
+
+    def check(self) -> None:
+        """Raises: ConfigError for settings that contradict each other or lack something."""
+        if self.image is None and self.folder is None:
+            raise ConfigError("what is to be deployed? --agent FOLDER, or --image URI")
+        if self.image is not None and self.code:
+            raise ConfigError("--image and --code contradict each other: an archive has no image")
+        if self.code and self.bucket is None:
+            raise ConfigError("--code uploads an archive: --bucket NAME says where to")
+        if bool(self.subnets) != bool(self.security_groups):
+            raise ConfigError("a VPC takes both --subnet and --security-group")
+        if self.lifecycle["idleRuntimeSessionTimeout"] > self.lifecycle["maxLifetime"]:
+            raise ConfigError(f"--idle {self.idle_s} is above --lifetime {self.lifecycle['maxLifetime']}")
+        if self.smoke is not None and self.bucket is None:
+            raise ConfigError("a rollout leaves a record: --bucket NAME says where, or --no-smoke leaves it out")
+        if self.folder is not None and self.image is None:
+            needed = self.entry if self.code else "Dockerfile"
+            if not (self.folder / needed).is_file():
+                raise ConfigError(f"{self.folder} has no {needed}")
