@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -50,6 +51,31 @@ async def test_a_record_that_the_caller_asked_for_is_taken(tmp_path: Path) -> No
         await store.put_async(KEY, b"{}", create_only=True)
         assert await store.get_async(KEY) == b"{}"
     assert (tmp_path / "store" / KEY).read_bytes() == b"{}"
+
+
+async def test_a_heartbeat_does_not_wait_for_records_that_a_busy_disk_does_not_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store" / "exp" / "a").mkdir(parents=True)
+    keys = [f"exp/a/s{n}.json" for n in range(8)]
+    session = Session()
+    session.grants.append(Grant(f"file://{tmp_path}/store", frozenset([*keys, "exp/a/s.alive"])))
+    waiting, synced = threading.Semaphore(0), threading.Event()
+
+    def sync(file: int) -> None:
+        waiting.release()
+        assert synced.wait(60)
+
+    monkeypatch.setattr("agentcore_rl_toolkit.runtime.sessions.records.os.fsync", sync)
+    monkeypatch.setattr("agentcore_rl_toolkit.runtime.sessions.records.AT_ONCE", 100)
+    async with runtime(tmp_path, lambda pid: session) as store:
+        records = [asyncio.ensure_future(store.put_async(key, b"{}")) for key in keys]
+        for _ in keys:  # every thread that syncs has one
+            assert await asyncio.to_thread(waiting.acquire, timeout=60)
+        await store.put_async("exp/a/s.alive", b"{}", durable=False)
+        assert not any(record.done() for record in records)
+        synced.set()
+        await asyncio.gather(*records)
 
 
 async def test_a_directory_that_a_session_does_not_have_is_an_error_at_once(tmp_path: Path) -> None:

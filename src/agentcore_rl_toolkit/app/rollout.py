@@ -42,6 +42,15 @@ _SEAL_AT_ONCE = 1_000_000  # bytes, about a millisecond of hashing
 _LAST_BEAT_S = 2.0  # how long a heartbeat already under way may delay the end
 
 
+def beat_pause_s(period_s: float, took_s: float, fraction: float) -> float:
+    """Pause after a heartbeat that took `took_s` to write, or not to: beats begin a period apart, however long they take.
+
+    A store that answers late would otherwise double the time between two signs of life. ``fraction`` in [0, 1) is the
+    jitter: up to 30 % early, because a thousand sessions started together must not beat together.
+    """
+    return max(0.0, period_s * (1.0 - 0.3 * fraction) - took_s)
+
+
 class Rollout:
     """One run of the agent and its record; without `info` and `store` nothing is stored.
 
@@ -155,6 +164,7 @@ class Rollout:
         self, stored: asyncio.Task[bool], info: RolloutInfo, store: ObjectStore, period_s: float
     ) -> None:
         while not stored.done():
+            began_s = time.monotonic()
             sign = {
                 "session_id": info.session_id,
                 "attempt": info.config.attempt,
@@ -171,8 +181,7 @@ class Rollout:
                 fault = e
             if not self._first_beat.done():
                 self._first_beat.set_result(fault)
-            # up to 30 % early: a thousand sessions started together must not beat together
-            await asyncio.wait({stored}, timeout=period_s * (1.0 - 0.3 * jitter()))
+            await asyncio.wait({stored}, timeout=beat_pause_s(period_s, time.monotonic() - began_s, jitter()))
 
     async def _finish(
         self,

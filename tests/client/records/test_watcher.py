@@ -202,6 +202,79 @@ async def test_trouble_with_several_listings_at_once_is_trouble_with_one(
         assert await asyncio.wait_for(waiter.found, 5) is True
 
 
+class LateStore(FlakyStore):
+    """What is read here is long on its way, as where the client's process stands still in between."""
+
+    late_s = 0.0
+
+    async def list_async(self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = None) -> Any:
+        found = await super().list_async(prefix)
+        if self.late_s:
+            await self.store.put_async(alive_key("e/i/s.json"), b"{}")
+            time.sleep(self.late_s)  # noqa: ASYNC251
+        self.late_s = 0.0
+        return found
+
+
+async def test_a_session_is_not_lost_because_the_client_stood_still_in_the_middle_of_a_look(store: ObjectStore) -> None:
+    late = LateStore(store)
+    w = watcher(late)
+    await store.put_async(alive_key("e/i/s.json"), b"{}")
+    waiter = w.add("e/i/s.json", expects_life=True, silence_s=1.5)
+    await asyncio.wait_for(waiter.seen_life.wait(), 30)
+    late.late_s = 2.5  # the heartbeat comes after the listing was made
+    while late.late_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert not waiter.found.done()
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 30) is True
+
+
+async def test_a_session_is_not_lost_because_the_machine_had_no_time_for_anybody(store: ObjectStore) -> None:
+    """Neither looked the client, nor could the session write."""
+    flaky = FlakyStore(store)
+    w = watcher(flaky)
+    await store.put_async(alive_key("e/i/s.json"), b"{}")
+    waiter = w.add("e/i/s.json", expects_life=True, silence_s=2.0)
+    await asyncio.wait_for(waiter.seen_life.wait(), 30)
+    time.sleep(3.0)  # noqa: ASYNC251
+    looks = flaky.lists
+    while flaky.lists < looks + 3:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert not waiter.found.done()
+    with pytest.raises(RolloutLostError):  # its silence counts all the same
+        await asyncio.wait_for(waiter.found, 60)
+
+
+async def test_a_heartbeat_that_the_listing_did_not_show_yet_is_looked_for_before_a_session_is_lost(
+    store: ObjectStore,
+) -> None:
+    class Stale(FlakyStore):
+        async def list_async(self, prefix: str = "", after: str | None = None, **_: Any) -> Any:
+            self.lists += 1
+            return []
+
+    stale = Stale(store)
+    w = watcher(stale)
+    waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.5)
+    await store.put_async(alive_key("e/i/s.json"), b"{}")
+    await asyncio.wait_for(waiter.seen_life.wait(), 30)
+    assert stale.heads >= 2  # the record, then the heartbeat
+    with pytest.raises(RolloutLostError):
+        await asyncio.wait_for(waiter.found, 30)
+
+
+async def test_a_direct_look_finds_what_no_round_has_seen_yet(store: ObjectStore) -> None:
+    w = watcher(store, min_s=60.0, max_s=60.0)
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=900.0)
+    while not w.requests:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await store.put_async(alive_key("e/i/s.json"), b"{}")
+    await w.look_now(waiter)
+    assert waiter.seen_life.is_set()
+    w.close()
+
+
 async def test_loss_that_nobody_waits_for_any_more_is_no_complaint(store: ObjectStore) -> None:
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
@@ -229,6 +302,22 @@ async def test_denied_listing_falls_back_to_single_keys_and_denied_keys_wait(sto
     assert not hidden.found.done()
     assert flaky.lists == 1
     w.close()
+
+
+async def test_a_session_that_shows_life_is_not_lost_where_missing_records_are_denied(store: ObjectStore) -> None:
+    """S3 answers 403 for a missing key to callers that may not list; the heartbeat beside it is there."""
+    flaky = FlakyStore(store)
+    flaky.error = StorePermissionError("403")
+    w = watcher(flaky)
+    flaky.denied = {"e/i/s.json"}
+    waiter = w.add("e/i/s.json", expects_life=True, silence_s=1.0)
+    for _ in range(2):
+        waiter.seen_life.clear()
+        await store.put_async(alive_key("e/i/s.json"), b"{}")
+        await asyncio.wait_for(waiter.seen_life.wait(), 30)
+    assert not waiter.found.done()
+    with pytest.raises(RolloutLostError):  # and then it falls silent
+        await asyncio.wait_for(waiter.found, 30)
 
 
 async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -> None:

@@ -114,7 +114,7 @@ class Follower:
         self._endings.watch(progress.session_id, ended)
         try:
             if reply is None and not (flight.adopted is not None and flight.adopted.accepted):
-                await _confirm(flight, waiter)
+                await _confirm(flight, watcher, waiter)
                 flight.accept()
             while True:
                 flight.waiting = (watcher, waiter)
@@ -197,7 +197,7 @@ def promised_heartbeat_s(reply: Mapping[str, Any] | None) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 < value < float("inf") else None
 
 
-async def _confirm(flight: Flight, waiter: Waiter) -> None:
+async def _confirm(flight: Flight, watcher: Watcher, waiter: Waiter) -> None:
     """After an invoke of unknown fate: wait until the session shows itself. Raises: NoSignError."""
     deadlines = flight.request.deadlines
     confirm_s = deadlines.confirm_s if flight.server_error is None else deadlines.confirm_error_s
@@ -207,6 +207,8 @@ async def _confirm(flight: Flight, waiter: Waiter) -> None:
         await asyncio.wait(either, timeout=confirm_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         life.cancel()
+    if not waiter.seen_life.is_set() and not waiter.found.done():
+        await watcher.look_now(waiter)  # a busy client may not have looked since the session began
     if waiter.seen_life.is_set() or waiter.found.done():
         return
     if flight.server_error is None:

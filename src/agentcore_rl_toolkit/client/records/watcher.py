@@ -11,8 +11,10 @@ round it looks at the store in the cheapest of three ways, by an estimate from w
 A record seen resolves its waiter. A heartbeat that changes is a sign of life; only *changes* count, timed by our own
 clock, so the clocks of store and client need not agree. Whether a session's silence means anything is a property of that
 session alone: its agent promised a heartbeat in its answer to the invoke, or its own heartbeat was seen. Such a session is
-declared lost when it shows none for its `silence_s`, after one last direct look for its record. A local runtime says at once
-that a session is over (`endings`); then the look for its record comes at once too.
+declared lost when it shows none for its `silence_s`, after one last direct look for its record and its heartbeat. Silence ends
+with the beginning of a look, because what happened since then it may not show, and is counted in time in which this process
+looked (`look_clock`): a machine too busy to look is as a rule too busy for its agents. A local runtime says at once that a
+session is over (`endings`); then the look for its record comes at once too.
 
 The watcher never dies. What cannot be listed is looked at key by key, a rollout that could not be looked at is not judged,
 and faults of the store delay rounds and fail nobody. Whatever else goes wrong is logged with its traceback, counted, and
@@ -33,6 +35,7 @@ from typing import Protocol
 from ...contract import ALIVE_SUFFIX, RECORD_SUFFIX
 from ...errors import ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError, UnlistableError
 from ..data_plane.pacing import backoff_s
+from .look_clock import LookClock
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class Waiter:
     silence_s: float  # without a new sign of life for this long, it is lost
     seen_life: asyncio.Event = field(default_factory=asyncio.Event)
     stamp: object = None  # of the heartbeat when last seen
-    stamp_changed_s: float = 0.0
+    stamp_changed_s: float = 0.0  # by the watcher's clock
     ended: bool = False  # its session is known to be gone; its record was looked for once since
 
 
@@ -179,6 +182,8 @@ class Watcher:
         self._partly = 0  # rounds in a row in which some rollouts could not be looked at
         self._on_trouble, self._on_round = on_trouble, on_round
         self._looked_at = [0, 0]  # calls and lines of the round under way
+        self._clock = LookClock()
+        self._look_s = 0.0  # by the clock: when the round under way began
         self.requests = 0
 
     def __len__(self) -> int:
@@ -188,7 +193,8 @@ class Watcher:
         """Start looking for a record."""
         found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         waiter = Waiter(key, key.rpartition("/")[0] + "/", found, expects_life, silence_s)
-        waiter.stamp_changed_s = self._news_at_s = time.monotonic()
+        self._news_at_s = time.monotonic()
+        waiter.stamp_changed_s = self._now_s()
         self._waiters[key] = waiter
         self._by_alive[key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX] = waiter
         if self._task is None or self._task.done():
@@ -233,6 +239,13 @@ class Watcher:
         """A read found no record after all: look on."""
         return self.add(waiter.key, expects_life=waiter.expects_life, silence_s=waiter.silence_s)
 
+    async def look_now(self, waiter: Waiter) -> None:
+        """One direct look at a rollout, however soon the next round is. A fault of the store shows nothing."""
+        try:
+            await self._look_at(waiter)
+        except Exception as e:
+            logger.debug("the direct look at %s failed: %s", waiter.key, e)
+
     async def died(self, waiter: Waiter, why: str) -> None:
         """Its session is over and stores nothing more. The first time its record is looked for; the second time it is lost.
 
@@ -244,8 +257,6 @@ class Watcher:
             if await self._exists(waiter.key):
                 self._settle(waiter)
                 return
-        except StorePermissionError:
-            pass  # what S3 says of a missing key to callers that may not list
         except Exception as e:
             logger.debug("the look at %s after its session ended failed: %s", waiter.key, e)
             return
@@ -266,9 +277,16 @@ class Watcher:
         if not waiter.found.done():
             waiter.found.set_result(True)
 
+    def _now_s(self) -> float:
+        return self._clock.at(time.monotonic())
+
     async def _run(self) -> None:
+        pause_s = 0.0
+        self._clock.rest()
         while self._waiters:
             self._looked_at = [0, 0]
+            self._clock.look(time.monotonic(), pause_s)
+            self._look_s = self._now_s()
             try:
                 await self._round()
                 self._failures, self.trouble = 0, None
@@ -279,14 +297,13 @@ class Watcher:
                 self._failed(e)
                 self._outage = True
                 self._on_trouble()
-            if self._failures:
-                await asyncio.sleep(self._pause_s())
-                continue
-            interval_s = self._pace.interval_s(
-                idle_s=time.monotonic() - self._news_at_s, round_cost_s=self._round_cost_s()
-            )
-            patience_s = min((w.silence_s for w in self._waiters.values()), default=math.inf) / 3
-            await asyncio.sleep(min(interval_s, patience_s))
+            pause_s = self._pause_s() if self._failures else self._interval_s()
+            await asyncio.sleep(pause_s)
+
+    def _interval_s(self) -> float:
+        idle_s = time.monotonic() - self._news_at_s
+        interval_s = self._pace.interval_s(idle_s=idle_s, round_cost_s=self._round_cost_s())
+        return min(interval_s, min((w.silence_s for w in self._waiters.values()), default=math.inf) / 3)
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
@@ -326,14 +343,14 @@ class Watcher:
             blind = await self._look_at_each(list(self._waiters.values()))
         else:
             blind = await self._list_what_can_be(plan.prefixes, in_flight)
-        now = time.monotonic()
+        now_s = self._now_s()
         problem = next(iter(blind.values()), None)
         if problem is not None and len(blind) >= len(self._waiters):
             raise problem
         self._report_partly(blind, problem)
         for waiter in self._waiters.values() if self._outage else blind:
             # Nothing could be seen of it, and its agent may not have been able to show life either: silence counts from now.
-            waiter.stamp_changed_s = now
+            waiter.stamp_changed_s = now_s
         self._outage = False
         self._on_round()
         await self._declare_lost()
@@ -422,12 +439,14 @@ class Watcher:
             if waiter is not None:
                 self._sign_of_life(waiter, item)
 
-    def _sign_of_life(self, waiter: Waiter, item: Listed) -> None:
+    def _sign_of_life(self, waiter: Waiter, item: Listed) -> bool:
         # Whole seconds: S3 tells no more of a single object, and a look at it must not pass for a change.
         stamp = (item.etag, item.last_modified.replace(microsecond=0) if item.etag else item.last_modified)
-        if stamp != waiter.stamp:
-            waiter.stamp, waiter.stamp_changed_s = stamp, time.monotonic()
-            waiter.seen_life.set()
+        if stamp == waiter.stamp:
+            return False
+        waiter.stamp, waiter.stamp_changed_s = stamp, self._now_s()
+        waiter.seen_life.set()
+        return True
 
     async def _look_at_each(self, waiters: Sequence[Waiter]) -> dict[Waiter, Exception]:
         """Look at the keys of these. Returns whom that did not show, and why."""
@@ -437,14 +456,7 @@ class Watcher:
         async def look(waiter: Waiter) -> None:
             async with gate:
                 try:
-                    if await self._exists(waiter.key):
-                        self._settle(waiter)
-                        return
-                    alive = await self._head(waiter.key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX)
-                    if alive is not None:
-                        self._sign_of_life(waiter, alive)
-                except StorePermissionError:
-                    return  # S3 says 403 for a missing key to callers that may not list: not there yet
+                    await self._look_at(waiter)
                 except Exception as e:  # of one key: the others are looked at all the same
                     blind[waiter] = e
 
@@ -456,30 +468,32 @@ class Watcher:
         self._looked_at[0] += 1
         try:
             return await self._store.head_async(key, timeout_s=LOOK_TIMEOUT_S)
-        except ObjectNotFoundError:
-            return None
+        except (ObjectNotFoundError, StorePermissionError):
+            return None  # S3 says 403 for a missing key to callers that may not list: not there yet
 
     async def _exists(self, key: str) -> bool:
         return await self._head(key) is not None
 
+    async def _look_at(self, waiter: Waiter) -> bool:
+        """Look at the keys of one. Whether there was news: its record, or another heartbeat than before."""
+        if await self._exists(waiter.key):
+            self._settle(waiter)
+            return True
+        alive = await self._head(waiter.key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX)
+        return alive is not None and self._sign_of_life(waiter, alive)
+
     async def _declare_lost(self) -> None:
-        now = time.monotonic()
-        silent = [
-            w
-            for w in self._waiters.values()
-            if (w.expects_life or w.seen_life.is_set()) and now - w.stamp_changed_s > w.silence_s
-        ]
-        for waiter in silent:
+        for waiter in list(self._waiters.values()):
+            silent_s = self._look_s - waiter.stamp_changed_s
+            if silent_s <= waiter.silence_s or not (waiter.expects_life or waiter.seen_life.is_set()):
+                continue
             try:
-                if await self._exists(waiter.key):
-                    self._settle(waiter)
+                if await self._look_at(waiter):
                     continue
-            except StorePermissionError:
-                pass  # what S3 says of a missing key to callers that may not list
             except Exception as e:
                 logger.debug("the last look at %s failed: %s", waiter.key, e)
                 continue
-            self._lose(waiter, _lost(waiter, now - waiter.stamp_changed_s))
+            self._lose(waiter, _lost(waiter, silent_s))
 
     def close(self) -> None:
         """Stop watching."""

@@ -73,6 +73,8 @@ class Records:
         self._busy: dict[int, int] = {}  # connections by session
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="records")
+        # Apart: a busy disk takes seconds to sync a record, and a heartbeat that waits for that is a session that looks dead.
+        self._syncing = ThreadPoolExecutor(8, thread_name_prefix="records-sync")
 
     async def start(self) -> None:
         """Listen. The folder around keeps other users out; a container's user may be another one than this."""
@@ -85,7 +87,8 @@ class Records:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False)
+        for threads in (self._threads, self._syncing):
+            threads.shutdown(wait=False)
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 
@@ -161,24 +164,26 @@ class Records:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        folder, file, unfinished = await self._in_thread(_begin, root, _parts(key))
+        threads = self._syncing if durable else self._threads
+        folder, file, unfinished = await self._in_thread(_begin, root, _parts(key), threads=threads)
         try:
             await _answer(writer, go_on=True)
             left = size
             while left:
                 async with asyncio.timeout(PAUSE_S):
                     piece = await reader.readexactly(min(left, PIECE_BYTES))
-                await self._in_thread(_write_all, file, piece)
+                await self._in_thread(_write_all, file, piece, threads=threads)
                 left -= len(piece)
-            await self._in_thread(_finish, folder, file, unfinished, _parts(key)[-1], once, durable)
+            name = _parts(key)[-1]
+            await self._in_thread(_finish, folder, file, unfinished, name, once, durable, threads=threads)
         finally:
             os.close(file)
             with contextlib.suppress(OSError):
                 os.unlink(unfinished, dir_fd=folder)  # it is gone when it has its name
             os.close(folder)
 
-    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+    async def _in_thread(self, work: Callable[..., T], *args: Any, threads: ThreadPoolExecutor | None = None) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads or self._threads, work, *args)
 
 
 async def _answer(writer: asyncio.StreamWriter, body: bytes = b"", **answer: Any) -> None:
