@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.backends import _gateway_process
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect_async
 from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
@@ -130,10 +132,19 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(
         await asyncio.sleep(1)
         [first] = service.processes
         assert os.getsid(first.pid) != os.getsid(0)  # Ctrl-C must not reach it
+        start, full = _gateway_process.GatewayProcess._start, [OSError(errno.ENOSPC, "No space left on device")]
+
+        def start_on_a_full_disk(process: Any, port: int) -> Any:
+            if full:
+                raise full.pop()
+            return start(process, port)
+
+        monkeypatch.setattr(_gateway_process.GatewayProcess, "_start", start_on_a_full_disk)
         os.kill(first.pid, signal.SIGKILL)
         assert (await service.roll(script())).capture is not None  # a session that is made meanwhile
         assert (await running).capture is not None  # and one that the killed gateway had made
         assert service.processes != [first]
+        assert not full  # and the disk has room again
         deadline_s = time.monotonic() + 20
         while (await gateway.stats_async())["weight_version"] != 7:
             assert time.monotonic() < deadline_s

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.errors import MissingExtraError
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence
+from agentcore_rl_toolkit.view import inspect_log
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -202,3 +204,9 @@ def test_trackio_has_the_curves_and_the_worst_dialogues(python: str, folder: Pat
     assert by_step[2]["outcome/agent_error"] == 1
     assert len(traces) == 4
     assert {f"{n} lamps." in json.dumps(traces) for n in range(4)} == {True}
+
+
+def test_arguments_of_any_depth_are_shown_as_they_were_written() -> None:
+    made = inspect_log._call(SimpleNamespace(ToolCall=dict), "c1", "calculator", "[" * 100_000)
+    assert "not JSON" in made["parse_error"]
+    assert made["arguments"] == {"arguments": "[" * 100_000}

@@ -17,6 +17,7 @@ import pytest
 from agentcore_rl_toolkit._portal import Portal
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
+from agentcore_rl_toolkit.view import live
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -102,3 +103,29 @@ def test_a_session_is_seen_in_the_browser_as_it_grows(
         assert re.search(r"/rollout/\d+$", page.url)
         page.close()
     assert said == []
+
+
+def test_a_look_that_fails_ends_no_mirror(
+    gateway: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "LOOK_S", 0.01)
+    mirror = live.GatewayMirror(gateway.url, tmp_path / "run")
+    copy, failures = mirror._copy, [KeyError("of a kind that nobody foresaw")]
+    mirror.start()
+    try:
+
+        def fails_once(sessions: Any) -> None:
+            if failures:
+                raise failures.pop()
+            copy(sessions)
+
+        monkeypatch.setattr(mirror, "_copy", fails_once)
+        gateway.client.create_sessions(["late"])
+        deadline_s = time.monotonic() + 60
+        while "late" not in mirror._known:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    finally:
+        mirror.stop()
+    assert not failures
+    assert "of a kind that nobody foresaw" in caplog.text

@@ -83,7 +83,7 @@ class GatewayProcess:
             log.error("the model gateway ended (code %s); starting it again. Its log: %s", code, self._log)
             try:
                 process, _ = self._start(self._port)
-            except GatewayError as e:
+            except (GatewayError, OSError, ValueError) as e:  # a full disk, too: its log and its ready file are on one
                 log.error("%s", e)
                 time.sleep(early)
                 continue

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,15 +165,25 @@ class Gateway:
 
     async def _tick(self) -> None:
         """Deadlines, idle connections, loop lag, retention: everything that is looked at now and then, in one place."""
+        looks: tuple[Callable[[float], None], ...] = (
+            self.running.expire,
+            self.calls.outage.tend,
+            lambda now: self.connections.sweep(now, self.counters),
+            self.router.sweep,
+            lambda now: self.store.tend(),
+            lambda now: self.retention.tend(),
+        )
+        failures = [0] * len(looks)
         due = time.monotonic() + TICK_S
         while True:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             now = time.monotonic()
             self.lag.saw(max(0.0, now - due))
             due = now + TICK_S
-            self.running.expire(now)
-            self.calls.outage.tend(now)
-            self.connections.sweep(now, self.counters)
-            self.router.sweep(now)
-            self.store.tend()
-            self.retention.tend()
+            for i, look in enumerate(looks):
+                try:
+                    look(now)
+                except Exception:  # of one of them: the others are needed all the same, and every later look
+                    failures[i] += 1
+                    if failures[i] in (1, 10, 100, 1000):
+                        log.exception("looking after the gateway failed (%d times)", failures[i])

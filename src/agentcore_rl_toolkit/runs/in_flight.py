@@ -37,30 +37,38 @@ class _Keeper:
         threading.Thread(target=self._keep, name="agentcore-rl-in-flight", daemon=True).start()
 
     def _keep(self) -> None:
+        failures = 0
         while not self._ending.wait(EVERY_S):
-            waiting = list(self.waiting.values())
-            found = {flight["session_id"]: flight for rollouts, _, _ in waiting for flight in rollouts()}
-            longest = sorted(found.values(), key=lambda r: -r["stage_s"])[:MOST]
-            sessions = next((s for _, s, _ in waiting if s is not None), None)
-            facts = {
-                "count": len(found),
-                "rollouts": longest,
-                "runtime_url": next((u for _, _, u in waiting if u), None),
-            }
-            if sessions is None:
-                self._write(**facts, gateway=None)
-                continue
-            asked_s = time.time()
-            self._write(
-                **facts, gateway={**(self._gateway or {"sessions": []}), "asked_s": asked_s, "answered_s": None}
-            )
-            answer: dict[str, Any] = {"sessions": [], "asked_s": asked_s, "error": None}
             try:
-                answer["sessions"] = list(sessions())
-            except Exception as e:  # whatever a client of the gateway raises is what a reader wants to see
-                answer["error"] = str(e)
-            self._gateway = {**answer, "answered_s": time.time()}
-            self._write(**facts, gateway=self._gateway)
+                self._look()
+                failures = 0
+            except Exception:  # a reader would see rollouts that have long ended
+                failures += 1
+                if failures in (1, 10, 100):
+                    log.exception("%s could not be brought up to date (%d times in a row)", self.path, failures)
+
+    def _look(self) -> None:
+        waiting = list(self.waiting.values())
+        found = {flight["session_id"]: flight for rollouts, _, _ in waiting for flight in rollouts()}
+        longest = sorted(found.values(), key=lambda r: -r["stage_s"])[:MOST]
+        sessions = next((s for _, s, _ in waiting if s is not None), None)
+        facts = {
+            "count": len(found),
+            "rollouts": longest,
+            "runtime_url": next((u for _, _, u in waiting if u), None),
+        }
+        if sessions is None:
+            self._write(**facts, gateway=None)
+            return
+        asked_s = time.time()
+        self._write(**facts, gateway={**(self._gateway or {"sessions": []}), "asked_s": asked_s, "answered_s": None})
+        answer: dict[str, Any] = {"sessions": [], "asked_s": asked_s, "error": None}
+        try:
+            answer["sessions"] = list(sessions())
+        except Exception as e:  # whatever a client of the gateway raises is what a reader wants to see
+            answer["error"] = str(e)
+        self._gateway = {**answer, "answered_s": time.time()}
+        self._write(**facts, gateway=self._gateway)
 
     def _write(self, **facts: Any) -> None:
         partial = self.path.with_name(f".{IN_FLIGHT}.{os.getpid()}")

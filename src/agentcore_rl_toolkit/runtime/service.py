@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 import os
@@ -144,10 +145,12 @@ async def serve(
         await server.serve(sockets=listeners)
     finally:
         watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+        [end] = await asyncio.gather(watch, return_exceptions=True)
         _forget(ready_file)
         if s3 is not None:
             s3.close()
+    if isinstance(end, OSError):
+        raise ConfigError(f"the ready file {ready_file} cannot be written: {end.strerror or end}") from end
 
 
 class _Server(uvicorn.Server):
@@ -165,7 +168,8 @@ class _Server(uvicorn.Server):
 
 def _forget(ready_file: Path | None) -> None:
     if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it may be in a place where there can be none
+            ready_file.unlink()
 
 
 async def _watch(
@@ -174,7 +178,11 @@ async def _watch(
     while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
         await asyncio.sleep(0.005)
     if ready_file is not None:
-        write_ready(ready_file, content)
+        try:
+            write_ready(ready_file, content)
+        except OSError:  # whoever waits for it would wait for ever
+            server.should_exit = True
+            raise
     print(f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}", flush=True)
     for name in ("", "_CONTROL"):
         print(f"  export AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{name}={content['url']}", flush=True)

@@ -270,7 +270,7 @@ def _call(tool: Any, name: str, function: Any, given: Any) -> Any:
     if isinstance(given, str):
         try:
             arguments = json.loads(given or "{}")
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             problem = f"not JSON: {e}"
     if not isinstance(arguments, dict):
         arguments = {"arguments": given}

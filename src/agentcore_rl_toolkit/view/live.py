@@ -65,6 +65,10 @@ class GatewayMirror:
                 if not self._silent:
                     log.warning("the gateway does not answer, its sessions are shown as they were: %s", e)
                 self._silent = True
+            except Exception:  # of one look: what the gateway holds later is shown all the same
+                if not self._silent:
+                    log.exception("the gateway's sessions could not be copied, and are shown as they were")
+                self._silent = True
 
     def _copy(self, sessions: Sequence[Mapping[str, Any]]) -> None:
         """Write those that changed since the last look."""

@@ -19,6 +19,7 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import AgentLoadError, ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.runtime.cluster import bundles, handshake
+from agentcore_rl_toolkit.runtime.cluster.link import NodeLink
 from agentcore_rl_toolkit.runtime.cluster.machines import AgentAddress, ClusterConfig, Machine
 from agentcore_rl_toolkit.runtime.cluster.nodes import Cluster
 from agentcore_rl_toolkit.runtime.cluster.ray_nodes import AgentKeeper
@@ -409,7 +410,15 @@ def test_mac_belongs_to_one_nonce_and_one_purpose() -> None:
     assert handshake.verify("t", other, line) is None
     assert handshake.verify("u", nonce, line) is None
     assert handshake.verify("t", nonce, line.replace(b"control", b"session")) is None
-    for broken in (b"", b"{}", b"[]", b'{"for": 1, "mac": "x"}', b'{"for": "{}", "mac": "\xc3\xa9"}', b"\xff"):
+    for broken in (
+        b"",
+        b"{}",
+        b"[]",
+        b'{"for": 1, "mac": "x"}',
+        b'{"for": "{}", "mac": "\xc3\xa9"}',
+        b"\xff",
+        b"[" * 4096,
+    ):
         assert handshake.verify("t", nonce, broken) is None
 
 
@@ -461,3 +470,39 @@ def test_capacity_follows_cores_memory_and_configuration() -> None:
     assert ClusterConfig().capacity(Machine(node_id="a", host="h", cpus=0.01), None) == 1
     with pytest.raises(ConfigError):
         ClusterConfig(sessions_per_node=0)
+
+
+class NoMachines:
+    """A provider that fails, in ways of its own, before it answers."""
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = [ValueError("an answer of another form"), KeyError("nodes")]
+        self.answered = asyncio.Event()
+
+    async def machines(self) -> list[Machine]:
+        if self.failures:
+            raise self.failures.pop()
+        self.answered.set()
+        return []
+
+
+async def test_a_provider_that_fails_in_its_own_way_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    provider: Any = NoMachines()
+    cluster = Cluster(CONFIG, provider, ClusterConfig(poll_s=0.01))
+    watching = asyncio.create_task(cluster._watch())
+    try:
+        await asyncio.wait_for(provider.answered.wait(), 30)
+    finally:
+        watching.cancel()
+    assert "an answer of another form" in caplog.text
+
+
+async def test_a_node_that_says_what_none_says_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    address = AgentAddress(host="127.0.0.1", port=1, pid=1)
+    link = NodeLink(Machine(node_id="n", host="127.0.0.1", cpus=1.0), address, "token", capacity=1, silence_s=9.0)
+    said = asyncio.StreamReader()
+    said.feed_data(b'{"ev": "started"}\n')  # of which session, it does not say
+    await asyncio.wait_for(link._read(said), 30)
+    assert link.lost is not None
+    assert "KeyError" in link.lost
+    assert "cannot be understood" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -9,13 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import LocalRuntimeError
+from agentcore_rl_toolkit.runtime.cluster.pods import KubernetesPods, PodSettings
+from agentcore_rl_toolkit.runtime.config import RuntimeConfig
 
 from ..conftest import AGENTS, Server, wait_for
 from .api_server import TOKEN, PodServer
@@ -211,3 +214,38 @@ def test_what_cannot_work_is_said_at_once(options: list[str], words: str) -> Non
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Lost:
+    """A session's pod that the API server does not know any more."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.started, self.ended = loop.create_future(), loop.create_future()
+        self.started.set_result(0)
+
+    def gone(self, why: str | None) -> None:
+        self.ended.set_result(why)
+
+
+async def test_an_answer_that_cannot_be_read_keeps_no_lost_pod_from_being_found(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Answers:
+        failures: ClassVar[list[Exception]] = [KeyError("items")]
+
+        async def list_async(self, labels: dict[str, str]) -> list[Any]:
+            if self.failures:
+                raise self.failures.pop()
+            return []
+
+    client: Any = Answers()
+    pods = KubernetesPods(RuntimeConfig(), client, PodSettings(pools={"a": "math"}, poll_s=0.01))
+    lost: Any = Lost()
+    pods._processes["lost"] = lost
+    watching = asyncio.create_task(pods._watch())
+    try:
+        assert "its claim is gone" in await asyncio.wait_for(lost.ended, 30)
+    finally:
+        watching.cancel()
+    assert "looking for the pods failed" in caplog.text

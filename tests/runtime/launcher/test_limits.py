@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import botocore.exceptions
 import pytest
@@ -101,6 +103,48 @@ async def test_a_fast_writer_is_noticed_before_it_is_time_to_measure(
         writer.process.kill()
         writer.process.wait()
         watch.cancel()
+
+
+@pytest.mark.parametrize("what", ["shorten", "_measure"])
+async def test_a_round_that_fails_leaves_no_session_without_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """A log on a full disk, say, cannot be cut."""
+    monkeypatch.setattr(disk, "POLL_S", 0.01)
+    monkeypatch.setattr(disk, "LOOK_S", 0.01)
+    real, failed = getattr(disk, what), [OSError(errno.ENOSPC, "No space left on device")]
+
+    def fails_once(*which: Any) -> Any:
+        if failed:
+            raise failed.pop()
+        return real(*which)
+
+    monkeypatch.setattr(disk, what, fails_once)
+    (tmp_path / "log").write_bytes(b"x" * 600_000)
+    (tmp_path / "file").write_bytes(b"x" * 2_000_000)
+    session = Silent(tmp_path)
+    watch = asyncio.create_task(disk.hold_to(1_000_000, {"s": session}))
+    try:
+        await asyncio.wait_for(session.stopped.wait(), 30)
+    finally:
+        watch.cancel()
+    assert session.death is not None
+    assert "No space left on device" in caplog.text
+
+
+class Silent:
+    """A session that does nothing."""
+
+    pid: int | None = None
+    death: str | None = None
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.log_path = directory / "log"
+        self.stopped = asyncio.Event()
+
+    def stop(self, grace_s: float) -> None:
+        self.stopped.set()
 
 
 @pytest.mark.parametrize("tier", ["namespaces", pytest.param("landlock", marks=pytest.mark.nightly), "process"])

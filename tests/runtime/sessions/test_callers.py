@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -443,3 +444,25 @@ asyncio.run(main())
             asks.stdin.flush()
             assert asks.wait(30) == 0
             assert said == "known\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
+async def test_a_search_that_fails_holds_up_no_later_one(caplog: pytest.LogCaptureFixture) -> None:
+    failures: list[Exception] = [KeyError("of a kind that nobody foresaw")]
+
+    def sessions() -> list[Any]:
+        if failures:
+            raise failures.pop()
+        return []
+
+    asked = callers.Callers(sessions)
+    here, there = socket.socketpair()
+    try:
+        inode = os.fstat(here.fileno()).st_ino
+        assert await asyncio.wait_for(asked._search_for(inode), 30) is None
+        assert await asyncio.wait_for(asked._search_for(inode), 30) == os.getpid()
+    finally:
+        asked.close()
+        here.close()
+        there.close()
+    assert "of a kind that nobody foresaw" in caplog.text

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.runtime.sessions.records import Records
 
 from ..conftest import AGENTS, Server, wait_for
 
@@ -257,3 +260,27 @@ def test_a_stranger_names_no_directory(start_server: Callable[..., Server], tmp_
     assert done.stdout == "200\n"
     rollouts.run()  # the user's own arrives, in the same directory
     assert list(rollouts.folder.rglob(f"{theirs}*")) == []
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 60_000, b"[]", b"7", b'"\\ud800"', b'{"op": "put", "store": "\\ud800", "key": {}}']
+)
+async def test_what_is_no_request_ends_its_connection_and_nothing_else(tmp_path: Path, line: bytes) -> None:
+    class Session:
+        grants: ClassVar[list[Any]] = []
+        own_directories = None
+
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        records = Records(Path(short) / "r", lambda _: Session())
+        await records.start()
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(records.path))
+            writer.write(line + b"\n")
+            said = await asyncio.wait_for(reader.read(), 30)
+            assert said == b"" or "error" in json.loads(said)
+            writer.close()
+        finally:
+            await records.aclose()
+    assert complaints == []

@@ -44,7 +44,7 @@ def verify(token: str, nonce: bytes, line: bytes) -> dict[str, Any] | None:
         if not hmac.compare_digest(_mac(token, nonce.strip(), body.encode()).encode(), mac.encode()):
             return None
         purpose = json.loads(body)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return purpose if isinstance(purpose, dict) else None
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +22,7 @@ from .bundles import Bundle
 from .machines import AgentAddress, Machine
 from .process import RemoteProcess
 
+log = logging.getLogger(__name__)
 LINE_BYTES = 16 * 2**20  # an ended session's log comes in one line
 REQUEST_TIMEOUT_S = 30.0
 PREPARE_TIMEOUT_S = 1_200.0  # an environment may have to be built there
@@ -170,6 +172,9 @@ class NodeLink:
                 self._on_message(json.loads(line))
         except (OSError, ValueError) as e:
             why = f"its connection broke: {e}"
+        except Exception as e:  # whatever it says, its sessions must not wait for it
+            log.exception("what node %s says cannot be understood", self.machine.node_id)
+            why = f"it says what no node agent says: {type(e).__name__}: {e}"
         self.lose(why)
 
     def _on_message(self, message: dict[str, Any]) -> None:

@@ -197,6 +197,8 @@ class Cluster:
                 self._compare(await self._provider.machines())
             except LocalRuntimeError as e:
                 log.warning("the cluster does not say which machines it has: %s", e)
+            except Exception:  # nodes come and go all the same
+                log.exception("looking for the cluster's machines failed, and is tried again")
             await asyncio.sleep(self._settings.poll_s)
 
     def _compare(self, machines: list[Machine]) -> None:

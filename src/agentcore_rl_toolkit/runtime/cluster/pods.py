@@ -370,6 +370,9 @@ class KubernetesPods:
             except KubernetesError as e:  # sessions go on without it
                 log.warning("the API server does not say which pods are there: %s", e)
                 continue
+            except Exception:  # such as an answer that cannot be read: lost pods are to be found all the same
+                log.exception("looking for the pods failed, and is tried again")
+                continue
             now = time.monotonic()
             for name, process in watched.items():
                 self._judge(process, claims.get(name), now)

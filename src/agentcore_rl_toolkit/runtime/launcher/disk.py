@@ -8,6 +8,7 @@ look at ten times a second. Logs are kept to a size of their own, with or withou
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from typing import Protocol
 from .session_log import LOG_BYTES, log_bytes, shorten
 from .trees import measure
 from .unnamed import unnamed_bytes
+
+log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 LOOK_S = 0.1
@@ -64,19 +67,32 @@ async def hold_to(
     free: int | None = None
     took_s = 0.0
     missed: dict[str, int] = {}
+    failures = 0
     while True:
         if limit is None:
             await asyncio.sleep(POLL_S)
         else:
             free = await _time_to_measure(limit, sessions, free, max(LOOK_S, REST * took_s))
         started_s = time.monotonic()
-        most = log_limit(limit)
-        for path in [s.log_path for s in sessions.values()] + ([] if log_path is None else [log_path]):
-            if log_bytes(path) > most:
-                await asyncio.to_thread(shorten, path, most)
-        if limit is not None and sessions:
-            missed = await _measure(limit, sessions, top(), missed)
+        try:
+            await _shorten_logs(log_limit(limit), sessions, log_path)
+            if limit is not None and sessions:
+                missed = await _measure(limit, sessions, top(), missed)
+            failures = 0
+        except Exception:  # the next round may go well, and without it no session would have a limit any more
+            failures += 1
+            if failures in (1, 10, 100):
+                log.exception("what sessions use of the disk could not be measured (%d times in a row)", failures)
         took_s = time.monotonic() - started_s
+
+
+async def _shorten_logs(most: int, sessions: Mapping[str, Measured], log_path: Path | None) -> None:
+    for path in [s.log_path for s in sessions.values()] + ([] if log_path is None else [log_path]):
+        if log_bytes(path) > most:
+            try:
+                await asyncio.to_thread(shorten, path, most)
+            except OSError as e:  # a full disk, for instance
+                log.warning("the log %s could not be cut: %s", path, e)
 
 
 async def _measure(

@@ -279,7 +279,7 @@ class TemplateProcess:
                 self._on_event(json.loads(line))
         except ConnectionError:
             pass  # same as end of file: handled below
-        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as e:
+        except Exception as e:  # whatever it says, its sessions must not wait for it
             # Its process runs the agent's module code, which can write to that socket as well.
             log.warning("the template of %s says what no template says; it is ended: %r", self.spec.script, e)
             if self._writer is not None:
@@ -300,7 +300,7 @@ class TemplateProcess:
             _end(process, None, "the agent's template process died")
         self.sessions.clear()
         for command in self.commands.values():
-            command.ended.set_result(-1)
+            _exited(command, -1)
         self.commands.clear()
 
     def _on_event(self, event: dict[str, Any]) -> None:
@@ -315,7 +315,7 @@ class TemplateProcess:
                 if self._children is not None:
                     self._children.forget(command.pid)
                 command.error = event.get("error")
-                command.ended.set_result(event["status"])
+                _exited(command, event["status"])
             return
         process = self.sessions.get(event.get("id", ""))
         if process is None:
@@ -407,6 +407,11 @@ def _first_event(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as e:
         return {"ev": "error", "traceback": f"its process says what no template says ({e!r}): {line[:200]!r}"}
     return dict(event)
+
+
+def _exited(command: CommandProcess, status: int) -> None:
+    if not command.ended.done():  # whoever waited for it may have been cancelled, and it with them
+        command.ended.set_result(status)
 
 
 def _end(process: SessionProcess, status: int | None, why: str) -> None:

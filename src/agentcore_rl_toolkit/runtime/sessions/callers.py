@@ -210,18 +210,20 @@ class Callers:
         loop = asyncio.get_running_loop()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="callers")
-        while self._wanted:
-            wanted, self._wanted = self._wanted, {}
-            late = frozenset(pid for s in self._sessions() if (pid := getattr(s.process, "pid", None)))
-            found: Mapping[int, int] = {}
-            try:
-                found = await loop.run_in_executor(self._thread, _holders_of, set(wanted), late)
-            except (OSError, RuntimeError):  # a holder that could not be looked for is nobody's
-                log.exception("who sends on %d connections could not be found out", len(wanted))
-            for inode, future in wanted.items():
-                if not future.done():
-                    future.set_result(found.get(inode))
-        self._searching = None
+        try:
+            while self._wanted:
+                wanted, self._wanted = self._wanted, {}
+                found: Mapping[int, int] = {}
+                try:
+                    late = frozenset(pid for s in self._sessions() if (pid := getattr(s.process, "pid", None)))
+                    found = await loop.run_in_executor(self._thread, _holders_of, set(wanted), late)
+                except Exception:  # a holder that could not be looked for is nobody's, and its caller is refused
+                    log.exception("who sends on %d connections could not be found out", len(wanted))
+                for inode, future in wanted.items():
+                    if not future.done():
+                        future.set_result(found.get(inode))
+        finally:
+            self._searching = None
 
     def _judge(self, pid: int | None) -> Caller:
         own = os.getpid()

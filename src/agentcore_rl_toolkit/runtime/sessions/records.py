@@ -108,7 +108,7 @@ class Records:
                 await _answer(writer, error="transient", message=f"more than {AT_ONCE} requests of one session at once")
                 return
             await self._request(session, reader, writer)
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, ValueError):
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, ValueError, RecursionError, AttributeError):
             return  # it went away, or said nothing that can be read
         finally:
             if session is not None:
