@@ -1,4 +1,4 @@
-"""`agentcore-rl doctor --aws` on an account in order, and on ten accounts with one mistake each.
+"""`agentcore-rl doctor --aws` on an account in order, and on accounts with one mistake each.
 
 The account: moto's IAM, EC2 and S3, the local control plane and runtime with sessions of a real agent, a real gateway. What moto
 has not (images' layers, quotas, replies of another date, expired credentials) a server on loopback answers in the service's wire
@@ -52,7 +52,7 @@ class Wire(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.quotas: dict[str, float] = {}
-        self.architecture = "arm64"
+        self.architecture, self.layer_bytes = "arm64", 2**20
         self.behind_s = 0.0
         self.expired = False
         self.models = {
@@ -68,7 +68,7 @@ class Wire(ThreadingHTTPServer):
             "Rate of new Runtime session creation": 25.0,
             "Rate of Runtime data plane APIs": 200.0,
         }
-        self.architecture, self.behind_s, self.expired = "arm64", 0.0, False
+        self.architecture, self.layer_bytes, self.behind_s, self.expired = "arm64", 2**20, 0.0, False
 
     def answer(self, service: str, operation: str) -> dict[str, Any]:
         reply = self._replies()[operation]
@@ -82,7 +82,8 @@ class Wire(ThreadingHTTPServer):
 
     def _replies(self) -> dict[str, dict[str, Any]]:
         digest = "sha256:" + hashlib.sha256(self.config).hexdigest()
-        manifest = {"schemaVersion": 2, "config": {"digest": digest, "size": len(self.config)}, "layers": []}
+        layers = [{"digest": "sha256:" + "0" * 64, "size": self.layer_bytes}]
+        manifest = {"schemaVersion": 2, "config": {"digest": digest, "size": len(self.config)}, "layers": layers}
         quotas = [
             {"ServiceCode": "bedrock-agentcore", "QuotaName": name, "Value": value}
             for name, value in self.quotas.items()
@@ -380,6 +381,12 @@ def wrong_architecture(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
+def large_image(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.wire.layer_bytes = 3 * 2**30
+    aws.agent(image=f"{REPOSITORY}:v1")
+    return []
+
+
 def no_route(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
     aws.agent(networkConfiguration=vpc(aws.subnets[1]))
     return []
@@ -401,11 +408,12 @@ def expired(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
         (clock_off, "clock", "s off: AWS refuses signatures", "NTP"),
         (low_quota, "quotas", "50 of the 512", "Service Quotas console"),
         (wrong_architecture, "image", "is for linux/amd64", "--platform linux/arm64"),
+        (large_image, "image", "has 3.0 GB, and AgentCore takes 2", "smaller base image"),
         (no_route, "network", "has no way to S3", "NAT gateway"),
         (expired, "credentials", "ExpiredToken", "log in again"),
     ],
 )
-def test_each_of_ten_mistakes_is_found_and_says_what_to_do(
+def test_each_mistake_is_found_and_says_what_to_do(
     aws: Aws,
     doctor: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -422,6 +430,8 @@ def test_each_of_ten_mistakes_is_found_and_says_what_to_do(
     assert says in found[name]["text"]
     assert advice in found[name]["advice"]
     # and nothing else is blamed, other than what fails because of it
-    because = {"wrong_architecture": {"agent"}, "wrong_model": {"model"}}.get(mistake.__name__, set())
+    because = {"wrong_architecture": {"agent"}, "large_image": {"agent"}, "wrong_model": {"model"}}.get(
+        mistake.__name__, set()
+    )
     blamed = {n for n, f in found.items() if f["level"] == "fail"} - {name} - because
     assert blamed == set(), {n: found[n] for n in blamed}

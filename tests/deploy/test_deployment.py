@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from botocore.validate import ParamValidator
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.deploy import command, forget_agent, write_env
-from agentcore_rl_toolkit.deploy.artifact import this_platform
+from agentcore_rl_toolkit.deploy.artifact import image_digest, this_platform
 from agentcore_rl_toolkit.deploy.calls import Calls
 from agentcore_rl_toolkit.deploy.settings import TAG, Settings
 from agentcore_rl_toolkit.errors import ConfigError
@@ -446,6 +447,27 @@ def test_an_image_without_an_engine_says_what_else_there_is(account: dict[str, s
     deployment(what).remove()
 
 
+def test_an_image_that_is_too_large_for_agentcore_is_refused_before_the_agent_is_made(
+    account: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    # moto takes the size of the configuration for that of the image
+    ecr, tag = boto3.client("ecr"), image_digest(tmp_path, this_platform())
+    ecr.create_repository(repositoryName="agentcore-rl/large", tags=[{"Key": TAG, "Value": "large"}])
+    layer = {"digest": "sha256:" + "0" * 64, "size": 3 * 2**30, "mediaType": "application/vnd.oci.image.layer.v1.tar"}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": layer,
+        "layers": [layer],
+    }
+    ecr.put_image(repositoryName="agentcore-rl/large", imageManifest=json.dumps(manifest), imageTag=tag)
+    what = settings(tmp_path, code=False, name="large", bucket=None, smoke=None)
+    with pytest.raises(ConfigError, match=r"has 3\.0 GB, and AgentCore takes 2: leave packages out"):
+        deployment(what).up()
+    deployment(what).remove()
+
+
 def test_missing_credentials_and_region_are_said_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [n for n in os.environ if n.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -455,6 +477,44 @@ def test_missing_credentials_and_region_are_said_first(monkeypatch: pytest.Monke
         Calls(region=None, rehearse=False, say=print)
     with pytest.raises(ConfigError, match="no credentials: export"):
         Calls(region="us-west-2", rehearse=False, say=print)
+
+
+@pytest.mark.parametrize("kind", ["an image", "an archive"])
+def test_who_has_no_account_sees_what_would_be_done_in_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, agent_folder: Path, kind: str
+) -> None:
+    for name in [n for n in os.environ if n.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nothing is asked
+    folder = tmp_path / "shop"
+    shutil.copytree(agent_folder, folder)
+    (folder / "Dockerfile").write_text("FROM scratch\n")
+    options = ["--agent", str(folder), "--bucket", "my-records", "--endpoint", "prod", "--smoke", '{"prompt": "x"}']
+    options += ["--code"] if kind == "an archive" else []
+    done = CliRunner().invoke(command, [*options, "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith(
+        "no credentials, so AWS is not asked what is there: 123456789012 stands for your account"
+    )
+    for call in (
+        "s3:CreateBucket",
+        "iam:CreateRole",
+        "iam:PutRolePolicy",
+        "bedrock-agentcore-control:CreateAgentRuntime",
+    ):
+        assert f"would call {call}\n" in done.output
+    assert "would wait until version 1 is ready, and point endpoint prod at it" in done.output
+    assert "would run one rollout of {" in done.output
+    assert "would write .env" in done.output
+    assert not (folder / "wheels").exists()
+    assert ("would build" if kind == "an image" else "would make an archive") in done.output
+    assert CliRunner().invoke(command, [*options, "--dry-run", "--remove"]).exit_code == 0
+    printed = CliRunner().invoke(command, ["iam", *options])
+    assert printed.exit_code == 0, printed.output
+    assert printed.stdout.startswith("# trust: ")
+    assert "123456789012" in printed.stderr
 
 
 def test_env_forgets_the_agent_of_a_name_and_no_other(tmp_path: Path) -> None:

@@ -121,9 +121,9 @@ def command(
     def say(line: str) -> None:
         lines.append(line)
         if not as_json:
-            click.echo(visible(line))
+            click.echo(visible(line), err=what is not None)
 
-    calls = Calls(region=region, rehearse=dry_run, say=say)
+    calls = Calls(region=region, rehearse=dry_run or what is not None, say=say)
     if what == "iam":
         _print_policies(Deployment(settings, calls, say), as_json)
         return
@@ -250,8 +250,10 @@ def _report(
         return
     if done.smoke is not None:
         click.echo(visible(f"one rollout: {done.smoke}"))
-    if done.arn is not None:
-        click.echo(f"{done.arn} (version {done.version})" + ("" if dry_run else ", written to .env"))
+    if dry_run:
+        click.echo("would write .env: AGENTCORE_AGENT_ARN, AGENTCORE_S3_BUCKET and AWS_REGION. Nothing was changed")
+    elif done.arn is not None:
+        click.echo(f"{done.arn} (version {done.version}), written to .env")
 
 
 def write_env(path: Path, values: dict[str, str | None]) -> None:

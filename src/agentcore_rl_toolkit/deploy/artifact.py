@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .._installation import NAME as TOOLKIT
-from .._installation import write_wheel
+from .._installation import wheel_digest, write_wheel
 from ..errors import ConfigError
 
-# AgentCore Runtime runs linux/arm64 only. Source: its developer guide, "Deploy ... without the starter toolkit".
+# AgentCore Runtime runs linux/arm64 only. Source: its developer guide, "Get started without the AgentCore CLI".
 AGENTCORE_PLATFORM = "linux/arm64"
 UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
-ARCHIVE_BYTES, UNPACKED_BYTES = 250 * 2**20, 750 * 2**20  # quotas of direct code deployment
+# Quotas of Bedrock AgentCore that cannot be raised: archives of direct code deployment, and images.
+ARCHIVE_BYTES, UNPACKED_BYTES, IMAGE_BYTES = 250 * 2**20, 750 * 2**20, 2 * 2**30
 BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
 NOT_THE_AGENT = {
     ".env",  # settings and keys of this machine; `deploy` writes one itself
@@ -56,13 +57,29 @@ def files_of(folder: Path) -> Iterator[Path]:
 
 
 def digest_of(folder: Path, *more: str) -> str:
-    """12 hexadecimal digits that stand for what a folder holds, and for how it is built (``more``)."""
+    """12 hexadecimal digits that stand for what a folder holds, the toolkit's wheel aside, and for how it is built (``more``)."""
     found = hashlib.sha256(json.dumps(more).encode())
     for path in files_of(folder):
+        if _is_our_wheel(path):
+            continue
         data = path.read_bytes()
         found.update(f"{path.relative_to(folder).as_posix()}\0{len(data)}\0".encode())
         found.update(data)
     return found.hexdigest()[:12]
+
+
+def image_digest(folder: Path, target: str) -> str:
+    """What an image of the folder is called: it stands for the folder, the platform, and the toolkit that is installed in it."""
+    return digest_of(folder, target, *([wheel_digest()] if _takes_wheel(folder) else []))
+
+
+def _takes_wheel(folder: Path) -> bool:
+    return ".whl" in (folder / "Dockerfile").read_text()
+
+
+def _is_our_wheel(path: Path) -> bool:
+    """Also what is left of one whose writer was killed."""
+    return path.name.lstrip(".").startswith("agentcore_rl_toolkit-") and ".whl" in path.name
 
 
 def put_wheel_beside(folder: Path) -> None:
@@ -71,13 +88,12 @@ def put_wheel_beside(folder: Path) -> None:
     Older wheels of the toolkit there are removed, and what is left of one whose writer was killed: both would be in the image. A
     Dockerfile that names no wheel gets none.
     """
-    dockerfile = (folder / "Dockerfile").read_text()
-    if ".whl" not in dockerfile:
+    if not _takes_wheel(folder):
         return
-    target = folder / "wheels" if "wheels/" in dockerfile else folder
+    target = folder / "wheels" if "wheels/" in (folder / "Dockerfile").read_text() else folder
     made = write_wheel(target)
-    for old in (*target.glob("agentcore_rl_toolkit-*.whl"), *target.glob(".agentcore_rl_toolkit-*.whl.*")):
-        if old != made:
+    for old in target.iterdir():
+        if _is_our_wheel(old) and old != made:
             old.unlink(missing_ok=True)
 
 

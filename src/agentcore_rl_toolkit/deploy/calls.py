@@ -13,6 +13,12 @@ from ..errors import ConfigError
 DEADLINE_S = 60.0
 # Calls that change nothing: a rehearsal sends them, so that it shows what would happen to what is there.
 HARMLESS = ("Get", "List", "Describe", "Head")
+# Whoever rehearses without credentials sees what would happen in an account that has nothing yet.
+SOME_ACCOUNT, SOME_REGION = "123456789012", "us-west-2"
+_NOTHING_THERE: dict[str, Any] = {
+    "GetCallerIdentity": {"Account": SOME_ACCOUNT, "Arn": f"arn:aws:iam::{SOME_ACCOUNT}:user/somebody"},
+    "ListAgentRuntimes": {"agentRuntimes": []},
+}
 
 
 class RefusedError(ConfigError):
@@ -28,7 +34,7 @@ class Calls:
 
     Args:
         region: of all services; None: the session's own.
-        rehearse: print what would be sent instead of sending it.
+        rehearse: print what would be sent instead of sending it. Then credentials may be absent: nothing at all is sent.
         say: takes one line for the user.
     """
 
@@ -41,9 +47,14 @@ class Calls:
         self._say = say
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._offline = rehearse and self._session.get_credentials() is None
+        if self._offline:
+            region = "" if self.region else f", {SOME_REGION} for your region"
+            say(f"no credentials, so AWS is not asked what is there: {SOME_ACCOUNT} stands for your account{region}")
+            self.region = self.region or SOME_REGION
         if self.region is None:
             raise ConfigError("no region: --region REGION, or export AWS_REGION")
-        if self._session.get_credentials() is None:
+        if not self._offline and self._session.get_credentials() is None:
             raise ConfigError(
                 "no credentials: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role"
             )
@@ -67,6 +78,8 @@ class Calls:
         if self.rehearse and not operation.startswith(HARMLESS):
             self._say(f"would call {service}:{operation}\n{_shown(parameters)}")
             return None
+        if self._offline:
+            return _NOTHING_THERE.get(operation)
         from botocore import xform_name
 
         try:

@@ -17,7 +17,7 @@ from ..contract import Outcome
 from ..errors import AgentCoreRLError, ConfigError
 from . import iam
 from .agent import AgentRuntime
-from .artifact import Engine, digest_of, make_archive, put_wheel_beside
+from .artifact import IMAGE_BYTES, Engine, digest_of, image_digest, make_archive, put_wheel_beside
 from .calls import Calls
 from .settings import TAG, Settings
 
@@ -49,16 +49,22 @@ class Deployment:
 
     def up(self) -> Deployed:
         """Make, or bring up to date, everything the settings name."""
-        self.settings.check()
+        s = self.settings
+        s.check()
         self._bucket()
         artifact = self._artifact()
         role = self._role()
         agent = self._agent.bring(artifact, role)
         arn, version, changed = agent.arn, agent.version, agent.changed
         if arn is None or version is None:
-            return Deployed(arn=arn, version=version, changed=changed)
-        self._agent.must_be_ready(arn)
-        self._agent.point_endpoint(arn, version)
+            which = "version 1" if arn is None else "the new version"  # a rehearsal
+            self._say(
+                f"would wait until {which} is ready"
+                + (f", and point endpoint {s.endpoint} at it" if s.endpoint else "")
+            )
+        else:
+            self._agent.must_be_ready(arn)
+            self._agent.point_endpoint(arn, version)
         return Deployed(arn=arn, version=version, changed=changed, smoke=self._smoke(arn))
 
     def place(self) -> iam.Place:
@@ -128,29 +134,41 @@ class Deployment:
             if self._lacks_tags(now):
                 self._say(f"repository {s.repository}: is tagged")
                 self._call("ecr", "TagResource", resourceArn=arn, tags=_listed(s.all_tags))
-        if not self._call.rehearse:
-            put_wheel_beside(s.folder)
-        tag = digest_of(s.folder, s.platform)
+        tag = image_digest(s.folder, s.platform)
         image = f"{uri}:{tag}"
-        known = self._call(
-            "ecr",
-            "DescribeImages",
-            repositoryName=s.repository,
-            imageIds=[{"imageTag": tag}],
-            absent=("ImageNotFoundException", "RepositoryNotFoundException"),
-        )
-        if known is not None:
+        if self._pushed(tag):
             self._say(f"image {tag}: is there")
         elif self._call.rehearse:
             self._say(f"would build {s.folder} for {s.platform} and push {image}")
         else:
             engine = Engine.find(s.engine)
+            put_wheel_beside(s.folder)
             self._say(f"image {tag}: is built for {s.platform}")
             engine.build(s.folder, uri=image, target=s.platform)
             token = self._call("ecr", "GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
             self._say(f"image {tag}: is pushed")
             engine.push(image, password=_password(token))
+            self._pushed(tag)
         return {"containerConfiguration": {"containerUri": image}}
+
+    def _pushed(self, tag: str) -> bool:
+        """Whether the repository has the image. Raises: ConfigError for one that AgentCore will not take."""
+        found = self._call(
+            "ecr",
+            "DescribeImages",
+            repositoryName=self.settings.repository,
+            imageIds=[{"imageTag": tag}],
+            absent=("ImageNotFoundException", "RepositoryNotFoundException"),
+        )
+        if found is None:
+            return False
+        size = int(found["imageDetails"][0].get("imageSizeInBytes") or 0)
+        if size > IMAGE_BYTES:
+            raise ConfigError(
+                f"the image has {size / 2**30:.1f} GB, and AgentCore takes {IMAGE_BYTES / 2**30:.0f}: "
+                "leave packages out that the agent does not need, or take a smaller base image"
+            )
+        return True
 
     def _registry(self) -> str:
         account, partition = self._who()
@@ -215,11 +233,15 @@ class Deployment:
             self._call("iam", "PutRolePolicy", RoleName=s.role_name, PolicyName=POLICY, PolicyDocument=policy)
         return arn
 
-    def _smoke(self, arn: str) -> str | None:
+    def _smoke(self, arn: str | None) -> str | None:
         """Run one rollout. Gives its outcome. Raises: ConfigError when its session left no record."""
         s = self.settings
-        if s.smoke is None or s.store is None or self._call.rehearse:
+        if s.smoke is None or s.store is None:
             return None
+        if self._call.rehearse:
+            self._say(f"would run one rollout of {json.dumps(dict(s.smoke))}; its record goes to {s.store}")
+            return None
+        assert arn is not None
         from ..client import Deadlines, RolloutClient
 
         self._say("one rollout: is run")

@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...deploy.artifact import AGENTCORE_PLATFORM
+from ...deploy.artifact import AGENTCORE_PLATFORM, IMAGE_BYTES
 from ...deploy.iam import SERVICE
 from .finding import Finding, fail, note, ok
 
@@ -79,7 +79,8 @@ def image(client: Client, artifact: Mapping[str, Any]) -> Finding | None:
         return fail("image", f"{uri} does not exist", "push it, or deploy again") if absent else reply
     if not reply.get("images"):
         return fail("image", f"{uri} does not exist", "push it, or deploy again")
-    platforms = _platforms(client, where, json.loads(reply["images"][0]["imageManifest"]))
+    manifest = json.loads(reply["images"][0]["imageManifest"])
+    platforms = _platforms(client, where, manifest)
     if isinstance(platforms, Finding):
         return platforms
     if AGENTCORE_PLATFORM not in platforms:
@@ -87,6 +88,13 @@ def image(client: Client, artifact: Mapping[str, Any]) -> Finding | None:
             "image",
             f"{uri} is for {', '.join(platforms) or 'no platform'}, and AgentCore runs {AGENTCORE_PLATFORM}",
             f"`agentcore-rl deploy` builds for it; by hand: docker build --platform {AGENTCORE_PLATFORM}",
+        )
+    size = sum(int(layer.get("size", 0)) for layer in manifest.get("layers", []))
+    if size > IMAGE_BYTES:
+        return fail(
+            "image",
+            f"{uri} has {size / 2**30:.1f} GB, and AgentCore takes {IMAGE_BYTES / 2**30:.0f}",
+            "leave packages out that the agent does not need, or take a smaller base image, and deploy it again",
         )
     return ok("image", f"{uri}, {AGENTCORE_PLATFORM}")
 
