@@ -1,4 +1,4 @@
-"""CPU that each isolation tier adds to starting a session, for sessions forked from a template and for exec'd ones.
+"""CPU that each isolation tier adds to starting a session.
 
 Workload: a template process that has imported asyncio, json and ssl forks sessions one after the other; each confines itself and
 exits. CPU is user + system time of template and sessions together, per session; "fork only" is the floor that every session pays.
@@ -19,7 +19,6 @@ import json
 import os
 import resource
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit.runtime.isolation import IsolationSpec, Limits, Tier, available_tiers, choose_tier
-from agentcore_rl_toolkit.runtime.isolation.tiers import TIERS
 from agentcore_rl_toolkit.runtime.local import LocalRuntime
 
 AGENT = """
@@ -73,11 +71,6 @@ def forked(tier: Tier | None, spec: IsolationSpec) -> None:
         tier.release(spec)
 
 
-def executed(tier: Tier | None, spec: IsolationSpec) -> None:
-    argv = ["/bin/true"] if tier is None else tier.wrap_argv(["/bin/true"], spec)
-    subprocess.run(argv, env={"PATH": "/usr/bin:/bin"}, check=True, stderr=subprocess.DEVNULL)
-
-
 class Table:
     """Rows, printed as they come."""
 
@@ -104,7 +97,7 @@ def check(name: str, value: float, target: float) -> dict[str, Any]:
     return {"name": name, "value": round(value, 2), "target": f"<= {target:g}", "ok": value <= target}
 
 
-def fork_and_exec(table: Table, n: int) -> None:
+def forks(table: Table, n: int) -> None:
     limits = Limits(memory_bytes=1 << 30, processes=200, cpus=1)
     here = {r.name for r in available_tiers() if r.available}
     with tempfile.TemporaryDirectory() as scratch:
@@ -126,10 +119,6 @@ def fork_and_exec(table: Table, n: int) -> None:
                 spec = IsolationSpec(session_dir=folder, name=plain.name, **changes)
                 if spec.network in tier.networks:
                     table.measure(f"forked, {name}{label}", n, functools.partial(forked, tier, spec))
-        table.measure("exec of /bin/true only", n, lambda: executed(None, plain))
-        for name in ("namespaces", "landlock"):
-            if name in here:
-                table.measure(f"exec, {name}", n // 5, functools.partial(executed, TIERS[name], plain))
 
 
 def containers(table: Table, tier: str, n: int, idle_s: float) -> float:
@@ -181,7 +170,7 @@ def main() -> None:
     print(f"as {who}, Python {sys.version.split()[0]}, {n} sessions each")
     print(f"| {'start':46} | CPU ms   | wall ms  |\n|---|---|---|")
     table = Table()
-    fork_and_exec(table, n)
+    forks(table, n)
     here = {r.name for r in available_tiers() if r.available}
     checks = []
     if "docker" in here:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,8 @@ class Launcher:
         for number, session in enumerate(sessions):
             spec = self.spec(session.into if session.into is not None else number, **session.spec)
             entry = {k: v for k, v in vars(session).items() if k != "spec"}
-            entries.append({**entry, "spec": json.loads(spec.to_json())})
-        return json.dumps({"root": str(ROOT), "tier": self.tier, "sessions": entries})
+            entries.append({**entry, "spec": asdict(replace(spec, env=None))})
+        return json.dumps({"root": str(ROOT), "tier": self.tier, "sessions": entries}, default=str)
 
     def start(self, *sessions: Session) -> subprocess.Popen[str]:
         process = subprocess.Popen(

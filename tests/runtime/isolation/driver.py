@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 
@@ -46,6 +47,15 @@ def run_session(order: dict[str, Any], tier: Any, spec: Any, out: int, known: di
         os._exit(code)
 
 
+def spec_of(spec_module: Any, values: dict[str, Any]) -> Any:
+    for name in ("cwd", "relay"):
+        values[name] = None if values[name] is None else Path(values[name])
+    values["system"] = None if values["system"] is None else tuple(map(Path, values["system"]))
+    values["endpoints"] = tuple(values["endpoints"])
+    values["limits"] = spec_module.Limits(**values["limits"])
+    return spec_module.IsolationSpec(**values)
+
+
 def main() -> None:
     order = json.load(sys.stdin)
     tiers, spec_module = package(order["root"])
@@ -54,7 +64,7 @@ def main() -> None:
     running: list[tuple[int, Any]] = []
     known: dict[str, Any] = {"DRIVER_PID": os.getpid()}
     for session in order["sessions"]:
-        spec = spec_module.IsolationSpec.from_json(json.dumps(session["spec"]))
+        spec = spec_of(spec_module, session["spec"])
         if session.get("env") is not None:
             object.__setattr__(spec, "env", session["env"])
         read, write = os.pipe()

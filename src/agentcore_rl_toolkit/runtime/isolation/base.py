@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ...errors import ConfigError
 from .limits import wants_groups
 from .linux import cgroups
-from .spec import IsolationSpec, Network, system_paths
+from .spec import IsolationSpec, Network
 
 TierName = Literal["namespaces", "landlock", "process", "docker", "gvisor"]
 BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot.py")
@@ -69,12 +67,6 @@ class Tier(ABC):
         if child == 0:
             self.confine_child(spec)
         return child
-
-    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
-        """The argument list that runs ``argv`` confined. Start it with ``env=spec.env``: secrets never go on a command line."""
-        # The helper starts without site packages, for speed; so it gets what this interpreter can import.
-        known = spec if spec.system is not None else replace(spec, system=system_paths())
-        return [sys.executable, "-I", "-S", BOOT, "isolation.run", "exec", self.name, known.to_json(), "--", *argv]
 
     def release(self, spec: IsolationSpec) -> None:
         """Give back what the ended session held outside itself (its control group)."""

@@ -1,4 +1,4 @@
-"""Run by `boot`: ``exec TIER SPEC_JSON -- ARGV...``, ``probe DIR`` and ``probe-loader DIR``. Standard library only."""
+"""Run by `boot`: ``probe DIR`` and ``probe-loader DIR``. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from .spec import IsolationSpec
 from .tiers import TIERS
 
 
-def main(what: str, *arguments: str) -> None:
-    """Confine this process, then become the command; or try the namespaces tier once and exit with 0 if it works."""
-    if what == "exec":
-        tier, text, separator, *argv = arguments
-        if separator != "--" or not argv:
-            sys.exit("usage: boot.py isolation.run exec TIER SPEC_JSON -- COMMAND...")
-        TIERS[tier].confine_child(IsolationSpec.from_json(text))
-        os.execvp(argv[0], argv)
-    folder, namespaces = Path(arguments[0]), TIERS["namespaces"]
+def main(what: str, directory: str) -> None:
+    """Try the namespaces tier once, and exit with 0 if it works."""
+    folder, namespaces = Path(directory), TIERS["namespaces"]
     if what == "probe-loader":
         sessions, home = folder / "sessions", folder / "home" / "own"
         folder = sessions / "one"

@@ -8,13 +8,12 @@ therefore out of reach without being named.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...errors import ConfigError
 
@@ -125,24 +124,6 @@ class IsolationSpec:
                 f"{folder} is readable and holds session directories; put those into a folder of their own"
             )
         return _unique((*self.hidden, folder, *_readable_secrets(os.geteuid())))
-
-    def to_json(self) -> str:
-        """The spec without its environment, which travels as the environment of the process (never in an argument list)."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("env", "limits")}
-        values["limits"] = asdict(self.limits)
-        return json.dumps(values, default=str)
-
-    @classmethod
-    def from_json(cls, text: str) -> IsolationSpec:
-        values: dict[str, Any] = json.loads(text)
-        for name in ("read_only", "writable", "hidden", "system"):
-            if values[name] is not None:
-                values[name] = tuple(Path(p) for p in values[name])
-        for name in ("session_dir", "cwd", "relay"):
-            values[name] = Path(values[name]) if values[name] is not None else None
-        values["endpoints"] = tuple(values["endpoints"])
-        values["limits"] = Limits(**values["limits"])
-        return cls(**values)
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:

@@ -19,8 +19,6 @@ In the namespaces tier the child is pid 1 of its own pid namespace: ``os.getppid
 it ever started, and SIGTERM reaches it only while it has a handler for it (as for pid 1 of any container). A child made with
 plain ``os.fork()`` may call `confine_child` too; in that tier its old self then stays behind as a stand-in that passes signals
 on and exits as the session does, so the launcher waits for the pid it knows.
-
-For sessions that are started by exec: ``subprocess.Popen(tier.wrap_argv(argv, spec), env=spec.env)``.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import ConfigError, LocalRuntimeError
@@ -263,9 +260,6 @@ class DockerTier(Tier):
         raise self._not_a_child()
 
     def fork(self, spec: IsolationSpec) -> int:
-        raise self._not_a_child()
-
-    def wrap_argv(self, argv: Sequence[str], spec: IsolationSpec) -> list[str]:
         raise self._not_a_child()
 
     def _not_a_child(self) -> ConfigError:

@@ -1,6 +1,6 @@
-"""The five additional checksums of S3, incrementally. CRC32C and CRC64NVME use ``awscrt`` where it is installed.
+"""The five additional checksums of S3, incrementally.
 
-Source: Amazon S3 User Guide, "Checking object integrity"; CRC-64/NVME polynomial from the NVM Express specification.
+Source: Amazon S3 User Guide, "Checking object integrity".
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ import base64
 import binascii
 import functools
 import hashlib
-import importlib
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
+from ...._installation import missing_extra
 from .errors import S3Error
 
 ALGORITHMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
 HEADER = {f"x-amz-checksum-{a.lower()}": a for a in ALGORITHMS}
 ELEMENT = {a: f"Checksum{a}" for a in ALGORITHMS}
 _SIZE = {"CRC32": 4, "CRC32C": 4, "CRC64NVME": 8, "SHA1": 20, "SHA256": 32}
-_POLYNOMIAL = {"CRC32C": (0x82F63B78, 32), "CRC64NVME": (0x9A6C9329AC4BC9B5, 64)}
 
 
 class Checksum(Protocol):
@@ -50,7 +49,7 @@ def new(algorithm: str) -> Checksum:
         return hashlib.sha256()
     if algorithm == "CRC32":
         return _Crc(zlib.crc32, 4)
-    if algorithm in _POLYNOMIAL:
+    if algorithm in ALGORITHMS:
         return _Crc(_crc_function(algorithm), _SIZE[algorithm])
     raise S3Error("InvalidRequest", "Checksum algorithm provided is unsupported.")
 
@@ -73,79 +72,8 @@ def decode(algorithm: str, value: str) -> bytes:
 @functools.cache
 def _crc_function(algorithm: str) -> Callable[[bytes, int], int]:
     try:
-        native: Any = importlib.import_module("awscrt.checksums")
-    except ImportError:
-        return LaneCrc(*_POLYNOMIAL[algorithm])
-    function = native.crc32c if algorithm == "CRC32C" else native.crc64nvme
-    return lambda data, value: int(function(data, value))
-
-
-class LaneCrc:
-    """A reflected CRC with the standard library only: ``function(data, previous) -> value``.
-
-    Byte by byte, Python does about 10 MB/s. Long inputs are cut into lanes of equal length whose registers advance together:
-    one register byte of all lanes is one ``bytes`` object, the table look-up is ``bytes.translate`` and the sum is an XOR of big
-    integers, all at C speed. The lanes' results are then joined, a CRC being linear: appending n zero bytes is a matrix.
-    """
-
-    LANE_BYTES = 512
-    LEAST_LANES = 256
-
-    def __init__(self, polynomial: int, bits: int) -> None:
-        self._bytes = bits // 8
-        self._mask = (1 << bits) - 1
-        table = []
-        for byte in range(256):
-            for _ in range(8):
-                byte = byte >> 1 ^ (polynomial if byte & 1 else 0)
-            table.append(byte)
-        self._table = table
-        # Byte k of every table entry, for `bytes.translate`.
-        self._planes = [bytes(entry >> 8 * k & 255 for entry in table) for k in range(self._bytes)]
-        self._append_lane = self._shift_tables(self.LANE_BYTES)
-
-    def __call__(self, data: bytes, previous: int = 0) -> int:
-        register = previous ^ self._mask
-        lanes = len(data) // self.LANE_BYTES
-        start = 0
-        if lanes >= self.LEAST_LANES:
-            start = lanes * self.LANE_BYTES
-            register = self._long(data[:start], lanes, register)
-        table = self._table
-        for byte in memoryview(data)[start:]:
-            register = table[(register ^ byte) & 255] ^ register >> 8
-        return register ^ self._mask
-
-    def _long(self, data: bytes, lanes: int, register: int) -> int:
-        planes = [0] * self._bytes
-        for position in range(self.LANE_BYTES):
-            index = int.from_bytes(data[position :: self.LANE_BYTES], "little") ^ planes[0]
-            looked_up = index.to_bytes(lanes, "little")
-            for k in range(self._bytes - 1):
-                planes[k] = planes[k + 1] ^ int.from_bytes(looked_up.translate(self._planes[k]), "little")
-            planes[-1] = int.from_bytes(looked_up.translate(self._planes[-1]), "little")
-        columns = [plane.to_bytes(lanes, "little") for plane in planes]
-        shift = self._append_lane
-        for parts in zip(*columns, strict=True):
-            joined = 0
-            for k, byte in enumerate(register.to_bytes(self._bytes, "little")):
-                joined ^= shift[k][byte]
-            register = joined ^ int.from_bytes(bytes(parts), "little")
-        return register
-
-    def _shift_tables(self, zero_bytes: int) -> list[list[int]]:
-        """For each register byte position, what its 256 values become after ``zero_bytes`` zero bytes."""
-        columns = []
-        for bit in range(self._bytes * 8):
-            register = 1 << bit
-            for _ in range(zero_bytes):
-                register = self._table[register & 255] ^ register >> 8
-            columns.append(register)
-        tables = []
-        for k in range(self._bytes):
-            table = [0] * 256
-            for value in range(1, 256):
-                low = value & -value
-                table[value] = table[value ^ low] ^ columns[8 * k + low.bit_length() - 1]
-            tables.append(table)
-        return tables
+        from awscrt import checksums
+    except ImportError as e:
+        raise missing_extra(f"checksums of the kind {algorithm} need awscrt", "runtime") from e
+    function: Callable[[bytes, int], int] = checksums.crc32c if algorithm == "CRC32C" else checksums.crc64nvme
+    return function
