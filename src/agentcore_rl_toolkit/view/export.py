@@ -63,12 +63,12 @@ def export(run: RunReader, target: Path, query: Query, *, limit: int) -> tuple[i
     policy = f"default-src 'none'; script-src '{_hash(code)}'; style-src '{_hash(style)}'; img-src data:"
     page = (STATIC / "index.html").read_text()
     page = page.replace('<link rel="stylesheet" href="static/style.css">', f"<style>{style}</style>")
-    page = page.replace('<script type="module" src="static/app.js"></script>', "@DATA@@CODE@")
     head = f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page = page.replace('<meta charset="utf-8">', head)
-    page = page.replace("@DATA@", f'<script type="application/json" id="held">{text}</script>')
-    page = page.replace("@CODE@", f'<script type="module">{code}</script>')
-    target.write_text(page)
+    # Put in last and never searched again: nothing that an agent wrote can stand for a place in the page.
+    before, after = page.split('<script type="module" src="static/app.js"></script>')
+    held_data = f'<script type="application/json" id="held">{text}</script>'
+    target.write_text(f'{before}{held_data}<script type="module">{code}</script>{after}')
     return len(rows), total
 
 

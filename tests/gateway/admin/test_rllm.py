@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -234,6 +234,24 @@ async def test_an_application_that_others_can_reach_wants_an_admin_key(
         assert (await http.get("/sessions")).status_code == 401
         assert (await http.get("/sessions", headers={"x-admin-key": "trainers-secret"})).status_code == 200
     await app.stop()
+
+
+async def test_an_application_reads_a_body_to_its_bound_only(rllm: ModuleType) -> None:
+    app = rllm.create_app(config=rllm.GatewayConfig())
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            yield bytes(2**22)
+            sent += 1
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
+        answer = await http.post("/sessions/s1/v1/chat/completions", content=endless())
+        assert answer.status_code == 413
+        assert (await http.get("/health")).status_code == 200
+    await app.stop()
+    assert sent <= 17
 
 
 async def test_servers_of_private_networks_may_be_registered_with_an_admin_key_only(

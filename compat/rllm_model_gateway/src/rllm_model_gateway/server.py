@@ -207,17 +207,19 @@ class _App:
         given = dict(scope["headers"])
         refusal = self._hosts.refusal(given.get(b"host"), given.get(b"origin"))
         if refusal is not None:
-            body = json.dumps({"error": {"message": refusal.message, "type": "permission_error"}}).encode()
-            kind = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-            await send({"type": "http.response.start", "status": refusal.status, "headers": kind})
-            await send({"type": "http.response.body", "body": body})
+            await _refuse(send, refusal.status, refusal.message)
             return
-        parts, more = [], True
+        assert self._gateway is not None
+        parts, size, more = [], 0, True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
             parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._gateway.config.limits.body_bytes:
+                await _refuse(send, 413, f"a request body may have {self._gateway.config.limits.body_bytes} bytes")
+                return
             more = message.get("more_body", False)
         query = scope.get("query_string") or b""
         url = scope["path"] + (f"?{query.decode()}" if query else "")
@@ -228,6 +230,14 @@ class _App:
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _refuse(send: Any, status: int, message: str) -> None:
+    kind = {413: "invalid_request_error"}.get(status, "permission_error")
+    body = json.dumps({"error": {"message": message, "type": kind}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _as_stream(reply: dict[str, Any]) -> bytes:

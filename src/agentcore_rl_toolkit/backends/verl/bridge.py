@@ -24,6 +24,7 @@ from .._portal import start
 log = logging.getLogger(__name__)
 
 START_S = 30.0
+MAX_BODY_BYTES = 64 * 2**20  # a prompt of 128k token ids has less than 1 MB
 
 # The gateway's (SGLang's) names of sampling parameters -> those of verl's servers.
 _TO_VLLM = {
@@ -93,13 +94,18 @@ class Bridge:
             known = scope["method"] == "GET" and scope["path"] in ("/health", "/v1/models")
             await _reply(send, 200 if known else 404, {"object": "list", "data": []})
             return
-        body, more = b"", True
+        parts: list[bytes] = []
+        more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        asked = json.loads(body)
+            parts.append(message.get("body", b""))
+            if sum(map(len, parts)) > MAX_BODY_BYTES:
+                await _reply(send, 413, {"error": {"message": f"a request may have {MAX_BODY_BYTES} bytes"}})
+                return
+            more = message.get("more_body", False)
+        asked = json.loads(b"".join(parts))
         session = dict(scope["headers"]).get(b"x-smg-routing-key", b"").decode() or uuid.uuid4().hex
         work = asyncio.ensure_future(self.generate(asked["input_ids"], asked["sampling_params"], session=session))
         gone = asyncio.ensure_future(receive())

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from .router import Worker
 
 
+MOST_BYTES = 64 * 2**20  # the token ids of the longest prompt that an agent may send
+
+
+class TooLongError(OSError):
+    """The reply is longer than any that is asked for here."""
+
+
 class _Whole:
     """Reader of one reply, whole."""
 
@@ -20,12 +27,19 @@ class _Whole:
         self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._status = 0
         self._parts: list[bytes] = []
+        self._size = 0
 
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._status = status
 
     def on_data(self, pieces: list[bytes]) -> None:
+        if self.done.done():
+            return
         self._parts += pieces
+        self._size += sum(map(len, pieces))
+        if self._size > MOST_BYTES:
+            self._parts.clear()
+            self.done.set_exception(TooLongError(f"the inference server's reply is larger than {MOST_BYTES} bytes"))
 
     def on_complete(self) -> None:
         if not self.done.done():
@@ -76,7 +90,7 @@ async def _ask(
             except ConnectionError:
                 if fresh:
                     raise
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, TooLongError):
                 connection.abort()
                 raise
 
