@@ -36,6 +36,9 @@ import pytest
 from botocore.httpsession import URLLib3Session
 from botocore.loaders import JSONFileLoader
 
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.runs import RunReader, TokenSequence
+
 # `make nightly`: more of what takes examples or repetitions, and the tests marked for it.
 NIGHTLY = bool(os.environ.get("AGENTCORE_RL_NIGHTLY"))
 MORE = 20  # times the examples of every property at night
@@ -447,5 +450,46 @@ def browser_finds_what_the_file_has(find_the_worst: Callable[[Path, str], WorstR
         shown = re.search(r"sampler (-?[\d.]+)", found.said)
         assert shown is not None, found.said
         assert float(shown[1]) == pytest.approx(logprob, abs=6e-5)
+
+    return compare
+
+
+class IsWhatTheDocsSay(Protocol):
+    """Called with a run's folder and who wrote it; ``dropped`` are groups whose rollouts that trainer left out in the end."""
+
+    def __call__(self, run: Path, writer: str, *, dropped: Sequence[str] = ()) -> None: ...
+
+
+@pytest.fixture
+def is_what_the_docs_say() -> IsWhatTheDocsSay:
+    """Holds a run's folder against what all writers have in common, and against its row of the table in docs/view.md."""
+
+    def compare(run: Path, writer: str, *, dropped: Sequence[str] = ()) -> None:
+        table = (ROOT / "docs/view.md").read_text().partition("Who writes it:")[2]
+        [line] = [row for row in table.splitlines() if re.match(rf"\|[^|]*\b{re.escape(writer)}\b", row)]
+        *_, advantage, logprobs, entropy = (cell.strip() for cell in line.strip("|").split("|"))
+        config = json.loads((run / "config.json").read_text())
+        assert config
+        assert not [name for name in config if name.endswith("_key")]
+        events = [json.loads(event) for event in (run / "metrics.jsonl").read_text().splitlines()]
+        assert {"step", "evaluated"} & {event["event"] for event in events}
+        compared = 0
+        with RunReader(run) as reader:
+            for row in reader.rollouts(limit=reader.count()):
+                assert row["outcome"] in set(Outcome)
+                whole = reader.rollout(row["id"])
+                assert whole is not None
+                assert whole["detail"]["stages"]
+                known = (row["advantage"] is not None, row["gap_max"] is not None, row["entropy_mean"] is not None)
+                if row["mask_reason"] is not None or row["phase"] != "train" or row["grp"].startswith(tuple(dropped)):
+                    assert known == (False, False, False)  # absent is not zero
+                    continue
+                compared += 1
+                for sequence in map(TokenSequence.decoded, whole["sequences"]):
+                    assert len(sequence.ids) == len(sequence.mask) == len(sequence.logprobs or ())
+                    assert [lp is not None for lp in sequence.logprobs or ()] == [m == 1 for m in sequence.mask]
+                for cell, there in zip((advantage, logprobs, entropy), known, strict=True):
+                    assert cell not in ("yes", "no") or there == (cell == "yes"), (writer, row["id"], known)
+        assert compared or advantage == ""
 
     return compare

@@ -148,6 +148,7 @@ class RolloutService:
             folder = Path(settings.record_dir)
             self.recording = open_recording(folder, kept(settings), tokenizer=settings.gateway_model)
         self._count = 0
+        self._begun = False
         self._opened: list[Any] = []  # what `open` made, and `close` therefore closes
 
     @property
@@ -259,6 +260,14 @@ class RolloutService:
             recording=self.recording.at(phase, step) if self.recording is not None else None,
         )
         return group
+
+    def begins(self, step: int, *, evaluations_from: int) -> None:
+        """The first step that this process trains: the run forgets what an earlier process left of it and of later ones, and the
+        evaluations from ``evaluations_from`` on. Later calls do nothing.
+        """
+        if self.recording is not None and not self._begun:
+            self.recording.run.forget(from_step=step, evaluations_from=evaluations_from)
+        self._begun = True
 
     def close(self) -> None:
         """Close the clients and stop the gateways that `open` made; what was already there is left alone."""

@@ -181,6 +181,16 @@ def test_a_dry_run_prints_the_exact_command_and_touches_nothing(
     assert not (place / "runs").exists()
 
 
+def test_the_trainers_numbers_are_kept_where_both_processes_see_them(place: Path) -> None:
+    option = "--save-debug-train-data"
+    made = runner(place)
+    assert value_of(made.flags(1), option) == f"{made.record_folder}/trained/{{rollout_id}}.pt"
+    assert made.rollout_settings()["record_dir"] == str(made.record_folder)
+    for off in ({"ray_address": "http://elsewhere:8265"}, {"routing_replay": True}, {"trainer_numbers": False}):
+        assert option not in runner(place, **off).flags(1)
+    assert option in runner(place, ray_address="http://elsewhere:8265", trainer_numbers=True).flags(1)
+
+
 def test_every_plug_point_names_something_that_exists(place: Path) -> None:
     import importlib
 

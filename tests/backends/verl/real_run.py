@@ -6,6 +6,7 @@ Each gives what it found; the assertions are in test_real_verl.py.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from dataclasses import replace
@@ -26,6 +27,7 @@ from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDataset
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, translate
 from agentcore_rl_toolkit.errors import RolloutError
+from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 
 PROMPTS = 5
 WAIT_S = 330  # a little more than a rollout may take
@@ -57,8 +59,9 @@ def composed(folder: Path, *more: str) -> Any:
         return compose(config_name="ppo_trainer", overrides=theirs)
 
 
-def service(replay: Replay) -> RolloutService:
-    return RolloutService(AgentCoreConfig(**SECTION).service("tiny"), replay.client, replay.gateway)
+def service(replay: Replay, record_dir: Path | None = None) -> RolloutService:
+    section = SECTION | ({} if record_dir is None else {"record_dir": str(record_dir)})
+    return RolloutService(AgentCoreConfig(**section).service("tiny"), replay.client, replay.gateway)
 
 
 def plain(output: Any) -> dict[str, Any]:
@@ -142,7 +145,7 @@ def manager(folder: Path) -> dict[str, Any]:
     told = [*good, *bad[:8], good[0], *bad[8:]]
     episodes = [replace(e, input_id=f"{i // 8}-u{i // 8}") for i, e in enumerate(told)]
     replay = Replay(episodes)
-    made._service = service(replay)
+    made._service = service(replay, folder / "run")
     rows = folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"idx": i, "prompt": f"task {i}"}) + "\n" for i in range(PROMPTS)))
     dataset = PayloadDataset(str(rows))
@@ -171,6 +174,7 @@ def manager(folder: Path) -> dict[str, Any]:
     mask = with_advantages.batch["response_mask"]
     first = mask.argmax(dim=1)
     advantages = with_advantages.batch["advantages"][torch.arange(len(keys)), first]
+    recorded = run_folder(tq, made._service, keys, data, with_advantages, folder / "run")
     made._empty = AgentCoreConfig(**SECTION).max_empty_prompts
     try:
         made.generate_sequences(batch)
@@ -182,6 +186,7 @@ def manager(folder: Path) -> dict[str, Any]:
             type(made)(composed(folder, "agentcore.gateway_upstream=http"), None), batch, uids
         ),
         "ended": ended,
+        "recorded": recorded,
         "returned_s": returned_s,
         "status": {str(uids.index(u)): listed[u]["status"] for u in uids},
         "rows": {k.replace(k.rsplit("_", 2)[0], str(uids.index(k.rsplit("_", 2)[0]))): i for i, k in enumerate(keys)},
@@ -191,6 +196,53 @@ def manager(folder: Path) -> dict[str, Any]:
         "advantages": advantages.tolist(),
         "tags": [listed[k] for k in keys],
     }
+
+
+def run_folder(tq: Any, opened: RolloutService, keys: list[str], data: Any, proto: Any, folder: Path) -> dict[str, Any]:
+    """What the run has of a step which ends as V1 ends it: its numbers beside the rows, logged, and the rows removed.
+
+    The rows of u2 are dropped before they are trained on.
+    """
+    from tensordict import TensorDict
+    from verl.utils.tracking import Tracking
+    from verl.workers.utils.padding import response_to_nested
+
+    complaints: list[str] = []
+    heard = logging.Handler()
+    heard.emit = lambda record: complaints.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("agentcore_rl_toolkit.backends.verl.recording").addHandler(heard)
+    tq.kv_clear(keys=[key for key in keys if key.startswith("u2_")], partition_id="train")
+    trained = [i for i, key in enumerate(keys) if not key.startswith("u2_")]
+    mask = data["response_mask"]
+    whole = response_to_nested(proto.batch["advantages"], mask)
+    fields = {"advantages": torch.nested.as_nested_tensor([whole[i] for i in trained], layout=torch.jagged)}
+    sampled = [data["rollout_log_probs"][i] for i in trained]
+    fields["old_log_probs"] = torch.nested.as_nested_tensor([row + 0.25 for row in sampled], layout=torch.jagged)
+    fields["entropy"] = torch.nested.as_nested_tensor([row * 0 + 1.5 for row in sampled], layout=torch.jagged)
+    keys = [keys[i] for i in trained]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=TensorDict(fields, batch_size=len(keys)))
+    tq.kv_clear(keys=keys, partition_id="train")
+    tracking = Tracking("project", "experiment", ["console"])
+    tracking.log(data={"val-core/math/reward": 0.5}, step=0)
+    tracking.log(data={"actor/pg_loss": -0.5, "timing_s/gen": 3.0, "timing_s/step": 4.0, "note": "x"}, step=1)
+    assert opened.recording is not None
+    assert opened.recording.run.flush()
+    with RunReader(folder) as run:
+        found: dict[str, Any] = {}
+        for row in run.rollouts(Query(phase="train")):
+            whole = run.rollout(row["id"]) or {}
+            sequences = [TokenSequence.decoded(s) for s in whole.get("sequences") or ()]
+            found[f"{row['grp']}/{row['place']}"] = {
+                "advantage": row["advantage"],
+                "entropy": row["entropy_mean"],
+                "gaps": [
+                    [b - a for a, b in zip(s.logprobs, s.trainer_logprobs, strict=True) if None not in (a, b)]
+                    for s in sequences
+                    if s.logprobs is not None and s.trainer_logprobs is not None
+                ],
+                "trained": [sum(s.mask) for s in sequences],
+            }
+        return {"rows": found, "events": run.metrics(), "complaints": complaints, "folder": str(folder)}
 
 
 def without_gateway(made: Any, batch: Any, uids: list[str]) -> dict[str, Any]:

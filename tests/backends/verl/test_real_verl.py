@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -128,6 +128,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         # A machine with more to do than it can: Ray gives its own processes half a minute to appear, and gives up with them.
         "RAY_agent_register_timeout_ms": "180000",
         "RAY_worker_register_timeout_seconds": "180",
+        "RAY_raylet_start_wait_time_s": "180",
         "RAY_worker_niceness": "0",  # its actors would have next to nothing beside other tests
         "AWS_ACCESS_KEY_ID": "local",
         "AWS_SECRET_ACCESS_KEY": "local",
@@ -215,6 +216,35 @@ def test_the_v1_manager_writes_rows_and_final_tags_and_masked_rollouts_move_no_a
                 assert tag["min_global_steps"] == output["extra_fields"]["min_global_steps"]
                 seen += 1
     assert seen == len(rows) == len(result["tags"])
+
+
+def test_the_runs_folder_has_the_advantages_logprobs_and_entropy_of_verls_trainer(
+    found: dict[str, Any], is_what_the_docs_say: Callable[..., None]
+) -> None:
+    recorded, compared = found["manager"]["recorded"]["rows"], 0
+    for g, group in enumerate(groups_of(24)):
+        rows = {int(name.rsplit("/", 1)[1]): row for name, row in recorded.items() if name.startswith(f"{g}-u{g}/")}
+        assert len(rows) == len(group.rollouts)
+        for rollout, advantage in zip(group.rollouts, grpo(group.rewards), strict=True):
+            row = rows[rollout.index]
+            if g == 2 or not to_verl(rollout, prompt_length=256, response_length=256):  # dropped untrained, or masked
+                assert (row["advantage"], row["entropy"], row["gaps"]) == (None, None, [])  # absent is not zero
+                continue
+            assert row["advantage"] == pytest.approx(advantage, abs=1e-4)
+            assert row["entropy"] == pytest.approx(1.5)
+            assert [len(gaps) for gaps in row["gaps"]] == row["trained"]
+            assert all(gap == pytest.approx(0.25, abs=1e-5) for gaps in row["gaps"] for gap in gaps)
+            compared += 1
+    assert compared > 8
+    assert found["manager"]["recorded"]["complaints"] == []
+    is_what_the_docs_say(Path(found["manager"]["recorded"]["folder"]), "verl", dropped=[f"{g}-u{g}" for g in (2,)])
+
+
+def test_the_runs_folder_has_what_verl_logs_of_a_step(found: dict[str, Any]) -> None:
+    evaluated, step = found["manager"]["recorded"]["events"]
+    assert evaluated == {"event": "evaluated", "step": 0, "val-core/math/reward": 0.5}
+    assert (step["event"], step["step"], step["loss"], "note" in step) == ("step", 1, -0.5, False)
+    assert (step["rollout_s"], step["train_s"]) == (3.0, 1.0)
 
 
 def test_without_a_gateway_the_first_prompts_fail_and_the_next_batch_says_why(found: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
+import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -246,3 +248,14 @@ def captured(capture: Any, trajectory: Any) -> dict[str, Any]:
             for sequence in trajectory.sequences
         ]
     return found
+
+
+def step_numbers(data: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of what a trainer logs of a step, and its loss under the name that the view draws."""
+    found = {
+        str(name): float(value)
+        for name, value in data.items()
+        if isinstance(value, numbers.Real) and math.isfinite(float(value))
+    }
+    loss = next((found[n] for n in ("actor/pg_loss", "actor/loss", "train/loss", "loss") if n in found), None)
+    return found | ({} if loss is None else {"loss": loss})

@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
-import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +24,7 @@ from ...errors import RolloutError, RolloutLostError, RolloutTimeoutError
 from ...trajectory import Turn
 from ..collection.groups import CollectConfig, GroupRequest
 from ..collection.judge import End, end_of_record, judge
-from ..collection.recording import Recording, open_recording
+from ..collection.recording import Recording, open_recording, step_numbers
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +98,7 @@ class Recorder:
         if self._recording is None:
             return
         run = self._recording.run
-        run.event("evaluated" if groups is None else "step", {"step": step, **numbers_of(data)})
+        run.event("evaluated" if groups is None else "step", {"step": step, **step_numbers(data)})
         if groups is None:
             return
         for trajectory in (t for group in groups for t in group.trajectories):
@@ -282,14 +280,3 @@ def advantage_of(trajectory: Any) -> float | None:
         given = step.advantage
         found |= set(given) if isinstance(given, list) else {given}
     return float(next(iter(found))) if len(found) == 1 and None not in found else None
-
-
-def numbers_of(data: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of what rLLM logs, and under the names that the view draws: loss, and where a step's time went."""
-    found = {
-        str(name): float(value)
-        for name, value in data.items()
-        if isinstance(value, numbers.Real) and math.isfinite(float(value))
-    }
-    loss = next((found[n] for n in ("actor/pg_loss", "actor/loss", "train/loss", "loss") if n in found), None)
-    return found | ({} if loss is None else {"loss": loss})

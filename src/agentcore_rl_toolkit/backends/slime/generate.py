@@ -70,6 +70,12 @@ def recording_of_process() -> Recording | None:
     return _opened.recording if _opened is not None else None
 
 
+def begins(step: int) -> None:
+    """The first step that is handed over in this process: the run forgets what it repeats."""
+    if _opened is not None:
+        _opened.begins(step, evaluations_from=step)
+
+
 def router_url(args: Any) -> str:
     """slime's SGLang router. Raises: ConfigError before slime has started it."""
     ip, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)

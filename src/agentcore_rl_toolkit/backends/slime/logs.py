@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...contract import Outcome
+from ..collection.recording import step_numbers
 from .convert import METRICS, NOTE, flat
+from .generate import recording_of_process
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +22,9 @@ log = logging.getLogger(__name__)
 def log_rollouts(
     rollout_id: int, args: Any, samples: Any, rollout_extra_metrics: dict[str, Any] | None, rollout_time: float
 ) -> bool:
-    """Add counts by outcome, cause and forks to the step's metrics."""
+    """Add counts by outcome, cause and forks to the step's metrics, and all of them to the run's folder."""
     metrics = outcome_metrics(flat(samples))
+    _keep("step", rollout_id, {**(rollout_extra_metrics or {}), **metrics, "rollout_s": rollout_time})
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update({f"{METRICS}/{name}": value for name, value in metrics.items()})
     else:
@@ -37,11 +40,13 @@ def log_eval(rollout_id: int, args: Any, data: dict[str, dict[str, Any]], extra_
     `n_samples_per_eval_prompt` rows of each prompt, a prompt with a masked rollout is taken out whole. A set in which
     nothing is left has no mean: it is removed with a warning rather than reported as 0.
     """
+    counts = {n: outcome_metrics(data[n].get("samples") or ()) for n in data}
+    _keep("evaluated", rollout_id, {f"{n}/{k}": v for n, found in counts.items() for k, v in found.items()})
     for name in list(data):
         samples = list(data[name].get("samples") or [])
         kept = _kept(samples, args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1)
         if samples and extra_metrics is not None:
-            extra_metrics.update({f"{METRICS}/eval/{name}/{k}": v for k, v in outcome_metrics(samples).items()})
+            extra_metrics.update({f"{METRICS}/eval/{name}/{k}": v for k, v in counts[name].items()})
         if samples and not kept:
             log.warning("evaluation %s of rollout %s: none of %d rollouts was usable", name, rollout_id, len(samples))
             del data[name]
@@ -50,6 +55,13 @@ def log_eval(rollout_id: int, args: Any, data: dict[str, dict[str, Any]], extra_
                 if isinstance(values, list) and len(values) == len(samples):
                     data[name][key] = [values[i] for i in kept]
     return False
+
+
+def _keep(event: str, step: int, facts: Mapping[str, Any]) -> None:
+    """Into the run's folder, where this process keeps one."""
+    recording = recording_of_process()
+    if recording is not None:
+        recording.run.event(event, {"step": step, **step_numbers(facts)})
 
 
 def _kept(samples: list[Any], group_size: int) -> list[int]:

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..collection.places import Places
+from . import trained
 from .convert import METRICS, NOTE, flat
-from .generate import recording_of_process
+from .generate import begins, recording_of_process
 from .logs import outcome_metrics
 
 _newest = -1  # the newest weight version that any rollout of this process was sampled by
@@ -57,6 +58,7 @@ def _finished(output: Any, args: Any, step: int | None = None) -> Any:
         output.samples = [list(flat(group)) for group in output.samples]
         mask_stale([s for group in output.samples for s in group], getattr(args, "max_staleness", None))
         note_step(flat(output.samples), step)
+        note_trained(args, [s for group in output.samples for s in group], step)
         found = {f"{METRICS}/{k}": v for k, v in outcome_metrics(flat(output.samples)).items()}
     else:
         for name, data in output.data.items():
@@ -71,10 +73,19 @@ def note_step(samples: Iterable[Any], step: int | None) -> None:
     recording = recording_of_process()
     if recording is None or step is None:
         return
+    begins(step)
     for sample in samples:
         note = (sample.metadata or {}).get(NOTE) or {}
         if note.get("session_id"):
             recording.run.annotate(note["session_id"], step=step, mask_reason=note.get("mask_reason"))
+
+
+def note_trained(args: Any, samples: list[Any], step: int | None) -> None:
+    """Into the run's folder: what slime's trainer computed for the steps before, and what this step's samples are."""
+    recording = recording_of_process()
+    if recording is not None and step is not None:
+        trained.take(recording)
+        trained.expect(args, recording, samples, step)
 
 
 def mask_stale(samples: list[Any], max_staleness: int | None) -> None:

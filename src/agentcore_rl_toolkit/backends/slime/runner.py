@@ -21,7 +21,7 @@ from ...errors import ConfigError
 from ...store.names import path_of
 from ..data import read_rows
 from ..settings import Plan, check_run, from_mapping, read_settings, with_environment
-from . import cluster
+from . import cluster, trained
 from .checks import check
 from .cluster import SlimeError
 from .rows import prepare_data
@@ -89,6 +89,7 @@ class SlimeRunner(SlimeRolloutSettings):
     save_interval: int = 20
     use_tis: bool = True
     routing_replay: bool = False
+    trainer_numbers: bool | None = None
     wandb_project: str | None = None
     wandb_group: str | None = None
     ray_address: str | None = None
@@ -131,6 +132,8 @@ class SlimeRunner(SlimeRolloutSettings):
             finally:
                 if head is not None:
                     head.stop()
+                if self.keeps_trainer_numbers:
+                    trained.take_rest(self.record_folder)
         if code:
             raise SlimeError(f"slime ended with exit code {code} (Ray job {job_id}); its log is above")
         return replace(plan, command=command)
@@ -236,6 +239,8 @@ class SlimeRunner(SlimeRolloutSettings):
             flags.append("--use-tis")
         if self.routing_replay:
             flags.append("--use-rollout-routing-replay")
+        if self.keeps_trainer_numbers:
+            flags += ["--save-debug-train-data", trained.template(self.record_folder)]
         if os.environ.get("WANDB_API_KEY") and self.wandb_project:
             flags += ["--use-wandb", "--wandb-project", self.wandb_project]
             flags += ["--wandb-group", self.wandb_group or self.exp_id]
@@ -276,6 +281,20 @@ class SlimeRunner(SlimeRolloutSettings):
         return Path(self.run_dir).absolute() / path_of(self.exp_id) / "eval.jsonl"
 
     @property
+    def record_folder(self) -> Path:
+        """The run's folder, for `agentcore-rl view`."""
+        return self.config_path.parent if self.record_dir is None else Path(self.record_dir).absolute()
+
+    @property
+    def keeps_trainer_numbers(self) -> bool:
+        """Whether the run's folder gets what slime's trainer computes. It goes through files that both processes see, which are
+        large with expert routing in them.
+        """
+        if self.trainer_numbers is None:
+            return self.ray_address is None and not self.routing_replay
+        return self.trainer_numbers
+
+    @property
     def rollout_gpus(self) -> int:
         """GPUs of the inference engines; in sync mode the same as training's."""
         return self.num_gpus if self.rollout_num_gpus is None else self.rollout_num_gpus
@@ -283,7 +302,7 @@ class SlimeRunner(SlimeRolloutSettings):
     def rollout_settings(self) -> dict[str, Any]:
         """What goes into slime's --custom-config-path."""
         found = {key: getattr(self, key) for key in _ROLLOUT_KEYS if getattr(self, key) is not None}
-        return {"record_dir": str(self.config_path.parent), **found}
+        return {**found, "record_dir": str(self.record_folder)}
 
     # -- doing it -----------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from .adapter import open_service, openai_params, with_steps
 from .bridge import Bridge
 from .convert import to_verl, too_long
 from .dataset import PAYLOAD_KEY
+from .recording import TrainerNumbers
 from .settings import AgentCoreConfig
 from .validation import Validation
 
@@ -66,6 +67,7 @@ class AgentCoreManager:
         self._empty = 0  # prompts in a row that gave no sample
         self._too_long = 0
         self._validation = Validation()
+        self._numbers: TrainerNumbers | None = None
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> AgentCoreManager:
@@ -79,6 +81,10 @@ class AgentCoreManager:
                 self._service, self._bridge = open_service(
                     AgentCoreConfig.of(self.config), self.config, self.llm_client
                 )
+            if self._numbers is None and self._service.recording is not None:
+                correction = self.config.algorithm.get("rollout_correction") or {}
+                trusted = bool(correction.get("bypass_mode", False))
+                self._numbers = TrainerNumbers(self._service.recording, own_logprobs=not trusted)
             return self._service
 
     def generate_sequences(self, prompts: TensorDict) -> None:
@@ -113,12 +119,11 @@ class AgentCoreManager:
         group: Group | None = None
         try:
             service = await asyncio.shield(asyncio.wrap_future(opening))
-            step = row.get("global_steps")
-            group = await service.group(
-                self._request(row, uid, validate),
-                phase="eval" if validate else "train",
-                step=None if step is None else int(step),
-            )
+            step = None if row.get("global_steps") is None else int(row["global_steps"])
+            if step is not None:  # a validation before training has the number of the step before
+                service.begins(step + validate, evaluations_from=step)
+            phase = "eval" if validate else "train"
+            group = await service.group(self._request(row, uid, validate), phase=phase, step=step)
             written = await asyncio.to_thread(self._write, group, row, uid, partition)
             status = "finished" if written else "failure"
             if not written:
@@ -158,6 +163,8 @@ class AgentCoreManager:
             for index, output in enumerate(made_of[rollout.index]):
                 made = AgentLoopOutput(**with_steps(output, row.get("global_steps")))
                 keys.append(f"{uid}_{rollout.index}_{index}")
+                if self._numbers is not None and partition == "train":
+                    self._numbers.wrote(keys[-1], output)
                 fields.append(_fields(made, row, rollout.index))
                 tags.append(_tag(fields[-1], row))
         if keys:

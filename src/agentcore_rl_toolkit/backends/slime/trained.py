@@ -1,0 +1,134 @@
+"""What slime's trainer computed of our samples, into the run's folder: its advantages, logprobs and entropy.
+
+With ``--save-debug-train-data`` slime gathers them from its ranks after every step and writes one file (format 2, slime 0.3.1).
+`expect` writes beside it which rollouts the step's samples are; `take` joins both and removes them. slime numbers the
+samples of a step as the rollout function returned them, forks flattened.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import shutil
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...runs import RunWriter
+from ..collection.recording import Recording
+from .convert import NOTE
+
+log = logging.getLogger(__name__)
+
+FOLDER = "trained"  # under the run's folder, empty between steps
+FORMAT = 2
+
+
+def template(run: Path) -> str:
+    """The value of ``--save-debug-train-data``; slime fills in the step."""
+    return str(run / FOLDER).replace("{", "{{").replace("}", "}}") + "/{rollout_id}.pt"
+
+
+def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -> None:
+    """Keep which rollouts these samples of a step are, where slime is going to write what it computes of them."""
+    run = recording.run.folder
+    if getattr(args, "save_debug_train_data", None) != template(run):
+        return  # none is written, or for somebody else
+    rows = [None if sample.remove_sample else _row(sample) for sample in samples]
+    trusted = bool(getattr(args, "use_rollout_logprobs", False))
+    _written(run / FOLDER / f"{step}.json", {"trusts_sampler": trusted, "samples": rows})
+    (run / FOLDER / f"{step}.pt").unlink(
+        missing_ok=True
+    )  # of a run that this one resumes: slime trains the step after this
+
+
+def take(recording: Recording) -> int:
+    """Add to the run what slime has written. Returns for how many steps. What is not whole yet waits for the next call."""
+    steps = 0
+    for listed in sorted((recording.run.folder / FOLDER).glob("*.json")):
+        written = listed.with_suffix(".pt")
+        if not written.exists() or (found := _loaded(written)) is None:
+            continue
+        try:
+            _add(recording, json.loads(listed.read_text()), found)
+        except (KeyError, ValueError, TypeError) as e:
+            log.warning("what slime computed for step %s is not kept: %s: %s", listed.stem, type(e).__name__, e)
+        written.unlink()
+        listed.unlink()
+        steps += 1
+    return steps
+
+
+def take_rest(run: Path) -> None:
+    """`take` what is left when slime has ended, from another process than its rollouts'. Nothing stays behind."""
+    folder = run / FOLDER
+    if any(folder.glob("*.pt")):
+        with Recording(run=RunWriter(run)) as recording:
+            take(recording)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _row(sample: Any) -> dict[str, Any] | None:
+    note = (sample.metadata or {}).get(NOTE) or {}
+    if note.get("session_id") is None:
+        return None
+    return {"session": note["session_id"], "sequence": note["branch"], "tokens": _checksum(sample.tokens)}
+
+
+def _add(recording: Recording, listed: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    if found.get("format_version") != FORMAT:
+        raise ValueError(f"its file has format {found.get('format_version')}, not {FORMAT}")
+    # Logprobs that slime did not work out before training are those of the training pass, later parts after updates.
+    several = any(len(shard["num_microbatches"]) > 1 for shard in found["dp_shards"])
+    unknown = listed["trusts_sampler"] and several
+    for sample in found["samples"]:
+        row = listed["samples"][sample["rollout_position"]]
+        if row is None:
+            continue
+        tokens = sample["tokens"].tolist()
+        if _checksum(tokens) != row["tokens"]:
+            raise ValueError(f"sample {sample['rollout_position']} is not that of session {row['session']}")
+        mask = sample["loss_masks"].tolist()
+        advantages = {v for v, trained in zip(_values(sample, "advantages") or (), mask, strict=False) if trained}
+        if len(advantages) == 1:  # else each token has its own, and the rollout none
+            recording.run.annotate(row["session"], advantage=advantages.pop())
+        prompt = len(tokens) - len(mask)
+        facts: dict[str, Any] = {}
+        for name, key in (("logprobs", "log_probs"), ("entropies", "entropy")):
+            values = None if unknown and key == "log_probs" else _values(sample, key)
+            if values is not None:
+                own = (v if trained else None for v, trained in zip(values, mask, strict=True))
+                facts[name] = [*[None] * prompt, *own]
+        if facts:
+            recording.trained(row["session"], row["sequence"], updates=0, **facts)
+
+
+def _values(sample: Mapping[str, Any], key: str) -> list[float] | None:
+    return sample[key].tolist() if sample.get(key) is not None else None
+
+
+def _checksum(tokens: Sequence[int]) -> int:
+    return zlib.crc32(array("i", tokens).tobytes())
+
+
+def _loaded(path: Path) -> Mapping[str, Any] | None:
+    import torch
+
+    try:
+        found: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        return {}  # not what slime 0.3.1 writes
+    except (RuntimeError, OSError, EOFError):  # slime is writing it
+        return None
+    return found
+
+
+def _written(path: Path, value: Mapping[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value))
+    except OSError as e:  # a training goes on without its record
+        log.warning("what slime computes for step %s will not be kept: %s", path.stem, e)

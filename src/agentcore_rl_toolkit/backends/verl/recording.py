@@ -1,0 +1,124 @@
+"""What verl's trainer makes of our rows, into the run's folder: advantages, its own logprobs, entropy, a step's log.
+
+V1 keeps the former in TransferQueue beside the rows and removes all of it when a step is over. They are read right before
+that, in the trainer's process, which is the manager's as well. verl has no hook for either, so TransferQueue's `kv_clear`
+and verl's `Tracking.log` are wrapped.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..._installation import missing_extra
+from ..collection.recording import Recording, step_numbers
+
+try:
+    import transfer_queue as tq
+    from verl.utils.tracking import Tracking
+except ModuleNotFoundError as e:
+    raise missing_extra(f"the verl backend needs {e.name!r}", "verl") from e
+
+log = logging.getLogger(__name__)
+
+MASK, ADVANTAGES, LOGPROBS, ENTROPY = "response_mask", "advantages", "old_log_probs", "entropy"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Which training sequence a row holds, and which tokens of its response were sampled."""
+
+    session_id: str
+    sequence: int
+    prompt_tokens: int
+    mask: Sequence[int] = field(repr=False)
+
+
+class TrainerNumbers:
+    """Adds to a run what the trainer computed. ``own_logprobs`` is False where it takes the sampler's for its own."""
+
+    def __init__(self, recording: Recording, *, own_logprobs: bool) -> None:
+        self._recording = recording
+        self._wanted = [MASK, ADVANTAGES, *((LOGPROBS, ENTROPY) if own_logprobs else ())]
+        self._rows: dict[str, Row] = {}
+        before_clear(self.clearing)
+        before_log(self.logged)
+
+    def wrote(self, key: str, output: Mapping[str, Any]) -> None:
+        """A row of this output, as `to_verl` gives it, goes into the queue."""
+        said = output["extra_fields"]
+        self._rows[key] = Row(
+            said["agentcore_session"],
+            said["agentcore_branch"],
+            len(output["prompt_ids"]),
+            bytes(output["response_mask"]),
+        )
+
+    def clearing(self, keys: Iterable[str], partition: str) -> None:
+        """Read what there is of these rows, which the trainer is about to remove."""
+        rows = {key: row for key in keys if (row := self._rows.pop(key, None)) is not None}
+        if not rows:
+            return
+        try:
+            data = tq.kv_batch_get(keys=list(rows), partition_id=partition, select_fields=self._wanted)
+            names = set(data.keys())
+            if ADVANTAGES not in names:
+                return  # dropped before it was trained on
+            for i, row in enumerate(rows.values()):
+                self._add(row, {name: data[name][i].tolist() for name in self._wanted if name in names})
+        except Exception:  # a training goes on without its record
+            log.warning("what verl computed of %d rows was not kept", len(rows), exc_info=True)
+
+    def logged(self, data: Mapping[str, Any], step: int) -> None:
+        """Add what verl logs: of a step, with the seconds it waited for rollouts and those it trained, or of a validation."""
+        found = step_numbers(data)
+        waited, whole = found.get("timing_s/gen"), found.get("timing_s/step")
+        if waited is not None and whole is not None:
+            found |= {"rollout_s": waited, "train_s": max(0.0, whole - waited)}
+        self._recording.run.event("evaluated" if whole is None else "step", {"step": step, **found})
+
+    def _add(self, row: Row, values: Mapping[str, Sequence[float]]) -> None:
+        # The queue's mask, which lacks the tokens that verl's rollout correction rejected: their advantage is 0.
+        advantages = {value for value, kept in zip(values[ADVANTAGES], values[MASK], strict=True) if kept}
+        if len(advantages) == 1:  # else each token has its own, and the rollout none
+            self._recording.run.annotate(row.session_id, advantage=advantages.pop())
+
+        def aligned(name: str) -> list[float | None] | None:
+            if name not in values:
+                return None
+            sampled = (value if mine else None for value, mine in zip(values[name], row.mask, strict=True))
+            return [*[None] * row.prompt_tokens, *sampled]
+
+        logprobs, entropies = aligned(LOGPROBS), aligned(ENTROPY)
+        if logprobs is not None or entropies is not None:
+            self._recording.trained(row.session_id, row.sequence, logprobs=logprobs, entropies=entropies, updates=0)
+
+
+def before_clear(look: Callable[[Iterable[str], str], None]) -> None:
+    """Call ``look(keys, partition)`` before this process removes rows from the queue."""
+    clear = tq.kv_clear
+
+    @functools.wraps(clear)
+    def kv_clear(keys: list[str] | str, partition_id: str) -> Any:
+        look([keys] if isinstance(keys, str) else keys, partition_id)
+        return clear(keys=keys, partition_id=partition_id)
+
+    tq.kv_clear = kv_clear
+
+
+def before_log(look: Callable[[Mapping[str, Any], int], None]) -> None:
+    """Call ``look(data, step)`` with everything that verl logs in this process."""
+    log_of = Tracking.log
+
+    @functools.wraps(log_of)
+    def log_step(tracking: Any, data: Any, step: Any, *rest: Any, **more: Any) -> Any:
+        try:
+            look(data, int(step))
+        except Exception:  # a training goes on without its record
+            log.warning("what verl logged of step %s was not kept", step, exc_info=True)
+        return log_of(tracking, data, step, *rest, **more)
+
+    Tracking.log = log_step
