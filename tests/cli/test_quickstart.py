@@ -128,8 +128,11 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return run_dir, output
 
 
-def test_a_run_leaves_all_that_it_promises_and_no_process(small_run: tuple[Path, str]) -> None:
+def test_a_run_leaves_all_that_it_promises_and_no_process(
+    small_run: tuple[Path, str], is_what_the_docs_say: Callable[[Path, str], None]
+) -> None:
     run_dir, output = small_run
+    is_what_the_docs_say(run_dir, "loop")
     assert [e["step"] for e in events(run_dir) if e["event"] == "step"] == list(range(STEPS))
     assert_nothing_left(run_dir)
     assert_all_is_there(run_dir)

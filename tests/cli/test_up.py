@@ -108,7 +108,9 @@ def test_invoke_finds_it_with_its_variables_and_shows_the_dialogue(folder: Path,
     assert told["sampled_tokens"] > 0
 
 
-def test_eval_finds_it_with_its_model_and_needs_no_credentials(folder: Path, up: tuple[object, Stack]) -> None:
+def test_eval_finds_it_with_its_model_and_needs_no_credentials(
+    folder: Path, up: tuple[object, Stack], is_what_the_docs_say: Callable[[Path, str], None]
+) -> None:
     rows = (folder / "shop" / "eval.jsonl").read_text().splitlines()[:4]
     (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "AGENTCORE_"))}
@@ -121,6 +123,7 @@ def test_eval_finds_it_with_its_model_and_needs_no_credentials(folder: Path, up:
         assert summary["outcomes"] == {"ok": 4}
         assert summary["rewarded"] == 4
         assert json.loads((folder / name / "summary.json").read_text()) == summary
+        is_what_the_docs_say(folder / name, "eval")
         with RunReader(folder / name) as kept:
             assert kept.steps()[0]["outcomes"] == {"ok": 4}
             rollout = kept.rollout(1)

@@ -346,6 +346,7 @@ def _evaluate(
         finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
             summary = summarise(items, time.monotonic() - began_s)
             write_results(out, items, summary)
+            kept.event("evaluated", as_facts(summary))
     if summary.failures > options["allow_failures"]:
         click.echo(visible(f"error: {_most_frequent(items)}"), err=True)
     click.echo(json.dumps(as_facts(summary), indent=2) if options["as_json"] else visible(summary))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,12 +62,15 @@ def written(folder: Path, found: list[Any], *, step: int = 1) -> Recorder:
     return recorder
 
 
-def test_a_step_is_written_with_tokens_dialogue_and_advantages(tmp_path: Path) -> None:
+def test_a_step_is_written_with_tokens_dialogue_and_advantages(
+    tmp_path: Path, is_what_the_docs_say: Callable[[Path, str], None]
+) -> None:
     found = episodes()
     recorder = written(tmp_path, found)
     kept, dropped = found[:-1], found[-1]
     recorder.logged({"loss": 0.5, "told": "x"}, 1, [SimpleNamespace(trajectories=e.trajectories) for e in kept])
     recorder.close()
+    is_what_the_docs_say(tmp_path, "rLLM")
     with RunReader(tmp_path) as run:
         rows = {row["session_id"]: row for row in run.rollouts()}
         assert len(rows) == len(found) > 3

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @sdk_sockets
-def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(place: Place) -> None:
+def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
+    place: Place, is_what_the_docs_say: Callable[[Path, str], None]
+) -> None:
     server, config = place.server, place.config
     steps: list[tuple[StepResult, list[Group]]] = []
 
@@ -127,6 +129,7 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(pla
     }
     check_tokens(server, groups, calls_from=sampled, updates_from=trained)
     assert [entry["step"] for entry in read_metrics(config.output_dir)] == [0, 1]
+    is_what_the_docs_say(config.output_dir, "Tinker")
     with RunReader(config.output_dir) as run:
         steps_of = run.steps()
         assert [(s["phase"], s["step"]) for s in steps_of] == [("train", 0), ("train", 1)]

@@ -121,7 +121,10 @@ def test_ctrl_c_is_130_and_the_printed_command_finishes_the_run(trained: Trained
     assert "held out, before" not in trained.resumed[1]  # it went on, not anew
 
 
-def test_the_run_leaves_what_the_loop_leaves(trained: Trained) -> None:
+def test_the_run_leaves_what_the_loop_leaves(
+    trained: Trained, is_what_the_docs_say: Callable[[Path, str], None]
+) -> None:
+    is_what_the_docs_say(trained.run, "TRL")
     summary = json.loads((trained.run / "summary.json").read_text())
     assert summary["steps"] == STEPS
     assert summary["trained_token_share"] == 1.0

@@ -234,6 +234,7 @@ def run_folder(tq: Any, opened: RolloutService, keys: list[str], data: Any, prot
             sequences = [TokenSequence.decoded(s) for s in whole.get("sequences") or ()]
             found[f"{row['grp']}/{row['place']}"] = {
                 "advantage": row["advantage"],
+                "mask_reason": row["mask_reason"],
                 "entropy": row["entropy_mean"],
                 "gaps": [
                     [b - a for a, b in zip(s.logprobs, s.trainer_logprobs, strict=True) if None not in (a, b)]

@@ -219,7 +219,7 @@ def test_the_v1_manager_writes_rows_and_final_tags_and_masked_rollouts_move_no_a
 
 
 def test_the_runs_folder_has_the_advantages_logprobs_and_entropy_of_verls_trainer(
-    found: dict[str, Any], is_what_the_docs_say: Callable[..., None]
+    found: dict[str, Any], is_what_the_docs_say: Callable[[Path, str], None]
 ) -> None:
     recorded, compared = found["manager"]["recorded"]["rows"], 0
     for g, group in enumerate(groups_of(24)):
@@ -229,6 +229,7 @@ def test_the_runs_folder_has_the_advantages_logprobs_and_entropy_of_verls_traine
             row = rows[rollout.index]
             if g == 2 or not to_verl(rollout, prompt_length=256, response_length=256):  # dropped untrained, or masked
                 assert (row["advantage"], row["entropy"], row["gaps"]) == (None, None, [])  # absent is not zero
+                assert row["mask_reason"] is not None
                 continue
             assert row["advantage"] == pytest.approx(advantage, abs=1e-4)
             assert row["entropy"] == pytest.approx(1.5)
@@ -236,8 +237,9 @@ def test_the_runs_folder_has_the_advantages_logprobs_and_entropy_of_verls_traine
             assert all(gap == pytest.approx(0.25, abs=1e-5) for gaps in row["gaps"] for gap in gaps)
             compared += 1
     assert compared > 8
+    assert {row["mask_reason"] for name, row in recorded.items() if name.startswith("4-u4/")} == {"filtered", "outcome"}
     assert found["manager"]["recorded"]["complaints"] == []
-    is_what_the_docs_say(Path(found["manager"]["recorded"]["folder"]), "verl", dropped=[f"{g}-u{g}" for g in (2,)])
+    is_what_the_docs_say(Path(found["manager"]["recorded"]["folder"]), "verl")
 
 
 def test_the_runs_folder_has_what_verl_logs_of_a_step(found: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from ..data import encode_payload
 from .groups import CollectedRollout, Group, GroupRequest
 
 LOG_CHARACTERS = 20_000
+FILTERED = "filtered"  # mask reason of what a trainer left out of its batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,9 @@ from ...errors import RolloutError, RolloutLostError, RolloutTimeoutError
 from ...trajectory import Turn
 from ..collection.groups import CollectConfig, GroupRequest
 from ..collection.judge import End, end_of_record, judge
-from ..collection.recording import Recording, open_recording, step_numbers
+from ..collection.recording import FILTERED, Recording, open_recording, step_numbers
 
 log = logging.getLogger(__name__)
-
-FILTERED = "filtered"  # rLLM left the rollout's group, or the rollout, out of the batch
 
 
 @dataclass(frozen=True, kw_only=True)

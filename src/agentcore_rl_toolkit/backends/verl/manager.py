@@ -19,6 +19,7 @@ from ..._installation import missing_extra
 from ...errors import CaptureError, RolloutError
 from .._portal import start
 from ..collection.collect import CollectedRollout, Group, GroupRequest, summarize
+from ..collection.recording import FILTERED
 from ..data import payload_id
 from ..service import RolloutService
 from .adapter import open_service, openai_params, with_steps
@@ -158,6 +159,9 @@ class AgentCoreManager:
         compared = partition == "train" and self.config.algorithm.adv_estimator in _COMPARING
         if compared and len(group.rollouts) > 1 and sum(map(bool, made_of.values())) < 2:
             # With nothing to compare it to verl would take the reward itself for the advantage.
+            for rollout in group.rollouts:
+                if made_of[rollout.index]:
+                    self._left_out(rollout, FILTERED)
             return 0
         for rollout in group.rollouts:
             for index, output in enumerate(made_of[rollout.index]):
@@ -192,6 +196,7 @@ class AgentCoreManager:
             return []
         if not outputs and too_long(rollout, **limits):
             self._too_long += 1
+            self._left_out(rollout, "too_long")
             log.warning(
                 "rollout %s is masked: it is longer than actor_rollout_ref.rollout.prompt_length=%s or response_length=%s "
                 "allow (%d so far)",
@@ -200,6 +205,10 @@ class AgentCoreManager:
                 self._too_long,
             )
         return outputs
+
+    def _left_out(self, rollout: CollectedRollout, reason: str) -> None:
+        if self._numbers is not None:
+            self._numbers.left_out(rollout.session_id, reason)
 
 
 def rows_of(prompts: TensorDict) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..._installation import missing_extra
-from ..collection.recording import Recording, step_numbers
+from ..collection.recording import FILTERED, Recording, step_numbers
 
 try:
     import transfer_queue as tq
@@ -57,6 +57,10 @@ class TrainerNumbers:
             bytes(output["response_mask"]),
         )
 
+    def left_out(self, session_id: str, reason: str) -> None:
+        """A rollout that could have been trained, and is not."""
+        self._recording.run.annotate(session_id, mask_reason=reason)
+
     def clearing(self, keys: Iterable[str], partition: str) -> None:
         """Read what there is of these rows, which the trainer is about to remove."""
         rows = {key: row for key in keys if (row := self._rows.pop(key, None)) is not None}
@@ -65,8 +69,10 @@ class TrainerNumbers:
         try:
             data = tq.kv_batch_get(keys=list(rows), partition_id=partition, select_fields=self._wanted)
             names = set(data.keys())
-            if ADVANTAGES not in names:
-                return  # dropped before it was trained on
+            if ADVANTAGES not in names:  # dropped before it was trained on
+                for session_id in {row.session_id for row in rows.values()}:
+                    self.left_out(session_id, FILTERED)
+                return
             for i, row in enumerate(rows.values()):
                 self._add(row, {name: data[name][i].tolist() for name in self._wanted if name in names})
         except Exception:  # a training goes on without its record
