@@ -224,10 +224,21 @@ def test_branches_are_a_tree_with_their_reasons_and_stages_a_waterfall(shown: Sh
     ]
 
 
-def test_two_phases_are_compared_on_the_same_inputs(shown: Shown) -> None:
-    page = shown.at("#/compare?first=loop@before&second=loop@after")
-    assert "2 inputs in both: 1 better, 0 worse" in page.inner_text("#page")
-    assert page.locator("#compared tbody tr").count() == 2
+@pytest.mark.parametrize(
+    ("first", "second", "inputs", "better", "worse"),
+    [
+        ("loop@before", "loop@after", 2, 1, 0),
+        ("loop@train:0", "loop@train:1", 2, 0, 1),
+        ("trl@train:1", "loop@train:0", 2, 1, 0),
+    ],
+    ids=["phases", "steps", "runs"],
+)
+def test_two_phases_steps_or_runs_are_compared_on_the_same_inputs(
+    shown: Shown, first: str, second: str, inputs: int, better: int, worse: int
+) -> None:
+    page = shown.at(f"#/compare?first={first}&second={second}")
+    assert f"{inputs} inputs in both: {better} better, {worse} worse" in page.inner_text("#page")
+    assert page.locator("#compared tbody tr").count() == inputs
     assert page.inner_text("#compared tbody td >> nth=0").startswith("Count the lamps of shop")
 
 

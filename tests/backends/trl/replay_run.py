@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.collection.collect import collect, open_recording
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
-from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, make_trainer
+from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, StepMetrics, make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.cli.training.run import load_loop
 
@@ -132,7 +132,7 @@ def settings(policy_url: str | None, out: Path, **more: Any) -> TrlConfig:
     )
 
 
-def trainer_for(config: TrlConfig, replay: Replay, seen: list[dict[str, Any]]) -> AgentCoreGRPOTrainer:
+def trainer_for(config: TrlConfig, replay: Replay, seen: list[dict[str, Any]], **more: Any) -> AgentCoreGRPOTrainer:
     trainer = make_trainer(
         config,
         client=replay.client,
@@ -140,6 +140,7 @@ def trainer_for(config: TrlConfig, replay: Replay, seen: list[dict[str, Any]]) -
         rows=[{"prompt": f"task {i}", "answer": str(i)} for i in range(8)],
         model=tiny_model(),
         tokenizer=tiny_tokenizer(),
+        **more,
     )
     inner = trainer._generate_and_score_completions
 
@@ -154,11 +155,15 @@ def trainer_for(config: TrlConfig, replay: Replay, seen: list[dict[str, Any]]) -
 
 def plain_step(server: WeightServer, out: Path) -> dict[str, Any]:
     replay, seen = Replay(recorded_episodes(), by_input=False), []
-    trainer = trainer_for(settings(server.url, out), replay, seen)
+    recording = open_recording(out / "run", {"trainer": "trl"})
+    callbacks = [StepMetrics(recording)]
+    trainer = trainer_for(settings(server.url, out), replay, seen, recording=recording, callbacks=callbacks)
     trainer.train()
+    recording.run.close()
     rows, stats = trainer.rollouts.groups, trainer.rollouts.stats
     return {
         "output": seen[0],
+        "run": str(out / "run"),
         "pad": trainer.processing_class.pad_token_id,
         "sessions": [[r.session_id for r in g.rollouts] for g in rows],
         "payloads": [p["prompt"] for p in replay.invoked],

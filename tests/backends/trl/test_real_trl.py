@@ -6,6 +6,7 @@ import json
 import math
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.samples import rollout_samples
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.runs import Query, RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -76,6 +78,20 @@ def test_group_statistics_ignore_masked_rollouts(plain: dict[str, Any], rollouts
         rewards_G = [r.reward if r.usable else None for r in rollouts[start : start + 8]]
         expected = [0.0 if a is None else a for a in grpo(rewards_G, epsilon=1e-4)]  # TRL's own epsilon
         assert plain["output"]["advantages"][start : start + 8] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_script_of_ones_own_leaves_a_run(
+    plain: dict[str, Any], is_what_the_docs_say: Callable[[Path, str], None]
+) -> None:
+    is_what_the_docs_say(Path(plain["run"]), "TRL")
+    with RunReader(Path(plain["run"])) as run:
+        [step] = run.metrics()
+        found = {row["session_id"]: row["advantage"] for row in run.rollouts(Query(usable=True))}
+    assert (step["event"], step["step"], step["loss"]) == ("step", 0, plain["log"][0]["loss"])
+    sessions = [session for group in plain["sessions"] for session in group]
+    advantages = dict(zip(sessions, plain["output"]["advantages"], strict=True))
+    assert found == {session: pytest.approx(advantages[session], abs=1e-6) for session in found}
+    assert len(found) > 8
 
 
 def test_the_token_mean_counts_only_trained_tokens(plain: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from ..collection.collect import (
     open_recording,
     summarize,
 )
-from ..collection.recording import kept
+from ..collection.recording import kept, step_numbers
 from ..data import encode_payload, payload_id, read_rows
 from .config import TrlConfig
 from .convert import REWARD_KEY, SEQUENCE_KEY, SESSION_KEY, ConvertStats, to_trl
@@ -110,9 +110,7 @@ class AgentCoreRollouts:
         """Where this batch belongs: TRL takes several optimizer steps on one, which is one step of a run."""
         if self.recording is None:
             return None
-        args = trainer.args
-        parts = max(1, args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)
-        step = int(trainer.state.global_step) // parts
+        step = int(trainer.state.global_step) // _parts(trainer.args)
         return self.recording.at("train" if trainer.model.training else "eval", step)
 
     def sync_weights(self, trainer: Any) -> None:
@@ -241,6 +239,26 @@ class _LastWeights(TrainerCallback):
         self.rollouts.sync_weights(self.trainer)
 
 
+class StepMetrics(TrainerCallback):
+    """What TRL logs of a step or an evaluation, as events of a run. Where a batch is for several optimizer steps, each is one."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        found = step_numbers(logs or {})
+        done, parts = int(state.global_step), _parts(args)
+        if "loss" in found:
+            self.recording.run.event("step", {"step": (done - 1) // parts, "optimizer_steps": done, **found})
+        elif any(name.startswith("eval_") for name in found):
+            self.recording.run.event("evaluated", {"step": done // parts, **found})
+
+
+def _parts(args: Any) -> int:
+    """Optimizer steps on one batch."""
+    return max(1, int(args.steps_per_generation) * int(args.num_iterations) // int(args.gradient_accumulation_steps))
+
+
 def agent_reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """TRL's reward function: what the agent returned; None for masked rollouts, which TRL then leaves out."""
     rewards: list[float | None] = columns[REWARD_KEY]
@@ -359,7 +377,10 @@ def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
         gateway = stack.enter_context(GatewayClient(config.gateway_url, admin_key=config.gateway_admin_key))
         recording = open_recording(config.output_dir, kept(config), tokenizer=config.model)
         stack.callback(recording.run.close)
-        trainer = make_trainer(config, client=client, gateway=gateway, recording=recording, **arguments)
+        callbacks = [StepMetrics(recording), *arguments.pop("callbacks", ())]
+        trainer = make_trainer(
+            config, client=client, gateway=gateway, recording=recording, callbacks=callbacks, **arguments
+        )
         trainer.train()
         trainer.save_model(str(Path(config.output_dir) / "policy"))
         return trainer
