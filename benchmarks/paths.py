@@ -7,6 +7,7 @@ something that users do. A gateway's work is 256 agents of 20 turns each (24 age
 tokens with their ids and logprobs, and every request carries all turns before it. A runtime's work is warm calls to an agent
 that does nothing. Inference server and agents are one process beside it. CPU is the server's, from the kernel, for each call.
 Runs with a path and without it take turns.
+The way to Tinker is the gateway's own; "without" it is Tinker's SDK by itself: sampling, and nothing else that a gateway does.
 The sessions of 80 turns end at 98,000 tokens.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway_load.processes import cpu_s, process, settle
+from gateway_load import tinker
+from gateway_load.gateways import WEIGHTS
+from gateway_load.processes import BENCHMARKS, cpu_s, process, settle
 from gateway_load.replies import chat_body, chat_stream, dumps, prompt_ids, sampled_ids, whole
 from runtime import BODY, HEAD, Caller, session_id
 
@@ -151,12 +155,12 @@ class Inference:
 
 
 @contextmanager
-def served(without: str, *options: str) -> Iterator[tuple[Any, int]]:
+def served(without: str, *options: str, env: dict[str, str] | None = None) -> Iterator[tuple[Any, int]]:
     """A server of the command line, and its pid."""
     with tempfile.TemporaryDirectory() as folder:
         ready, quiet = Path(folder) / "ready.json", subprocess.DEVNULL
         command = [sys.executable, "-c", f"{WITHOUT[without]}\n{RUN}", *options, "--ready-file", str(ready)]
-        with process(command, core=None, cwd=folder, stdout=quiet, stderr=quiet) as running:
+        with process(command, core=None, cwd=folder, stdout=quiet, stderr=quiet, env=env) as running:
             deadline = time.monotonic() + 120
             while not ready.exists():
                 if running.poll() is not None or time.monotonic() > deadline:
@@ -228,6 +232,31 @@ async def warm_call_ms(without: str, calls: int) -> float:
             await asyncio.to_thread(starting.__exit__, None, None, None)
 
 
+async def tinker_ms(agents: int) -> tuple[float, float]:
+    """CPU ms of a call to the rehearsal of Tinker's service: of a whole gateway, and of Tinker's SDK."""
+    module = [sys.executable, "-m", "gateway_load.tinker"]
+    with process([*module, "serve"], core=None, cwd=BENCHMARKS, stdout=subprocess.PIPE) as service:
+        assert service.stdout is not None
+        url = (await asyncio.to_thread(service.stdout.readline)).strip()
+        options = ["gateway", "serve", "--no-admin-key", "--engine", "tinker", "--upstream", url]
+        options += ["--model", str(WEIGHTS), "--sampler", tinker.BASE_MODEL, "--store", "store"]
+        starting = served("", *options, env={**os.environ, "TINKER_API_KEY": "tml-benchmark"})
+        ready, pid = await asyncio.to_thread(starting.__enter__)
+        try:
+            rows = await asyncio.to_thread(_sessions, ready["url"], agents)
+            asked = {"model": "m", "max_tokens": TOKENS, "messages": [{"role": "user", "content": "please " * 400}]}
+            before = cpu_s(pid)
+            await run_agents(ready["url"], rows, Work("", "chat/completions", [dumps(asked)] * TURNS, []))
+            await asyncio.to_thread(settle, pid)
+            ours = 1000 * (cpu_s(pid) - before) / (agents * TURNS)
+        finally:
+            await asyncio.to_thread(starting.__exit__, None, None, None)
+        command = [*module, "sample", url, str(agents), str(TURNS)]
+        with process(command, core=None, cwd=BENCHMARKS, stdout=subprocess.PIPE) as sdk:
+            assert sdk.stdout is not None
+            return ours, 1000 * float(await asyncio.to_thread(sdk.stdout.readline)) / (agents * TURNS)
+
+
 async def measure(only: list[str], *, quick: bool) -> list[Row]:
     """A row for each path and kind of work."""
     agents, rounds = (24, 1) if quick else (256, 2)
@@ -257,6 +286,11 @@ async def measure(only: list[str], *, quick: bool) -> list[Row]:
         calls = 2_000 if quick else 20_000
         pairs = [(await warm_call_ms("", calls), await warm_call_ms(name, calls)) for _ in range(rounds)]
         found.append(Row(name, "a warm call", min(a for a, _ in pairs), min(b for _, b in pairs)))
+        print(found[-1], flush=True)
+    name = "gateway/tinker"
+    if not only or any(word in name for word in only):
+        pairs = [await tinker_ms(agents) for _ in range(rounds)]
+        found.append(Row(name, "1,024 tokens at Tinker", min(a for a, _ in pairs), min(b for _, b in pairs)))
         print(found[-1], flush=True)
     return found
 
