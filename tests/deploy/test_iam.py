@@ -9,6 +9,7 @@ import inspect
 import re
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -237,6 +238,25 @@ def test_who_deploys_lets_agentcore_make_its_own_roles_and_no_others() -> None:
         assert resource.startswith(
             f"arn:aws:iam::123456789012:role/aws-service-role/{service}/AWSServiceRoleForBedrockAgentCore"
         )
+
+
+def test_the_page_names_every_right_of_every_statement() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deploy-rights.md").read_text()
+    printed = {
+        "execution": iam.execution(PLACE),
+        "trainer": iam.trainer(PLACE),
+        "doctor": iam.doctor(PLACE, role=ROLE),
+        "deployer": iam.deployer(PLACE, role=ROLE),
+        "codebuild": BUILD.service(),
+        "codebuild_starter": BUILD.starter(),
+    }
+    for name, policy in printed.items():
+        section = page.split(f"\n## {name}: ")[1].split("\n## ")[0]
+        rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+        named = {sid.strip(" `"): re.findall(r"`([^`]+)`", rights) for sid, rights in rows}
+        assert named == {s["Sid"]: s["Action"] for s in policy["Statement"]}, name
+    for trust in (iam.execution_trust(PLACE), BUILD.trust()):
+        assert f"`{trust['Statement'][0]['Sid']}`" in page
 
 
 def test_only_agentcore_of_this_account_takes_the_execution_role() -> None:
