@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -96,6 +97,17 @@ async def test_intent_that_cannot_be_stored_is_an_error(tmp_path: Path) -> None:
     ledger = StoreLedger(open_store(f"file://{tmp_path}/s"), "e")
     with pytest.raises(StoreError):
         await ledger.append_async(INTENT)
+
+
+async def test_a_ledger_in_the_store_is_read_without_what_cannot_be_its_own(tmp_path: Path) -> None:
+    ledger = make("store", tmp_path)
+    await ledger.append_async(INTENT)
+    await ledger.close_async()
+    folder = tmp_path / "s" / "_ledger" / "e"
+    with open(folder / "9-huge.jsonl", "wb") as file:
+        file.truncate(2**40)
+    os.mkfifo(folder / "9-pipe.jsonl")
+    assert await asyncio.wait_for(make("store", tmp_path).open_async(), 60) == [INTENT]
 
 
 def test_last_attempt_of_each_row_counts() -> None:

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..contract import IdValue, Outcome
-from ..errors import ConfigError, ObjectNotFoundError
+from ..errors import ConfigError, ObjectNotFoundError, ObjectTooLargeError
 from ..proof import ProofKey
 from ..store import ObjectStore
 from .proofs import keep_key
 
 logger = logging.getLogger(__name__)
 
+MAX_SEGMENT_BYTES = 64 * 2**20  # some hundred thousand lines; agents may be able to write there, too
 SEGMENT_S = 0.05  # appends within this time share one object of a ledger in the store
 
 
@@ -150,9 +151,11 @@ class StoreLedger:
         lines: list[dict[str, Any]] = []
         for item in await self._store.list_async(self._prefix):
             try:
-                lines.extend(parse_lines(await self._store.get_async(item.key)))
+                lines.extend(parse_lines(await self._store.get_async(item.key, max_bytes=MAX_SEGMENT_BYTES)))
             except ObjectNotFoundError:
                 continue
+            except ObjectTooLargeError as e:  # nothing that was written here
+                logger.warning("a part of the ledger is left out: %s", e)
         return lines
 
     async def append_async(self, line: Mapping[str, Any]) -> None:

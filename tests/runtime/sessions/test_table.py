@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import sys
@@ -14,6 +15,9 @@ import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.runtime.agents.agent import Agent
+from agentcore_rl_toolkit.runtime.config import RuntimeConfig, TimeLimits
+from agentcore_rl_toolkit.runtime.sessions.table import SessionFolders, SessionTable
 
 from ..conftest import Server, alive, wait_for
 
@@ -296,3 +300,53 @@ def test_network_and_memory_are_held_for_agent_and_commands(
     assert run(fetch % f'"{server.url}/_local/status"')[0] != 0
     assert run(f"{sys.executable} -c 'bytearray(800 << 20)'")[0] != 0
     assert run(f"{sys.executable} -c 'bytearray(50 << 20)'")[0] == 0
+
+
+class Running:
+    """A session's process that runs until it is stopped."""
+
+    pid = cpu_s = max_rss_bytes = None
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.started, self.ended = loop.create_future(), loop.create_future()
+        self.started.set_result(1)
+
+    def stop(self, grace_s: float) -> None:
+        if not self.ended.done():
+            self.ended.set_result(0)
+
+
+async def test_an_answer_that_nobody_foresaw_keeps_no_session_beyond_its_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OneNode:
+        async def start_session(self, order: Any) -> Any:
+            return Running()
+
+    node: Any = OneNode()
+    config = RuntimeConfig(times=TimeLimits(idle_timeout_s=0.2, stop_grace_s=0.1, shutdown_grace_s=0.1))
+    folders = SessionFolders(sessions=tmp_path / "s", logs=tmp_path / "l", sockets=tmp_path / "x")
+    (tmp_path / "x").mkdir()
+    table = SessionTable(node, config, folders)
+    answers: list[Any] = [(200, b"{}")]
+
+    async def ask(session: Any) -> Any:
+        if answers:
+            return answers.pop()
+        raise KeyError("of a kind that nobody foresaw")
+
+    monkeypatch.setattr(table, "_ask", ask)
+    agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=tmp_path / "a.py", python=tmp_path / "python")
+    reaping = asyncio.create_task(table.reap())
+    try:
+        session = await asyncio.wait_for(table.acquire(agent, "DEFAULT", new_session_id()), 30)
+        table.release(session)
+        async with asyncio.timeout(30):
+            while not table.ended:  # noqa: ASYNC110  (the table's clock)
+                await asyncio.sleep(0.01)
+    finally:
+        reaping.cancel()
+        await table.close()
+    assert table.ended[0]["state"] == "idle"
+    assert "of a kind that nobody foresaw" in caplog.text

@@ -8,7 +8,6 @@ table at once, so the next call with the same id gets a fresh environment, while
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import itertools
 import logging
@@ -340,11 +339,15 @@ class SessionTable:
     async def _ping(self, session: Session) -> None:
         status: str | None = None
         age_s: float | None = None
-        with contextlib.suppress(TimeoutError, UpstreamLostError, OSError):
+        try:
             async with asyncio.timeout(PING_TIMEOUT_S):
                 code, body = await self._ask(session)
             if code == 200:
                 status, age_s = ping_status(body)
+        except (TimeoutError, UpstreamLostError, OSError):
+            pass
+        except Exception:  # none of its answers may keep a session beyond its limits
+            log.exception("the answer of session %s to /ping cannot be read", session.id)
         session.clock.saw_ping(status, age_s, time.monotonic())
 
     async def _ask(self, session: Session) -> tuple[int, bytes]:
