@@ -98,6 +98,7 @@ class PodProcess:
                 self._created.set()
             self.name = claim.name
             ready = await client.wait_ready_async(claim.name, timeout_s=self._pods.init_timeout_s)
+            self._host, self.node_id = ready.pod_ips[0], ready.sandbox or ready.name
         except QuotaError as e:
             self._pods.full_until_s = time.monotonic() + FULL_S
             error = WireError(
@@ -106,8 +107,10 @@ class PodProcess:
             self._fail(error)
         except KubernetesError as e:
             self._fail(e)
+        except Exception as e:  # such as an answer of another form; whoever waits for the pod must hear of it
+            log.exception("the pod of session %s could not be had", identity)
+            self._fail(LocalRuntimeError(f"its pod could not be had: {type(e).__name__}: {e}"))
         else:
-            self._host, self.node_id = ready.pod_ips[0], ready.sandbox or ready.name
             if not self.started.done():
                 self.started.set_result(0)
 

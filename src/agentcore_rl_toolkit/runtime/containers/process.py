@@ -128,6 +128,9 @@ class ContainerProcess:
                 status = await self._live(self.container)
         except (EngineError, OSError) as e:
             failure = str(e)
+        except Exception as e:  # whoever waits for it must hear that it is over
+            log.exception("container of session %s", self._order.session_id)
+            failure = f"{type(e).__name__}: {e}"
         finally:
             await asyncio.shield(self._keep(self._clean_up()))
         if not self.started.done():
@@ -257,21 +260,25 @@ class ContainerProcess:
             name = await self._signals.get()
             try:
                 await self._engine.signal(container, name)
-            except EngineError as e:
+            except Exception as e:  # the next signal may get there
                 log.warning("container of session %s: %s: %s", self._order.session_id, name, e)
 
     async def _watch_disk(self, container: str, limit: int) -> None:
         """End the session when what it wrote to its container exceeds the limit."""
         while True:
             await asyncio.sleep(POLL_S)
-            with contextlib.suppress(EngineError):
+            try:
                 info = await self._engine.inspect(container, size=True)
                 used = int(info.get("SizeRw") or 0) + log_bytes(self._order.log_path)
                 used += await asyncio.to_thread(used_bytes, self._order.directory, most=limit)
-                if used > limit:
-                    self.death = excess(used, limit)
-                    self.stop(0.0)
-                    return
+            except Exception as e:  # it is measured again
+                level = logging.DEBUG if isinstance(e, EngineError) else logging.WARNING
+                log.log(level, "what session %s uses of the disk is not known: %r", self._order.session_id, e)
+                continue
+            if used > limit:
+                self.death = excess(used, limit)
+                self.stop(0.0)
+                return
 
     async def _clean_up(self) -> None:
         for command in list(self._commands):
@@ -281,8 +288,8 @@ class ContainerProcess:
         if self.container is not None:
             try:
                 await self._engine.remove(self.container)
-            except EngineError as e:
-                log.warning("container %s could not be removed: %s", self._plan.name, e)
+            except Exception as e:  # its session is over all the same
+                log.warning("container %s could not be removed: %r", self._plan.name, e)
 
     def _keep(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
