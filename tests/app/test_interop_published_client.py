@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import http.client
 import http.server
+import importlib
+import importlib.util
+import inspect
 import json
 import os
 import subprocess
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +219,37 @@ def test_the_published_client_reads_from_our_agent_what_it_reads_from_the_publis
         assert sorted(item["index"] for item in batch) == list(range(8))
         assert all(item["success"] and item["error"] is None for item in batch)
     assert len(data_plane.stopped) == 2 * (ROLLOUTS + 8)
+
+
+SURFACE = """
+import importlib, inspect, json, pkgutil
+import agentcore_rl_toolkit as package
+from agentcore_rl_toolkit import RolloutClient, RolloutFuture
+modules = [m.name for m in pkgutil.iter_modules(package.__path__)]
+modules += ["backends." + m.name for m in pkgutil.iter_modules([package.__path__[0] + "/backends"])]
+taken = {m: [*inspect.signature(getattr(RolloutClient, m)).parameters] for m in ("__init__", "invoke", "run_batch")}
+methods = [name for name in vars(RolloutFuture) if not name.startswith("_")]
+print(json.dumps({"names": package.__all__, "modules": modules, "taken": taken, "methods": methods}))
+"""
+
+
+@pytest.mark.slow
+def test_every_name_of_the_published_package_is_here_or_named_in_moving_here(
+    make_environment: Callable[..., str],
+) -> None:
+    published = make_environment("published-0.2.0", "agentcore-rl-toolkit[core]==0.2.0")
+    done = subprocess.run([published, "-c", SURFACE], capture_output=True, text=True, timeout=120, check=True)
+    surface = json.loads(done.stdout)
+    page = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+    package = importlib.import_module("agentcore_rl_toolkit")
+    for name in surface["names"]:
+        assert hasattr(package, name) or f"`{name}`" in page, name
+    elsewhere = {"runtime", "sandbox"}  # of the same name, or of none, and another thing
+    for module in surface["modules"]:
+        here = importlib.util.find_spec(f"agentcore_rl_toolkit.{module}") is not None and module not in elsewhere
+        assert here or f".{module}" in page, module
+    client = importlib.import_module("agentcore_rl_toolkit.client")
+    for method, parameters in surface["taken"].items():
+        ours = inspect.signature(getattr(client.RolloutClient, method)).parameters
+        assert [name for name in ours if name in parameters] == parameters, method
+    assert {name for name in surface["methods"] if not hasattr(client.RolloutFuture, name)} == set()
