@@ -8,10 +8,12 @@ figures are those of the schedule, the same on every machine. The collection cor
 synchronous: `collect_async`, then training. with extra rollouts: the same with `extra_rollouts=2` a group, whose stragglers are
 cancelled. streamed: `collect_stream` with that many weight versions of `max_staleness`.
 
-Lost: rollouts that were started and never trained. CPU: milliseconds of the core for each rollout. `--quickstart` adds the real
-thing: `agentcore-rl quickstart` with `--staleness` 0 and 1 (minutes).
+Lost: rollouts that were started and never trained. CPU: milliseconds of the core for each rollout.
 
-    python benchmarks/pipeline.py [--quick] [--quickstart] [--training MEDIANS] [--json FILE]
+`--quickstart` adds the real thing (minutes): `agentcore-rl quickstart` with `--staleness` 0, 1 and 2, the rewards of their steps
+side by side. All go through the same problems in the same order, the same number in each step.
+
+    python benchmarks/pipeline.py [--quick] [--quickstart [--steps N] [--seed N]] [--training MEDIANS] [--json FILE]
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ GROUPS, ROLLOUTS, PLACES = 8, 8, 64
 SIGMA = math.log(8) / 2.3263  # the 99th percentile is 8 medians
 TRAINING = 8.5  # medians
 MOST_IDLE, MOST_STALENESS = 0.05, 2
+LEAST_HELD_OUT = 0.90  # of the quickstart, whichever the staleness
 EXTRA = 2
 FIRST_STEPS = 3  # in which the stream fills: not counted
 
@@ -199,11 +202,12 @@ async def streamed(name: str, steps: int, training_s: float, seed: int, stalenes
     return found
 
 
-def quickstart(staleness: int, steps: int) -> dict[str, Any]:
+def quickstart(staleness: int, steps: int | None, seed: int) -> dict[str, Any]:
     """The real quickstart: what its `metrics.jsonl` says."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        words = ["quickstart", "--steps", str(steps), "--staleness", str(staleness), "--out", str(run_dir)]
+        words = ["quickstart", "--staleness", str(staleness), "--seed", str(seed), "--out", str(run_dir)]
+        words += ["--steps", str(steps)] if steps is not None else []
         subprocess.run([sys.executable, "-m", "agentcore_rl_toolkit.cli", *words], check=True, stdout=sys.stderr)
         summary = json.loads((run_dir / "summary.json").read_text())
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()
@@ -225,6 +229,20 @@ def quickstart(staleness: int, steps: int) -> dict[str, Any]:
     }
 
 
+def print_quickstarts(rows: list[dict[str, Any]]) -> None:
+    """Schedule and rewards of the real runs, step under step."""
+    print(f"\n{'':32}{'waits':>8}{'rollouts/s':>19}{'lost':>6}{'wall s':>8}  share of rollouts by versions behind")
+    for row in rows:
+        figures = f"{100 * row['idle']:6.1f} %{row['rollouts_per_s']:19}{row['lost']:6}{row['wall_s']:8.0f}"
+        print(f"{row['way']:32}{figures}  {shares(row)}")
+    steps = max(len(row["rewards"]) for row in rows)
+    print(f"\n{'reward of step':32}" + "".join(f"{step:6}" for step in range(1, steps + 1)) + "    mean  held out")
+    for row in rows:
+        rewards = row["rewards"]
+        mean = sum(rewards) / len(rewards)
+        print(f"{row['way']:32}" + "".join(f"{r:6.2f}" for r in rewards) + f"{mean:8.3f}{row['held_out']:10.3f}")
+
+
 def shares(row: dict[str, Any]) -> str:
     return ", ".join(f"{age}: {100 * share:.0f} %" for age, share in row["staleness"].items())
 
@@ -232,8 +250,10 @@ def shares(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="4 times 80 steps instead of 8 times 150")
-    parser.add_argument("--quickstart", action="store_true", help="the real quickstart too, with staleness 0 and 1")
-    parser.add_argument("--steps", type=int, help="of the quickstart")
+    parser.add_argument("--quickstart", action="store_true", help="the real quickstart too, with staleness 0, 1 and 2")
+    parser.add_argument(
+        "--steps", type=int, help="of the quickstart; without it its own, and its held-out reward is checked"
+    )
     parser.add_argument(
         "--training", type=float, default=TRAINING, metavar="MEDIANS", help="how long a batch's training takes"
     )
@@ -264,12 +284,10 @@ def main() -> None:
             f"{row['way']:32}{100 * row['idle']:6.1f} %{row['rollouts_per_median']:19}{row['lost']:6}{row['twice']:7}"
             f"{row['cpu_ms']:8}  {shares(row)}"
         )
+    real = []
     if a.quickstart:
-        real = [quickstart(staleness, a.steps or 14) for staleness in (0, 1)]
-        print(f"\n{'':32}{'waits':>8}{'rollouts/s':>19}{'lost':>6}  share of rollouts by versions behind")
-        for row in real:
-            print(f"{row['way']:32}{100 * row['idle']:6.1f} %{row['rollouts_per_s']:19}{row['lost']:6}  {shares(row)}")
-            print(f"{'':32}held out {row['held_out']}, {row['wall_s']} s, reward by step {row['rewards']}")
+        real = [quickstart(staleness, a.steps, a.seed) for staleness in range(MOST_STALENESS + 1)]
+        print_quickstarts(real)
         rows += real
     streams = [found for found in measured if found.staleness]
     best = min(found.idle for found in streams if found.staleness <= MOST_STALENESS)
@@ -299,6 +317,27 @@ def main() -> None:
             "ok": all(max(found.ages) <= found.staleness for found in streams),
         },
     ]
+    for limit, row in enumerate(real):
+        oldest = max(map(int, row["staleness"]))
+        checks += [
+            {"name": f"{row['way']}: rollouts lost", "value": row["lost"], "target": "0", "ok": not row["lost"]},
+            {
+                "name": f"{row['way']}: versions behind",
+                "value": oldest,
+                "target": f"<= {limit}",
+                "ok": oldest <= limit,
+            },
+        ]
+        if a.steps is None:
+            held_out = row["held_out"]
+            checks.append(
+                {
+                    "name": f"{row['way']}: held-out reward",
+                    "value": held_out,
+                    "target": f">= {LEAST_HELD_OUT}",
+                    "ok": held_out >= LEAST_HELD_OUT,
+                }
+            )
     for check in checks:
         print(f"{'ok' if check['ok'] else 'MISSED':8}{check['name']}: {check['value']} (target {check['target']})")
     if a.json:

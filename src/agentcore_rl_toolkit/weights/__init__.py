@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .arrival import check_arrived as check_arrived
     from .checkpoint import write_checkpoint as write_checkpoint
     from .engines import EngineAddress as EngineAddress
     from .publishing import Publisher as Publisher
@@ -19,6 +20,7 @@ else:
     __all__, __getattr__, __dir__ = lazy(
         __name__,
         {
+            ".arrival": ("check_arrived",),
             ".checkpoint": ("write_checkpoint",),
             ".engines": ("EngineAddress",),
             ".publishing": ("Publisher", "prove", "publish"),

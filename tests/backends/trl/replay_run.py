@@ -128,7 +128,7 @@ def settings(policy_url: str | None, out: Path, **more: Any) -> TrlConfig:
         policy_url=policy_url,
         output_dir=out,
         training=training,
-        **more,
+        **{"max_mean_logprob_gap": None, **more},  # no model sampled the recorded episodes
     )
 
 

@@ -176,6 +176,18 @@ def test_with_vllm_the_importance_correction_is_trls_own_over_the_recorded_logpr
     assert all(math.isfinite(loss) for loss in found["losses"])
 
 
+def test_a_vllm_server_that_keeps_its_first_weights_ends_the_run_at_the_batch_after_the_first_step(
+    vllm: dict[str, Any],
+) -> None:
+    found = vllm["keeps_its_first"]
+    assert found["error"].startswith(
+        "the weights did not arrive: logprobs recorded at the engine and the trainer's own of version 1"
+    )
+    assert found["order"][-2:] == ["version 1", "rollouts"]
+    assert len(found["gaps"]) == 1  # of the batch before, by the same weights
+    assert found["gaps"][0] < 1e-5
+
+
 def test_a_first_batch_without_a_usable_rollout_ends_the_run_with_the_most_frequent_reason(
     result: dict[str, Any],
 ) -> None:

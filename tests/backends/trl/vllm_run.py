@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,29 @@ import vllm_stand_in
 from trl.generation.vllm_client import VLLMClient
 
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes
-from agentcore_rl_toolkit.backends.replay import Replay
+from agentcore_rl_toolkit.backends.replay import Episode, Replay
+from agentcore_rl_toolkit.errors import WeightsError
+from agentcore_rl_toolkit.trajectory import Turn
+from agentcore_rl_toolkit.weights.arrival import MAX_MEAN_GAP
 
 CAP = 3.0
 
 
-def steps(out: Path, **more: Any) -> dict[str, Any]:
+def steps(out: Path, *, learning_rate: float = 1e-2, by_the_model: bool = False, **more: Any) -> dict[str, Any]:
+    """Two steps. `by_the_model`: what is recorded has the logprobs of the weights that the run begins with."""
     server = vllm_stand_in.VllmServer()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     training = {
         "max_steps": 2,
+        "learning_rate": learning_rate,
         "use_vllm": True,
         "vllm_mode": "server",
         "vllm_server_base_url": server.url,
         "vllm_importance_sampling_mode": "token_truncate",
         "vllm_importance_sampling_clip_max": CAP,
     }
-    replay, seen = Replay(recorded_episodes(128), by_input=False), list[dict[str, Any]]()
+    episodes = sampled_by(replay_run.tiny_model(), recorded_episodes(128)) if by_the_model else recorded_episodes(128)
+    replay, seen = Replay(episodes, by_input=False), list[dict[str, Any]]()
     gateway, announce = replay.gateway, replay.gateway.set_weight_version
 
     def set_weight_version(version: int) -> None:
@@ -48,9 +55,13 @@ def steps(out: Path, **more: Any) -> dict[str, Any]:
         log_batch(*batch)
 
     trainer.rollouts.on_batch = on_batch
-    trainer.train()
-    server.shutdown()
-    server.server_close()
+    try:
+        trainer.train()
+    except WeightsError as e:
+        return {"error": str(e), "order": server.calls, "gaps": logged(trainer)}
+    finally:
+        server.shutdown()
+        server.server_close()
     ratio_gap, trained = ratios(seen)
     first, last = server.updates[0], server.updates[-1]
     return {
@@ -62,6 +73,10 @@ def steps(out: Path, **more: Any) -> dict[str, Any]:
         "ratio_gap": ratio_gap,
         "trained_tokens": trained,
     }
+
+
+def logged(trainer: Any) -> list[float]:
+    return [e["agentcore/logprob_gap_mean"] for e in trainer.state.log_history if "agentcore/logprob_gap_mean" in e]
 
 
 def final(model: Any) -> dict[str, torch.Tensor]:
@@ -82,6 +97,25 @@ def ratios(seen: list[dict[str, Any]]) -> tuple[float, int]:
     return gap, trained
 
 
+def sampled_by(model: Any, episodes: list[Episode]) -> list[Episode]:
+    """The same episodes with the logprobs that this model gives their tokens."""
+    return [replace(e, turns=tuple(_sampled_by(model, turn) for turn in e.turns)) for e in episodes]
+
+
+@torch.inference_mode()
+def _sampled_by(model: Any, turn: Turn) -> Turn:
+    ids_BT = torch.tensor([[*turn.prompt_ids, *turn.completion_ids]])
+    logprobs_TV = model(input_ids=ids_BT).logits[0, len(turn.prompt_ids) - 1 : -1].log_softmax(-1)
+    chosen_T = logprobs_TV.gather(1, torch.tensor(turn.completion_ids)[:, None])[:, 0]
+    return replace(turn, logprobs=chosen_T.tolist())
+
+
 def cases(folder: Path) -> dict[str, Any]:
     VLLMClient.init_communicator = vllm_stand_in.join_without_cuda
-    return {"full": steps(folder / "full"), "lora": steps(folder / "lora-vllm", lora=replay_run.LORA)}
+    return {
+        "full": steps(folder / "full"),
+        "lora": steps(folder / "lora-vllm", lora=replay_run.LORA),
+        "keeps_its_first": steps(
+            folder / "keeps", learning_rate=0.1, by_the_model=True, max_mean_logprob_gap=MAX_MEAN_GAP
+        ),
+    }

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ..._installation import missing_extra
 from ...errors import ConfigError, MissingExtraError, RolloutError
-from ...weights import EngineAddress, Publisher
+from ...weights import EngineAddress, Publisher, check_arrived
 from ..collection.collect import (
     Client,
     CollectedRollout,
@@ -73,7 +73,7 @@ class AgentCoreRollouts:
         self.on_rollout, self.on_batch = on_rollout, on_batch
         self.groups: list[Group] = []
         self.stats: ConvertStats | None = None
-        self._version: int | None = None
+        self.version: int | None = None  # of the weights that the engine has
         self._batches = 0
         self._empty = 0
         self._any_usable = False
@@ -88,7 +88,7 @@ class AgentCoreRollouts:
             client=self.client,
             gateway=self.gateway,
             config=self.config.collect,
-            weight_version=self._version,
+            weight_version=self.version,
             on_rollout=self.on_rollout,
             recording=self._recording(trainer),
         )
@@ -120,7 +120,7 @@ class AgentCoreRollouts:
         nothing samples in between.
         """
         version = int(trainer.state.global_step)
-        if version == self._version:
+        if version == self.version:
             return
         config = self.config
         if config.policy_url is not None and trainer.accelerator.is_main_process:
@@ -136,7 +136,7 @@ class AgentCoreRollouts:
         trainer.accelerator.wait_for_everyone()
         if trainer.accelerator.is_main_process:
             self.gateway.set_weight_version(version)
-        self._version = version
+        self.version = version
 
     def _requests(self, prompts: Sequence[str], n: int, trainer: Any) -> list[GroupRequest]:
         if len(prompts) % n:
@@ -187,15 +187,35 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         if self.rollouts.config.importance == "sampled" and sampled_BT is not None and not self.use_vllm:
             # None became NaN on tokens that were not sampled; those are masked out of the loss, but 0 * NaN is NaN.
             output["old_per_token_logps"] = torch.nan_to_num(sampled_BT, nan=0.0)
-        mask_BT = (output["completion_mask"] * output["tool_mask"]).bool() if sampled_BT is not None else None
-        if self.rollouts.config.check_logprobs and mask_BT is not None and mask_BT.any():
-            if recomputed_BT is None:
-                recomputed_BT = self._recomputed(output)
-            gap = float((recomputed_BT - sampled_BT)[mask_BT].abs().max())
-            self._metrics["train" if self.model.training else "eval"]["agentcore/logprob_gap"].append(gap)
+        if sampled_BT is not None:
+            recomputed_BT = self._compared(output, sampled_BT, recomputed_BT)
         if self.rollouts.recording is not None:
             self._record(self.rollouts.recording, output, recomputed_BT)
         return output
+
+    def _compared(self, output: Any, sampled_BT: Any, recomputed_BT: Any | None) -> Any | None:
+        """Compare recorded with the trainer's own logprobs, which no optimizer step has changed since the weights went out.
+
+        Where TRL has no logprobs of its own they are worked out on request, and where nothing else has proved the weights.
+        Returns: the trainer's logprobs. Raises: WeightsError, in every process of the run.
+        """
+        config = self.rollouts.config
+        proved = config.policy_url is not None or config.max_mean_logprob_gap is None
+        if recomputed_BT is None and (config.check_logprobs or not proved):
+            recomputed_BT = self._recomputed(output)
+        if recomputed_BT is None:
+            return None
+        mask_BT = (output["completion_mask"] * output["tool_mask"]).bool()
+        gaps_N = (recomputed_BT - sampled_BT)[mask_BT].abs().double()
+        sums = torch.stack([gaps_N.sum(), mask_BT.sum().double()])
+        gap_sum, tokens = self.accelerator.gather(sums).view(-1, 2).sum(dim=0).tolist()
+        mean = check_arrived(gap_sum, tokens, self.rollouts.version, config.max_mean_logprob_gap)
+        if mean is not None:
+            metrics = self._metrics["train" if self.model.training else "eval"]
+            metrics["agentcore/logprob_gap_mean"].append(mean)
+            if config.check_logprobs and len(gaps_N):
+                metrics["agentcore/logprob_gap"].append(float(gaps_N.max()))
+        return recomputed_BT
 
     def _recomputed(self, output: Any) -> Any:
         """The trainer's logprobs, where TRL has not worked them out (it does when a batch is for several steps)."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...gateway.client.addresses import gateway_urls
+from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
 from ..collection.groups import CollectConfig
 from ..data import read_rows
@@ -35,6 +36,8 @@ class TrlConfig:
     `policy_url`, the engine whose weights are replaced as training goes, of the kind `policy_engine` (the built-in policy, vLLM
     or SGLang), or None when TRL itself syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server,
     vllm_server_base_url: ...}`). `max_weights_gap` is by how much engine and trainer may differ on a probe after that.
+    `max_mean_logprob_gap` is by how much the recorded logprobs of a batch and the trainer's may differ on average, before its
+    first step; None lets them.
 
     `training.temperature` (1.0 unless set; `top_p` and the like where they are set) is what the gateway makes agents sample
     with: TRL takes the policy's probabilities at that temperature.
@@ -62,6 +65,7 @@ class TrlConfig:
     policy_url: str | None = None
     policy_engine: Kind = "policy"
     max_weights_gap: float = 1e-3
+    max_mean_logprob_gap: float | None = MAX_MEAN_GAP
     model_id: str = "policy"
     output_dir: Path = Path("runs/trl")
     tps_limit: int = 25
@@ -82,7 +86,7 @@ class TrlConfig:
             )
         if self.max_empty_batches < 1:
             raise ConfigError(f"max_empty_batches must be at least 1, got {self.max_empty_batches}")
-        check_numbers(self, positive=("tps_limit", "max_weights_gap"), counts=("max_tokens",))
+        check_numbers(self, positive=("tps_limit", "max_weights_gap", "max_mean_logprob_gap"), counts=("max_tokens",))
         check_training(self.training)
         if self.lora is not None:
             check_lora(self.lora)
