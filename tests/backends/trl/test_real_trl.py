@@ -180,9 +180,8 @@ def test_a_vllm_server_that_keeps_its_first_weights_ends_the_run_at_the_batch_af
     vllm: dict[str, Any],
 ) -> None:
     found = vllm["keeps_its_first"]
-    assert found["error"].startswith(
-        "the weights did not arrive: logprobs recorded at the engine and the trainer's own of version 1"
-    )
+    assert found["error"].startswith("the weights did not arrive: ")
+    assert "the trainer's own of version 1 differ by" in found["error"]
     assert found["order"][-2:] == ["version 1", "rollouts"]
     assert len(found["gaps"]) == 1  # of the batch before, by the same weights
     assert found["gaps"][0] < 1e-5
