@@ -32,12 +32,12 @@ from gateway_load.gateways import MEANING, NAMES, install, installed
 from gateway_load.processes import Server, calibration_ms, upstream
 from gateway_load.table import KINDS, fill, fill_quick
 
-Told = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 
-def runs(server: Server, *, quick: bool) -> dict[str, Callable[[], Told]]:
+def runs(server: Server, *, quick: bool) -> dict[str, Callable[[], Values]]:
     """Scenarios by name, each of our gateway alone."""
-    found: dict[str, Callable[[], Told]] = {
+    found: dict[str, Callable[[], Values]] = {
         "added latency": lambda: pressure.added_latency(server, 3 if quick else 7, apart=not quick),
         "history": lambda: scenarios.history(server, 200, 100_000),
         "history, streamed": lambda: scenarios.history(server, 200, 100_000, stream=True),
@@ -59,22 +59,22 @@ def runs(server: Server, *, quick: bool) -> dict[str, Callable[[], Told]]:
     return found
 
 
-def printed(values: Told) -> str:
+def printed(values: Values) -> str:
     return ", ".join(f"{k} {v:.3g}" if abs(v) < 1000 else f"{k} {v:.0f}" for k, v in values.items())
 
 
-def run_scenarios(server: Server, wanted: str, *, quick: bool) -> dict[str, Told]:
+def run_scenarios(server: Server, wanted: str, *, quick: bool) -> dict[str, Values]:
     """Those whose names contain one of the wanted words."""
-    found: dict[str, Told] = {}
+    found: dict[str, Values] = {}
     for name, run in runs(server, quick=quick).items():
         if wanted == "none" or (wanted != "all" and not any(word in name for word in wanted.split(","))):
             continue
-        told = found[name] = run()
+        values = found[name] = run()
         if name == "many connections":
-            for kind, values in told.items():
-                print(f"{name}, {kind}: {printed(values)}", flush=True)
+            for kind, of_kind in values.items():
+                print(f"{name}, {kind}: {printed(of_kind)}", flush=True)
         else:
-            print(f"{name}: {printed(told)}", flush=True)
+            print(f"{name}: {printed(values)}", flush=True)
     return found
 
 
@@ -123,21 +123,21 @@ def main() -> None:
     print()
     with upstream() as server:
         found = run_scenarios(server, args.checks, quick=args.quick)
-    connections_told = found.pop("many connections", {})
+    of_connections = found.pop("many connections", {})
     left_out = "left out by --quick, or its peer is not installed" if args.quick else "left out by the options given"
-    checks = all_checks(rows, connections_told, found, left_out)
+    checks = all_checks(rows, of_connections, found, left_out)
     print(f"\nchecks, after {time.monotonic() - started:.0f} s")
     for check in checks:
         print(check)
     if args.json:
-        told = {
+        values = {
             "rows": [asdict(r) for r in rows],
             "relayed": [asdict(r) for r in relayed],
-            "connections": connections_told,
+            "connections": of_connections,
             "scenarios": found,
             "checks": [c.as_dict() for c in checks],
         }
-        Path(args.json).write_text(json.dumps(told, indent=1))
+        Path(args.json).write_text(json.dumps(values, indent=1))
 
 
 if __name__ == "__main__":

@@ -195,8 +195,8 @@ def _sessions(url: str, count: int) -> list[tuple[str, str]]:
         f"{url}/admin/sessions", json.dumps({"session_ids": ids}).encode(), {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
-        told = json.loads(answer.read())["sessions"]
-    return [(f"/sessions/{s['session_id']}/v1", s["api_key"]) for s in told]
+        opened = json.loads(answer.read())["sessions"]
+    return [(f"/sessions/{s['session_id']}/v1", s["api_key"]) for s in opened]
 
 
 class _Address:
@@ -315,8 +315,8 @@ def main() -> None:
             f"{'ok  ' if check['ok'] else 'MISS'} {check['name']}: {check['value']:.0f}, at least {TARGET_PERCENT:.0f}"
         )
     if args.json:
-        rows_told = [{**asdict(row), "saved_percent": row.saved_percent} for row in rows]
-        Path(args.json).write_text(json.dumps({"rows": rows_told, "checks": checks}, indent=1))
+        as_rows = [{**asdict(row), "saved_percent": row.saved_percent} for row in rows]
+        Path(args.json).write_text(json.dumps({"rows": as_rows, "checks": checks}, indent=1))
 
 
 if __name__ == "__main__":

@@ -189,8 +189,8 @@ async def play(session: SessionHandle, turns: int, question: str) -> None:
             body = b'{"model":"m","messages":[%b]}' % said
             head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {session.api_key}\r\n"
             writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
-            told = await reader.readuntil(b"\r\n\r\n")
-            length = int(told.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             reply = json.loads(await reader.readexactly(length))
             answer = {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
             said += b"," + json.dumps(answer, separators=(",", ":")).encode() + b","
@@ -231,7 +231,7 @@ async def memory(renderer: Renderer, sessions: int, turns: int, budget_mb: int, 
             started = cpu_s(process.pid)
             await asyncio.gather(*map(one, handles))
             spent, used = cpu_s(process.pid) - started, resident_mb(process.pid)
-            told = await client.stats_async()
+            answer = await client.stats_async()
             found = 0
             for i in range(0, sessions, 20):
                 names = [h.session_id for h in handles[i : i + 20]]
@@ -244,13 +244,13 @@ async def memory(renderer: Renderer, sessions: int, turns: int, budget_mb: int, 
             server.close()
     return {
         "sessions": sessions,
-        "turns": told["turns"],
+        "turns": answer["turns"],
         "whole": found,
         "empty_mb": empty,
         "rss_mb": used,
-        "history_mb": told["history_bytes"] / 2**20,
-        "reloads": told["history_reloads"],
-        "store_mb": told["store_bytes"] / 2**20,
+        "history_mb": answer["history_bytes"] / 2**20,
+        "reloads": answer["history_reloads"],
+        "store_mb": answer["store_bytes"] / 2**20,
         "cpu_ms_per_call": spent * 1e3 / (sessions * turns),
     }
 

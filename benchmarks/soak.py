@@ -214,8 +214,8 @@ def judge(
 
 def show(result: dict[str, Any]) -> None:
     row, *memory = result["rows"]
-    told = ", ".join(f"{n} {name}" for name, n in sorted(row["outcomes"].items()))
-    print(f"\n{row['rollouts']} rollouts in {row['seconds']:.0f} s ({row['per_s']:.1f}/s): {told}")
+    outcomes = ", ".join(f"{n} {name}" for name, n in sorted(row["outcomes"].items()))
+    print(f"\n{row['rollouts']} rollouts in {row['seconds']:.0f} s ({row['per_s']:.1f}/s): {outcomes}")
     print(f"{row['sessions']} sessions, {row['replies read']} replies read whole by agents")
     print("disturbances: " + ", ".join(f"{name} {n}" for name, n in sorted(row["disturbances"].items())))
     print(f"\n{'process':<10}{'span':<14}{'seconds':>8}{'RSS MB first':>14}{'last':>8}{'files first':>13}{'last':>6}")

@@ -129,9 +129,9 @@ def _two(scenarios: Scenarios) -> list[Check]:
     free = scenarios.get("two gateways", {})
     kinds = {**_TWO, "two gateways": "1,024 tokens"} if free and free["most"] >= _SCALES else _TWO
     for name, what in kinds.items():
-        told = scenarios.get(name, {})
-        room = f"room for {told['most']:.2f}; everything else took {told['others']:.2f} cores" if told else ""
-        found.append(Check(f"requests/s, two gateways / one, {what}", told.get("ratio"), _SCALES, True, room))
+        values = scenarios.get(name, {})
+        room = f"room for {values['most']:.2f}; everything else took {values['others']:.2f} cores" if values else ""
+        found.append(Check(f"requests/s, two gateways / one, {what}", values.get("ratio"), _SCALES, True, room))
     return found
 
 

@@ -161,8 +161,8 @@ def gateway(
                     time.sleep(0.05)
                 target = Target(name, json.loads(ready.read_text())["url"], running.pid, rows)
                 ids = [f"bench-session-{i:06d}-{'x' * 24}" for i in range(sessions)]
-                told = target.ask("/admin/sessions", {"session_ids": ids})["sessions"]
+                opened = target.ask("/admin/sessions", {"session_ids": ids})["sessions"]
                 rows.write_text(
-                    "".join(f"/sessions/{s['session_id']}/v1/chat/completions {s['api_key']}\n" for s in told)
+                    "".join(f"/sessions/{s['session_id']}/v1/chat/completions {s['api_key']}\n" for s in opened)
                 )
                 yield target

@@ -19,7 +19,7 @@ from .wrk import Load, load
 
 
 def _load(target: Target, kind: Kind, connections: int, seconds: float, **options: Any) -> Load:
-    told = load(
+    seen = load(
         target.url,
         target.sessions,
         tokens=kind.tokens,
@@ -29,7 +29,7 @@ def _load(target: Target, kind: Kind, connections: int, seconds: float, **option
         **options,
     )
     settle(target.pid)
-    return told
+    return seen
 
 
 def added_latency(server: Server, rounds: int, *, apart: bool) -> dict[str, float]:
@@ -46,8 +46,8 @@ def added_latency(server: Server, rounds: int, *, apart: bool) -> dict[str, floa
             _load(ours, KINDS[0], 1, 1)
             pairs = []
             for _ in range(rounds):
-                told = _load(direct, KINDS[0], 1, 1), _load(ours, KINDS[0], 1, 1)
-                pairs.append((told[0].p50_ms or 0.0, told[1].p50_ms or 0.0))
+                seen = _load(direct, KINDS[0], 1, 1), _load(ours, KINDS[0], 1, 1)
+                pairs.append((seen[0].p50_ms or 0.0, seen[1].p50_ms or 0.0))
         found[name] = pairs
     medians = {
         "direct_p50_ms": median([a for a, _ in found["one"]]),
@@ -75,13 +75,13 @@ def many_connections(server: Server, kinds: Sequence[Kind], rounds: int, seconds
                 many.append(_load(target, kind, 1000, window))
             stats = target.ask("/admin/stats")
         found[str(kind)] = {
-            "rps_32": median([told.rps for told in few]),
-            "rps_1000": median([told.rps for told in many]),
+            "rps_32": median([seen.rps for seen in few]),
+            "rps_1000": median([seen.rps for seen in many]),
             "falls_percent": 100 * (1 - median([b.rps / a.rps for a, b in zip(few, many, strict=True)])),
-            "p50_ms": median([told.p50_ms or 0.0 for told in many]),
-            "p99_ms": median([told.p99_ms or 0.0 for told in many]),
-            "p99_over_p50": median([(told.p99_ms or 0.0) / (told.p50_ms or 1.0) for told in many]),
-            "errors": sum(told.errors for told in [*few, *many]),
+            "p50_ms": median([seen.p50_ms or 0.0 for seen in many]),
+            "p99_ms": median([seen.p99_ms or 0.0 for seen in many]),
+            "p99_over_p50": median([(seen.p99_ms or 0.0) / (seen.p50_ms or 1.0) for seen in many]),
+            "errors": sum(seen.errors for seen in [*few, *many]),
             "loop_lag_max_ms": stats["event_loop_lag_max_s"] * 1000,
         }
     return found
@@ -111,11 +111,11 @@ def realistic(agents: int, shape: str, seconds: float) -> dict[str, float]:
         for name in ("direct", "ours"):
             with gateway(name, server) as target:
                 before = cpu_s(target.pid) if target.pid else 0.0
-                told = _load(target, Kind(256, True), agents, seconds, calls=1, spread_s=2.0)
+                seen = _load(target, Kind(256, True), agents, seconds, calls=1, spread_s=2.0)
                 if target.pid:
-                    busy = (cpu_s(target.pid) - before) / told.seconds
-                p50[name], p99[name] = told.p50_ms or 0.0, told.p99_ms or 0.0
-                errors += told.errors
+                    busy = (cpu_s(target.pid) - before) / seen.seconds
+                p50[name], p99[name] = seen.p50_ms or 0.0, seen.p99_ms or 0.0
+                errors += seen.errors
     return {
         "agents": agents,
         "direct_p50_ms": p50["direct"],

@@ -101,11 +101,11 @@ def rendering(server: Server, turns: int, tokens: int) -> dict[str, float]:
                 {"role": "user", "content": f"What is {turn} + {turn * 7}? " * ((tokens // turns - 64) // line)}
             )
             before = cpu_s(agent.pid)
-            told = json.loads(agent.ask(row, _body(messages, 64)))
+            answer = json.loads(agent.ask(row, _body(messages, 64)))
             time.sleep(AFTER_S)
             spent.append((cpu_s(agent.pid) - before) * 1000)
-            messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
-    early, late, length = median(spent[1:8]), median(spent[-7:]), told["usage"]["prompt_tokens"]
+            messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    early, late, length = median(spent[1:8]), median(spent[-7:]), answer["usage"]["prompt_tokens"]
     return {"turn_2_cpu_ms": early, f"turn_{turns}_cpu_ms": late, "ratio": late / early, "prompt_tokens": length}
 
 
@@ -175,7 +175,7 @@ def memory(server: Server, sessions: int, turns: int) -> dict[str, float]:
         pid = target.pid or 0
         done, seconds = 0, 5.0
         while done < sessions * turns:
-            told = load(
+            seen = load(
                 target.url,
                 target.sessions,
                 tokens=1024,
@@ -186,8 +186,8 @@ def memory(server: Server, sessions: int, turns: int) -> dict[str, float]:
                 calls=turns,
                 offset=done,
             )
-            done += told.requests
-            seconds = min(15.0, (sessions * turns - done) / told.rps)
+            done += seen.requests
+            seconds = min(15.0, (sessions * turns - done) / seen.rps)
         time.sleep(1.0)
         loaded = rss_kb(pid) / 1024
         stats = target.ask("/admin/stats")

@@ -101,23 +101,23 @@ def measure(
         run(warm_s)
         settle(target.pid)
     with watched(target, server) as window:
-        told = run(seconds)
-    count = told.requests
+        seen = run(seconds)
+    count = seen.requests
     return Row(
         gateway=target.name,
         tokens=kind.tokens,
         stream=kind.stream,
         connections=connections,
-        rps=told.rps,
-        p50_ms=told.p50_ms,
-        p99_ms=told.p99_ms,
+        rps=seen.rps,
+        p50_ms=seen.p50_ms,
+        p99_ms=seen.p99_ms,
         cpu_ms=window.gateway_s * 1000 / count if window.gateway_s is not None and count else None,
         rss_kb=window.rss_kb / count if window.rss_kb is not None and count else None,
-        errors=told.errors,
+        errors=seen.errors,
         requests=count,
         upstream_cpu_ms=window.upstream_s * 1000 / count if count else None,
-        load_cpu_ms=told.cpu_s * 1000 / count if count else None,
-        others_cores=max(0.0, window.machine_s - told.cpu_s) / window.seconds,
+        load_cpu_ms=seen.cpu_s * 1000 / count if count else None,
+        others_cores=max(0.0, window.machine_s - seen.cpu_s) / window.seconds,
     )
 
 

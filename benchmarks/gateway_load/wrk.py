@@ -110,7 +110,7 @@ def load(
     spread = _SPREAD % {"connections": connections, "spread_ms": spread_s * 1000} if spread_s else ""
     body = chat_request(tokens, stream=stream, model=model)
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        told = {
+        values = {
             "sessions": sessions,
             "body": body,
             "calls": calls,
@@ -118,7 +118,7 @@ def load(
             "delay": spread,
             "threads": threads,
         }
-        script.write(_SCRIPT % told)
+        script.write(_SCRIPT % values)
         script.flush()
         command = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "60s"]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -133,16 +133,16 @@ def load(
     found = re.search(r"RESULT (\{.*\})", done.stdout)
     if not found:
         raise SystemExit(f"wrk failed: {done.stderr or done.stdout}")
-    told = json.loads(found[1])
-    if 0 < told["requests"] <= told["errors"]:
+    values = json.loads(found[1])
+    if 0 < values["requests"] <= values["errors"]:
         raise SystemExit(f"{url} refused every call: what was measured is no load")
-    answered = told["requests"] > 0
+    answered = values["requests"] > 0
     return Load(
-        requests=told["requests"],
-        seconds=told["us"] / 1e6,
-        errors=told["errors"] + told["timeouts"],
-        p50_ms=told["p50"] / 1000 if answered else None,
-        p99_ms=told["p99"] / 1000 if answered else None,
-        worst_ms=told["worst"] / 1000 if answered else None,
+        requests=values["requests"],
+        seconds=values["us"] / 1e6,
+        errors=values["errors"] + values["timeouts"],
+        p50_ms=values["p50"] / 1000 if answered else None,
+        p99_ms=values["p99"] / 1000 if answered else None,
+        worst_ms=values["worst"] / 1000 if answered else None,
         cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
     )

@@ -77,7 +77,7 @@ class TimeLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """Everything a local runtime can be told.
+    """All settings of a local runtime.
 
     ``ping_semantics``: docs or observed, see `sessions.activity`. ``credentials``: access key -> secret; when given,
     requests must be signed with one. Without them ``callers`` may invoke, command and stop: this machine's user and root,

@@ -4,7 +4,7 @@ Every server has a root folder of its own below the system's temporary folder, s
 a lock in it.
 A root, or a state folder, whose lock is free belongs to a server that is gone: its processes are found by a variable in
 their environment and killed, then its folders go. What cannot be removed of them is moved into a folder `kept` beside them,
-said once, and tried again at every later start: whatever sessions leave, it keeps no server from starting.
+logged once, and tried again at every later start: whatever sessions leave, it keeps no server from starting.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def clear(folder: Path, until_s: float) -> bool:
 
 
 def _clear_kept(base: Path, until_s: float) -> None:
-    """Try again, quietly: what could not be removed was said when it was put there."""
+    """Try again, quietly: what could not be removed was logged when it was put there."""
     kept = base / KEPT
     try:
         left = os.listdir(kept)

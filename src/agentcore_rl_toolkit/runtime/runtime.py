@@ -295,7 +295,7 @@ class Runtime:
             self.metrics.start_s.add(session.start_s)
 
     def _variables_of(self, session: Session) -> dict[str, str]:
-        """A session's own key to the store, unless somebody has said which one to use."""
+        """A session's own key to the store, unless another one is set."""
         chosen = {**self.config.session_env, **session.agent.env}
         if self.s3_keys is None or "AWS_ACCESS_KEY_ID" in chosen:
             return {}

@@ -95,7 +95,7 @@ async def serve(
         for listener in listeners:
             listener.close()
         if isinstance(e, asyncio.CancelledError) and loading.cancelled():
-            return  # told to stop while loading
+            return  # a signal came while it loaded
         raise
     s3_port = listeners[-1].getsockname()[1] if s3 is not None else None
     app = RuntimeApp(runtime, s3=s3, s3_port=s3_port)

@@ -28,4 +28,4 @@ def test_the_command_line_examines_directories_and_ends_with_1_when_one_fails(mo
     template = tmp_path / "other.jinja"
     template.write_text((model_dir("qwen3") / "chat_template.jinja").read_text())
     done = CliRunner().invoke(group, ["doctor", good, "--template", str(template)])
-    assert "reasoning and answer are told apart" in done.output
+    assert "reasoning and answer are separated" in done.output

@@ -67,7 +67,7 @@ class Answers:
                 conn.write(chunk(piece))
                 await conn.drain()
                 await asyncio.sleep(0)
-        except Exception:  # in the middle of an answer nothing else can be said
+        except Exception:  # in the middle of an answer no other answer is possible
             log.exception("%s failed", request.path.decode("utf-8", "replace"))
             conn.transport.abort()
             return

@@ -72,8 +72,8 @@ class ModelRoutes:
         asked = parse_request(request.body, counting=True)
         options, mode = asked.template_options() or None, self._parts.token_mode
         if mode is None:
-            said = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
-            return encode_count(await self._engine_count(said, session))
+            body = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
+            return encode_count(await self._engine_count(body, session))
         loop, count = asyncio.get_running_loop(), mode.renderer.count
         try:
             return encode_count(

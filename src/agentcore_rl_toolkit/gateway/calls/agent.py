@@ -333,12 +333,12 @@ class TranslatingAgent(AgentSide):
 
     def as_chat(self, as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Fields:
         """The request as a chat completion, without its messages if they are in `long`."""
-        said = self.asked.to_chat_body()
+        body = self.asked.to_chat_body()
         if self.long is not None:
-            del said["messages"]
+            del body["messages"]
         else:
-            said["messages"] = as_sent(said["messages"])
-        return {name: msgspec.Raw(_to_json(value)) for name, value in said.items()}
+            body["messages"] = as_sent(body["messages"])
+        return {name: msgspec.Raw(_to_json(value)) for name, value in body.items()}
 
     def take(self, data: bytes, engine: EngineSide) -> None:
         deltas = engine.feed(data)

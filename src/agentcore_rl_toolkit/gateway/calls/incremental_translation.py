@@ -32,10 +32,10 @@ class Translated(Seen):
     """A list in the agent's own dialect, and what it means.
 
     ``messages`` are canonical (None: no longer in memory), ``own`` of them stand for ``lead``, a member beside the list;
-    ``said`` is their JSON without the closing bracket, ``said_crc`` its CRC-32.
+    ``sent`` is their JSON without the closing bracket, ``sent_crc`` its CRC-32.
     """
 
-    __slots__ = ("lead", "messages", "own", "said", "said_crc")
+    __slots__ = ("lead", "messages", "own", "sent", "sent_crc")
 
     def __init__(
         self,
@@ -45,19 +45,19 @@ class Translated(Seen):
         lead: bytes,
         own: int,
         messages: Messages,
-        said: bytes,
-        said_crc: int,
+        sent: bytes,
+        sent_crc: int,
     ) -> None:
         super().__init__(text, "", 0, crc=crc)
         self.lead = lead
         self.own = own
         self.messages: Messages | None = messages
-        self.said = said
-        self.said_crc = said_crc
+        self.sent = sent
+        self.sent_crc = sent_crc
 
     def fold(self) -> None:
         super().fold()
-        self.messages, self.said = None, b""
+        self.messages, self.sent = None, b""
         self.length = sys.maxsize  # no text begins with it any more
 
 
@@ -75,23 +75,23 @@ def translate(
     if asked is None or before is None or before.messages is None:
         asked = speaks.parse_request(request.body)
         own = int(bool(msgspec.json.decode(lead)))
-        said = _to_json(as_sent(asked.messages))[:-1]
-        crc = zlib.crc32(said)
+        sent = _to_json(as_sent(asked.messages))[:-1]
+        crc = zlib.crc32(sent)
     else:
         own = before.own
         more = b",%b" % _to_json(as_sent(asked.messages))[1:-1]
-        said, crc = before.said + more, zlib.crc32(more, before.said_crc)
+        sent, crc = before.sent + more, zlib.crc32(more, before.sent_crc)
         asked.messages = before.messages + asked.messages
     translated = Translated(
-        request.text, request.crc, lead=lead, own=own, messages=asked.messages, said=said, said_crc=crc
+        request.text, request.crc, lead=lead, own=own, messages=asked.messages, sent=sent, sent_crc=crc
     )
     known.add(translated, instead_of=request.seen)
-    return asked, LongRequest({}, said, crc)
+    return asked, LongRequest({}, sent, crc)
 
 
 def _translate_new(request: LongRequest, before: Translated, lead: bytes, speaks: Dialect) -> Asked | None:
-    """The request with its new messages alone; None where those cannot be told from the ones before."""
-    # Items that the model said are joined to one message, so new ones might belong to a last one of its.
+    """The request with its new messages alone; None where those cannot be separated from those before."""
+    # Items of the model are joined to one message, so new ones might belong to a last one of its.
     if before.messages is None or before.lead != lead or before.messages[-1]["role"] == "assistant":
         return None
     try:

@@ -72,9 +72,9 @@ def build(
     if long is not None:
         messages_base, messages = _messages(texts, long.text, call_id, long.crc, long.seen)
     for name in _HISTORY if long is None else ():
-        said = fields.pop(name, None)
-        if said is not None:
-            text = bytes(said)
+        history = fields.pop(name, None)
+        if history is not None:
+            text = bytes(history)
             if text[-1:] != b"]":
                 messages = text
             else:

@@ -67,7 +67,7 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
     routed_experts: bytes | None = None
     agent_logprobs: bytes | None = None
     stop_sequence: str | None = None
-    weight_version_first: int | None = None  # as the engine said; None: it named none
+    weight_version_first: int | None = None  # as the engine named it; None: it did not
     weight_version_last: int | None = None
     untrainable: str | None = None  # why it must not be trained on, though its tokens are whole
     weight_spans: bytes | None = None  # pairs of first token and version as int32, where weights changed on the way
@@ -376,7 +376,7 @@ def _grow(dialogue: list[dict[str, Any]], text: bytes, record: CallRecord) -> li
     """The dialogue after a call: its own messages where they go on from what was shown, appended where they do not."""
     try:
         asked = msgspec.json.decode(text) if text else []
-        said = [msgspec.json.decode(c.message) for c in record.choices if c.message]
+        messages = [msgspec.json.decode(c.message) for c in record.choices if c.message]
     except msgspec.DecodeError:
         return dialogue
     if isinstance(asked, str):
@@ -384,7 +384,7 @@ def _grow(dialogue: list[dict[str, Any]], text: bytes, record: CallRecord) -> li
     if not isinstance(asked, list):
         return dialogue
     asked = [m for m in asked if isinstance(m, dict)]
-    answers = [m if isinstance(m, dict) else {"role": "assistant", "content": m} for m in said]
+    answers = [m if isinstance(m, dict) else {"role": "assistant", "content": m} for m in messages]
     shown = [m for m in dialogue if m.get("role") != "assistant"]
     mine = [m for m in asked if m.get("role") != "assistant"]
     if mine[: len(shown)] == shown:

@@ -189,7 +189,7 @@ def _read(body: bytes, lifted: scan.Lifted | None, *, entries: bool) -> Captured
     for place, choice in enumerate(reply.choices):
         found.append(versions := Versions())
         if version is not None:
-            versions.said(version, tokens=True)
+            versions.named(version, tokens=True)
         versions.spans(version_number(choice.weight_version_first), version_number(choice.weight_version_last))
         if captured.prompt is None:
             captured.prompt = _brackets(choice.prompt_token_ids)
@@ -215,8 +215,8 @@ def _read(body: bytes, lifted: scan.Lifted | None, *, entries: bool) -> Captured
         )
         if choice.stop_reason is not ABSENT or choice.matched_stop is not ABSENT:
             record.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
-        if entries and (said := in_own_words(choice.logprobs)) is not None:
-            record.agent_logprobs = _encode(said)
+        if entries and (own_words := in_own_words(choice.logprobs)) is not None:
+            record.agent_logprobs = _encode(own_words)
         captured.choices.append(record)
     put(captured, found)
     add_experts(captured, reply.sglext)
@@ -361,14 +361,14 @@ def check(captured: Captured) -> None:
         captured.problem = "the engine returned completion token ids but no prompt token ids"
     if captured.usage is not None and captured.has_tokens and captured.problem is None:
         try:
-            said = _usage.decode(captured.usage).completion_tokens
+            counted = _usage.decode(captured.usage).completion_tokens
         except NOT_JSON:
-            said = None
+            counted = None
         have = sum(len(c.ids) // 4 for c in captured.choices)
         # vLLM before 0.11 left the ids of tool-call tokens out of streams; training on the rest would be silently
         # wrong.
-        if said is not None and said != have:
-            captured.problem = f"the engine counted {said} completion tokens and returned {have} token ids"
+        if counted is not None and counted != have:
+            captured.problem = f"the engine counted {counted} completion tokens and returned {have} token ids"
 
 
 def logprob_values(logprobs: Logprobs | dict[str, Any] | None) -> list[float | None] | None:

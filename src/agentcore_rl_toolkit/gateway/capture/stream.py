@@ -227,16 +227,16 @@ def _deltas(event: _Event) -> Iterator[Delta]:
     if event.error is not ABSENT and raw(event.error) is not None:
         return
     for choice in event.choices:
-        said = choice.delta or _NO_DELTA
+        piece = choice.delta or _NO_DELTA
         delta = Delta(
             choice=choice.index,
-            text=choice.text or said.content or "",
-            reasoning=said.reasoning_content or said.reasoning or "",
-            refusal=said.refusal or "",
+            text=choice.text or piece.content or "",
+            reasoning=piece.reasoning_content or piece.reasoning or "",
+            refusal=piece.refusal or "",
             finish_reason=choice.finish_reason,
         )
-        if said.tool_calls:
-            delta.tool_calls = [_tool_piece(place, call) for place, call in enumerate(said.tool_calls)]
+        if piece.tool_calls:
+            delta.tool_calls = [_tool_piece(place, call) for place, call in enumerate(piece.tool_calls)]
         if (entries := in_own_words(choice.logprobs)) is not None:
             delta.logprob_entries = chat_entries(entries)
         if choice.finish_reason is not None:
@@ -278,7 +278,7 @@ def _take(captured: Captured, parts: dict[int, _Parts], events: list[_Event]) ->
         if version is not None:
             for choice in event.choices:
                 part = parts[choice.index]
-                part.versions.said(version, tokens=bool(choice.token_ids))
+                part.versions.named(version, tokens=bool(choice.token_ids))
                 if choice.weight_version_first is not None:
                     first, last = choice.weight_version_first, choice.weight_version_last
                     part.versions.spans(version_number(first), version_number(last))

@@ -1,7 +1,7 @@
 """Which weights the tokens of a choice came from: what an engine says of it, piece by piece, and what the gateway knows else.
 
-An engine that names a version is believed, choice by choice. What it says in an event without tokens is said of a moment at which
-nothing was sampled, so it counts only where nothing else was said.
+An engine that names a version is believed, choice by choice. What it says in an event without tokens belongs to a moment at which
+nothing was sampled, so it counts only where nothing else was named.
 
 Where it names none there are bounds only: the version that was published when the call was sent, and the one that was
 published when the last token arrived (unknown while weights are being changed under running calls). Every token then counts
@@ -18,17 +18,17 @@ _TOKENS = re.compile(rb'"token_ids"[ \n\r\t]*:[ \n\r\t]*\[[ \n\r\t]*[0-9]')
 
 
 class Versions:
-    """What was said of one choice."""
+    """What an engine named of one choice."""
 
     __slots__ = ("_aside", "first", "last", "whole")
 
     def __init__(self) -> None:
         self.first: int | None = None
         self.last: int | None = None
-        self.whole = False  # whether both ends were named, not only that at which something was said
-        self._aside = False  # whether that was said beside no tokens
+        self.whole = False  # whether both ends were named, not only that of one moment
+        self._aside = False  # whether that came beside no tokens
 
-    def said(self, version: int, *, tokens: bool) -> None:
+    def named(self, version: int, *, tokens: bool) -> None:
         """The engine names a version beside some tokens of the choice, or beside none."""
         if self.whole or (self.first is not None and not tokens and not self._aside):
             return
@@ -38,7 +38,7 @@ class Versions:
         self._aside = not tokens
 
     def spans(self, first: int | None, last: int | None) -> None:
-        """The engine names the versions of the first and the last token, whatever it said on the way."""
+        """The engine names the versions of the first and the last token, whatever it named on the way."""
         if first is not None and last is not None:
             self.first, self.last, self.whole = first, last, True
 
@@ -60,7 +60,7 @@ class Captured(Protocol):
 
 
 def put(captured: Captured, found: Iterable[Versions]) -> None:
-    """Write what was said of its choices, in their order, into a capture."""
+    """Write what was named of its choices, in their order, into a capture."""
     for choice, versions in zip(captured.choices, found, strict=True):
         choice.weight_version_first, choice.weight_version_last = versions.first, versions.last
         captured.first_named = captured.first_named or versions.whole
@@ -91,7 +91,7 @@ def bounds(captured: Captured, span: Span, *, stream: bool) -> tuple[int | None,
     if stream or captured.first_named or begun is None or first is None or begun >= first:
         return first, last
     if not span.changed:
-        return first, last  # nobody has said that weights were changed: the engine counts by itself
+        return first, last  # no change of weights was published: the engine counts by itself
     for choice in captured.choices:  # one reply in one piece names the weights that ended it
         if choice.weight_version_first is not None:
             choice.weight_version_first = min(begun, choice.weight_version_first)

@@ -27,7 +27,7 @@ Place = int | dict[str, int]  # in the list of closed sessions: of several gatew
 
 LOOK_S = 3.0  # what a gateway may take to say that it is there
 _LOOK_EVERY_S = 1.0  # a trainer collects many groups at a time, and all of them ask
-_REST_OF_NEWS_S = 0.5  # once one gateway has said that there is no news, the others are about to
+_REST_OF_NEWS_S = 0.5  # once one gateway has answered that there is no news, the others are about to
 _ELSEWHERE = (None, 429, 502, 503, 504)  # answers after which another gateway may take a session
 
 
@@ -38,7 +38,7 @@ class Fleet:
         self.members = Members(gateways)
         self._weights: tuple[int, str | None] | None = None
         self._pause: tuple[str, str] | None = None  # arriving, in_flight
-        self._paused: bool | None = None  # None: nothing was ever said
+        self._paused: bool | None = None  # None: neither was ever asked for
         self._servers: dict[str, dict[str, Any] | None] = {}  # added by id, None: removed
         self._look_at_s = 0.0
 

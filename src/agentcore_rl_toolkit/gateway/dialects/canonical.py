@@ -45,7 +45,7 @@ def own_id(prefix: str, reply_id: str, place: int | None = None) -> str:
 
 
 class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the agent asked of the sampler; None = not said. ``other`` holds engine parameters that pass through by
+    """What the agent asked of the sampler; None = not given. ``other`` holds engine parameters that pass through by
     name.
     """
 
@@ -63,10 +63,10 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     other: dict[str, Any] = {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Only what was said, under the names vLLM uses for its sampling parameters."""
-        said: dict[str, Any] = msgspec.to_builtins(self)
-        said.pop("other", None)
-        return {**said, **self.other}
+        """Only what was given, under the names vLLM uses for its sampling parameters."""
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        given.pop("other", None)
+        return {**given, **self.other}
 
 
 class Request(msgspec.Struct, kw_only=True):

@@ -2,7 +2,7 @@
 
 Theory of operation of the encoder: the output is a list of items (reasoning, message, function calls), written one
 after the other (`CallsInOrder`), as clients expect: langchain-openai takes a change of item for a new one. Every event
-carries a sequence number, and every ``done`` event repeats what its deltas said, so the text so far is kept.
+carries a sequence number, and every ``done`` event repeats its deltas, so the text so far is kept.
 """
 
 from __future__ import annotations

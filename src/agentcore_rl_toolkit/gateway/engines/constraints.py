@@ -33,7 +33,7 @@ def holds(asked: Request) -> bool:
 
 def for_vllm(response_format: Mapping[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
     """Sampling parameters with ``structured_outputs`` for the constraint; an explicit one of the agent's stays."""
-    said = {key: value for key, value in other.items() if key not in _GUIDED}
+    rest = {key: value for key, value in other.items() if key not in _GUIDED}
     guided = {_GUIDED[key]: value for key, value in other.items() if key in _GUIDED}
     kind = (response_format or {}).get("type")
     if response_format is None or kind == "text":
@@ -44,7 +44,7 @@ def for_vllm(response_format: Mapping[str, Any] | None, other: dict[str, Any]) -
         found = {"json": response_format["json_schema"]["schema"]}
     else:
         found = {"structural_tag": _encode(response_format).decode()}
-    return {"structured_outputs": found, **said} if found else said
+    return {"structured_outputs": found, **rest} if found else rest
 
 
 def for_sglang(response_format: Mapping[str, Any] | None) -> dict[str, Any]:

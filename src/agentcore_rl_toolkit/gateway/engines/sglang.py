@@ -84,9 +84,13 @@ class SGLangEngine:
     def request(
         self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
-        said = {**constraints.for_sglang(asked.response_format), **asked.sampling.to_dict(), "max_tokens": max_tokens}
-        sampling = {_RENAMED.get(key, key): value for key, value in said.items()}
-        sampling["stop_token_ids"] = stops(stop_token_ids, said)
+        parameters = {
+            **constraints.for_sglang(asked.response_format),
+            **asked.sampling.to_dict(),
+            "max_tokens": max_tokens,
+        }
+        sampling = {_RENAMED.get(key, key): value for key, value in parameters.items()}
+        sampling["stop_token_ids"] = stops(stop_token_ids, parameters)
         sampling["skip_special_tokens"] = False
         if asked.n != 1:
             sampling["n"] = asked.n

@@ -1,4 +1,4 @@
-"""The budget of an answer's thinking: how it is sent to engines, and which servers have said that they cannot hold one.
+"""The budget of an answer's thinking: how it is sent to engines, and which servers cannot hold one.
 
 vLLM takes ``thinking_token_budget`` and answers 400 where it was started without ``--reasoning-parser`` (or where its
 runner cannot count yet). SGLang takes ``custom_params.thinking_budget``, holds it under ``--enable-strict-thinking`` and

@@ -72,16 +72,16 @@ class TinkerEngine:
         self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
         """Path and body, all but the sampling session: `addressed` adds that when it is known."""
-        said = asked.sampling
+        given = asked.sampling
         sampling: dict[str, Any] = {
             "max_tokens": max_tokens,
             "stop": stop_token_ids or None,  # an empty list would disable the model's own end of text too
-            "temperature": 1.0 if said.temperature is None else said.temperature,
-            "top_k": -1 if said.top_k is None else said.top_k,
-            "top_p": 1.0 if said.top_p is None else said.top_p,
+            "temperature": 1.0 if given.temperature is None else given.temperature,
+            "top_k": -1 if given.top_k is None else given.top_k,
+            "top_p": 1.0 if given.top_p is None else given.top_p,
         }
-        if said.seed is not None:
-            sampling["seed"] = said.seed
+        if given.seed is not None:
+            sampling["seed"] = given.seed
         body = {
             "num_samples": asked.n,
             "prompt": {"chunks": [{"tokens": msgspec.Raw(prompt_json), "type": "encoded_text"}]},

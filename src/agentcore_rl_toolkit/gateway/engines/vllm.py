@@ -83,12 +83,12 @@ class VLLMEngine:
     def request(
         self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
-        said = constraints.for_vllm(asked.response_format, asked.sampling.to_dict())
+        parameters = constraints.for_vllm(asked.response_format, asked.sampling.to_dict())
         sampling = {
-            **said,
+            **parameters,
             "max_tokens": max_tokens,
             "logprobs": 1,
-            "stop_token_ids": stops(stop_token_ids, said),
+            "stop_token_ids": stops(stop_token_ids, parameters),
             "skip_special_tokens": False,  # stop strings are looked for in this text
         }
         if asked.n != 1:

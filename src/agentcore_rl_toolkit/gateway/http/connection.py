@@ -188,7 +188,7 @@ class AgentConnection(asyncio.BufferedProtocol):
     # -- towards the client
 
     def refuse(self, message: str, *, kind: str = "invalid_request", status: int | None = None) -> None:
-        """Answer with an error and end the connection: what follows cannot be told apart from the refused request."""
+        """Answer with an error and end the connection: where the next request begins is not known."""
         self.reader.stop()
         self._queue.clear()
         if self.busy:

@@ -43,7 +43,7 @@ class Receiver(Protocol):
         ...
 
     def refuse(self, message: str, *, kind: str = "invalid_request", status: int | None = None) -> None:
-        """What was read is no request that is served; what follows cannot be told apart from it."""
+        """What was read is no request that is served; where the next one begins is not known."""
         ...
 
 

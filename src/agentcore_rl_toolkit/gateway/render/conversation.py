@@ -64,8 +64,8 @@ def message_digest(message: Mapping[str, Any], *, text: bool = True) -> Digest:
             [call["function"]["name"], _arguments_key(call["function"].get("arguments"))]
             for call in message.get("tool_calls") or ()
         ]
-        said = text_of(content).strip() if text or not calls else ""
-        return _hash(b"assistant", _ENCODER.encode([said, calls]))
+        words = text_of(content).strip() if text or not calls else ""
+        return _hash(b"assistant", _ENCODER.encode([words, calls]))
     if isinstance(content, list) and any(part.get("type") != "text" for part in content):
         body = _ENCODER.encode(content)
     else:
@@ -76,11 +76,11 @@ def message_digest(message: Mapping[str, Any], *, text: bool = True) -> Digest:
 def _weight(message: Mapping[str, Any]) -> int:
     """Bytes that a message takes in memory, about."""
     calls = message.get("tool_calls") or ()
-    said = sum(sys.getsizeof(call["function"].get("arguments") or "") + _MESSAGE_BYTES for call in calls)
+    size = sum(sys.getsizeof(call["function"].get("arguments") or "") + _MESSAGE_BYTES for call in calls)
     content = message.get("content")
     parts = content if isinstance(content, list) else ()
-    said += sum(sys.getsizeof(part.get("text") or "") + _MESSAGE_BYTES for part in parts if isinstance(part, dict))
-    return said + sys.getsizeof(content) + sys.getsizeof(message.get("reasoning_content") or "") + _MESSAGE_BYTES
+    size += sum(sys.getsizeof(part.get("text") or "") + _MESSAGE_BYTES for part in parts if isinstance(part, dict))
+    return size + sys.getsizeof(content) + sys.getsizeof(message.get("reasoning_content") or "") + _MESSAGE_BYTES
 
 
 @dataclass(slots=True, eq=False)

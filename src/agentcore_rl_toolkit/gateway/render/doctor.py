@@ -129,7 +129,7 @@ def _extends(
 ) -> tuple[bool, str]:
     completion = sampled_body(renderer, answer, tools=tools)
     if not completion:
-        return False, "the template's own writing of an answer cannot be told from its prompt"
+        return False, "the template's own writing of an answer cannot be separated from its prompt"
     conversation = renderer.conversation(now=0.0)
     user = {"role": "user", "content": "hello"}
     first = renderer.render(conversation, [user], tools)
@@ -196,7 +196,7 @@ def _reasoning(renderer: Renderer) -> tuple[bool | None, str]:
     opened = marks is not None and not renderer.decode(body).lstrip().startswith(marks[0])
     parsed = renderer.parse(body, opens_reasoning=opened)
     if parsed.reasoning.strip() == "Some thought." and parsed.content.strip() == "An answer.":
-        return True, "reasoning and answer are told apart"
+        return True, "reasoning and answer are separated"
     return False, f"reasoning {parsed.reasoning!r}, content {parsed.content!r}"
 
 

@@ -328,7 +328,7 @@ class Renderer:
         return base.buffer.copy(base.length, base.text_bytes)
 
     def opens_reasoning(self, prompt: TokenBuffer) -> bool:
-        """Whether a prompt ends with the opening mark of the model's reasoning, told from its tokens."""
+        """Whether a prompt ends with the opening mark of the model's reasoning, judged by its tokens."""
         reasoning = self.grammar.reasoning
         if reasoning is None or reasoning[0] not in self.template.all_text:
             return False

@@ -13,7 +13,7 @@ from ..errors import RequestError
 
 # Of a request, but no sampling parameters: field -> whose it is.
 _NOT_SAMPLING = {
-    **dict.fromkeys(("messages", "prompt", "input", "system"), "what is said is the agent's"),
+    **dict.fromkeys(("messages", "prompt", "input", "system"), "the conversation is the agent's"),
     **dict.fromkeys(("stream", "stream_options"), "how a reply is written is the agent's choice"),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "echo"), "the gateway asks for what it records"),
     **dict.fromkeys(("best_of", "use_beam_search"), "only samples of the policy can be trained on"),

@@ -244,7 +244,7 @@ class TinkerExchange:
         up, self._up = self._up, None
         if up is not None:
             up.abort()
-        self._trouble(f"the service said nothing for {ANSWER_S:g} s")
+        self._trouble(f"the service sent nothing for {ANSWER_S:g} s")
 
     def on_complete(self) -> None:
         if self._route.worker is None:

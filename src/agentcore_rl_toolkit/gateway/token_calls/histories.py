@@ -165,8 +165,8 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
     known: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
     places = places_of(records)
     for place, record in enumerate(records):
-        said = _messages(record, places, messages, text_bytes)
-        messages.append(said)
+        read = _messages(record, places, messages, text_bytes)
+        messages.append(read)
         base = record.messages_base
         text_bytes.append((base.length if base.call_id is not None else 0) + len(record.messages))
         lengths.append(record.prompt_base.length + len(record.prompt_ids) // 4)
@@ -184,7 +184,7 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
             known[at] = _stands_on(records[at].request)
         tools, options = known[at]
         yield PastCall(
-            messages=said,
+            messages=read,
             tools=tools,
             options=options,
             after=_after(records, record, places, lengths),

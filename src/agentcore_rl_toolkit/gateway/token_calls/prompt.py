@@ -54,7 +54,7 @@ class Prompt:
         self._mode.histories.settle(self._history)
         self.json = prompt.json
 
-    def commit(self, call_id: str, captured: Captured, sampled: TokenReply, said: dict[int, Choice]) -> None:
+    def commit(self, call_id: str, captured: Captured, sampled: TokenReply, choices: dict[int, Choice]) -> None:
         """Let the next turn go on from this one, if its reply is whole."""
         prompt, conversation = self.rendered, self._conversation
         if prompt is None or conversation is None:
@@ -63,14 +63,14 @@ class Prompt:
             self.abandon()
             return
         captured.parent_turn, captured.branch_reason = prompt.parent_turn, prompt.branch_reason
-        last = len(said) - 1
-        for place, (index, choice) in enumerate(sorted(said.items())):
+        last = len(choices) - 1
+        for place, (index, choice) in enumerate(sorted(choices.items())):
             self._mode.renderer.commit(
                 conversation,
                 prompt,
                 sampled.ids(index),
                 choice.to_message(),
-                turn_id=call_id if len(said) == 1 else f"{call_id}.{index}",
+                turn_id=call_id if len(choices) == 1 else f"{call_id}.{index}",
                 more=place < last,
             )
         self.rendered = None

@@ -74,7 +74,7 @@ class TokenReply:
         if sampled is None:
             sampled = self._choices[piece.choice] = _SampledChoice(self._stream(piece.choice))
         if piece.weight_version is not None:
-            sampled.versions.said(piece.weight_version, tokens=bool(piece.ids))
+            sampled.versions.named(piece.weight_version, tokens=bool(piece.ids))
             sampled.versions.spans(piece.weight_version_first, piece.weight_version)
         sampled.spans = piece.spans or sampled.spans
         if piece.routed_experts is not None:
@@ -160,10 +160,10 @@ class TokenReply:
 
     def record(self, captured: Captured) -> dict[int, Choice]:
         """Put the choices into what is captured of the call. Returns them as the agent gets them, by index."""
-        said = {choice.index: choice for choice in self.choices()}
-        captured.complete = len(said) == self._asked.n
+        parsed = {choice.index: choice for choice in self.choices()}
+        captured.complete = len(parsed) == self._asked.n
         for index, sampled in sorted(self._choices.items()):
-            choice = said.get(index)
+            choice = parsed.get(index)
             captured.choices.append(
                 ChoiceRecord(
                     index=index,
@@ -189,7 +189,7 @@ class TokenReply:
         if usage.cached_tokens is not None:
             counted["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
         captured.usage = _to_json(counted)
-        return said
+        return parsed
 
 
 def _agent_logprobs(choice: Choice | None) -> bytes | None:

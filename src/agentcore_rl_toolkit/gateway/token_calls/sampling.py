@@ -254,8 +254,8 @@ class TokenSampling:
             captured.error = _to_json(self._reader.error)
         if not self._context.train_constrained and constraints.holds(agent.asked):
             captured.untrainable = CONSTRAINED
-        said = sampled.record(captured)
-        self._prompt.commit(self._call_id, captured, sampled, said)
+        choices = sampled.record(captured)
+        self._prompt.commit(self._call_id, captured, sampled, choices)
         return captured
 
     def release(self) -> None:

@@ -43,7 +43,7 @@ class Worker:
         self.resting_until = 0.0
         self.rest_s = 0.0
         self.no_budget_until = 0.0  # it refused a budget of thinking (`engines.thinking_budget`)
-        self.named = False  # whether it has said a number for its weights
+        self.named = False  # whether it has named its weights by a number
         self.forgot = False  # whether it says, after that, that it has those it was started with
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.host_header = f"{host}:{config.port}".encode()

@@ -102,10 +102,10 @@ class Dependencies:
 def _wants_toolkit(folder: Path, file: Path) -> bool:
     """Whether the agent's modules import this toolkit and its dependency files leave open where it comes from."""
     text = file.read_text(errors="replace")
-    said = _TOOLKIT.findall(text)
-    if any(version.strip() for version in said) or re.search(r"agentcore_rl_toolkit-[^/\s]*\.whl", text):
+    given = _TOOLKIT.findall(text)
+    if any(version.strip() for version in given) or re.search(r"agentcore_rl_toolkit-[^/\s]*\.whl", text):
         return False
-    if said:
+    if given:
         return True
     return any(b"agentcore_rl_toolkit" in path.read_bytes() for path in sorted(folder.glob("*.py")))
 
@@ -196,10 +196,10 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
 
 def kept() -> int:
     """How many environments are kept. Raises: LocalRuntimeError on a setting that is no number."""
-    said = os.environ.get(KEEP_VARIABLE, "")
-    if said and not (said.isascii() and said.isdigit() and int(said) > 0):
-        raise LocalRuntimeError(f"{KEEP_VARIABLE} must be a number of environments, at least 1, got {said!r}")
-    return int(said or KEPT)
+    given = os.environ.get(KEEP_VARIABLE, "")
+    if given and not (given.isascii() and given.isdigit() and int(given) > 0):
+        raise LocalRuntimeError(f"{KEEP_VARIABLE} must be a number of environments, at least 1, got {given!r}")
+    return int(given or KEPT)
 
 
 def prune(root: Path, most: int) -> list[Path]:

@@ -54,7 +54,7 @@ class ForbiddenError(KubernetesError):
 
 
 class QuotaError(KubernetesError):
-    """The cluster wants fewer requests, or the namespace's quota is used up. ``retry_after_s`` as the server said."""
+    """The cluster wants fewer requests, or the namespace's quota is used up. ``retry_after_s`` as the server wrote it."""
 
     retry_after_s: float | None = None
 
@@ -64,7 +64,7 @@ class ClaimFailedError(KubernetesError):
 
 
 class ClaimTimeoutError(KubernetesError, TimeoutError):
-    """The sandbox was not ready in time; the message holds what its conditions said last."""
+    """The sandbox was not ready in time; the message holds its last conditions."""
 
 
 @dataclass(frozen=True, kw_only=True)

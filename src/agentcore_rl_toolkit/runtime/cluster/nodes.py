@@ -124,7 +124,7 @@ class Cluster:
         await asyncio.gather(*(link.forget(agent, only_unused=True) for link in self._links.values()))
 
     def describe(self) -> list[dict[str, Any]]:
-        """The loaded agents, as the nodes last told."""
+        """The loaded agents, as the nodes last reported."""
         return [{"node_id": node_id, **t} for node_id, link in self._links.items() for t in link.templates]
 
     async def close(self) -> None:

@@ -75,7 +75,7 @@ class Engine:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self._env},
-                cwd=self._folder,  # its monitors leave notes where it stands
+                cwd=self._folder,  # its monitors write files where it stands
                 start_new_session=True,
             )
         deadline = asyncio.get_running_loop().time() + SERVICE_START_S
@@ -87,8 +87,8 @@ class Engine:
             except EngineError as e:
                 late = asyncio.get_running_loop().time() > deadline
                 if late or self._service.returncode is not None:
-                    said = log.read_text(errors="replace").strip()[-1_000:]
-                    raise EngineError(f"podman's service did not start: {said or e}") from None
+                    printed = log.read_text(errors="replace").strip()[-1_000:]
+                    raise EngineError(f"podman's service did not start: {printed or e}") from None
             await asyncio.sleep(0.02)
 
     def _podman_options(self) -> list[str]:

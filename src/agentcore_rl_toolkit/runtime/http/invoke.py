@@ -110,9 +110,7 @@ async def relay(
                 await connection.send(method, path, request_headers(session, headers, request_id), body)
             status = await connection.head()
             if status >= 400:
-                with contextlib.suppress(
-                    TimeoutError, UpstreamLostError
-                ):  # the status says all that the caller is told
+                with contextlib.suppress(TimeoutError, UpstreamLostError):  # the status is all that the caller gets
                     async with asyncio.timeout(ERROR_S):
                         await connection.pass_over(ERROR_BYTES)
                 raise WireError(

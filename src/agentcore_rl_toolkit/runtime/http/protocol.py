@@ -62,7 +62,7 @@ class Direct(Protocol):
 
 
 def late_body(pause_s: float) -> WireError:
-    """What the caller is told whose body does not come."""
+    """The answer to a caller whose body does not come."""
     return invalid(f"the rest of the payload did not come within {pause_s:g} s", field="payload")
 
 

@@ -162,8 +162,8 @@ class Relay:
         message, fds, _, _ = socket.recv_fds(life, 4096, _MAX_ENDPOINTS)
         listeners = [socket.socket(fileno=fd) for fd in fds]
         try:
-            said = json.loads(message)
-            ports, name = said["ports"], str(said["name"])
+            order = json.loads(message)
+            ports, name = order["ports"], str(order["name"])
             fit = len(ports) == len(listeners) and set(ports) <= self.allowed
         except (KeyError, TypeError, ValueError, RecursionError):  # a session may say anything
             fit = False

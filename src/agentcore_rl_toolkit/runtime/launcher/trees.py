@@ -34,7 +34,7 @@ def remove(
     """Remove a folder and all that is in it; anything else by that name, too. What is not there is no error.
 
     Returns: None, or why something is left of it: a file that its owner made immutable, a mount, ``within_s`` seconds are over
-    or ``stop`` said so.
+    or ``stop`` returned true.
     """
     try:
         top = _open(os.fspath(path))

@@ -83,7 +83,7 @@ def serve(
                 watcher.cancel()
 
     def stop(signum: int, frame: Any) -> None:
-        server.should_exit = True  # told to stop before uvicorn listens for signals itself
+        server.should_exit = True  # asked to stop before uvicorn listens for signals itself
 
     # uvicorn re-raises the signal that stopped it once it has shut down; a stop on request is a success.
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,7 +1,7 @@
 """Takes the records of this machine's sessions and puts them into ``file://`` stores: no session may write there itself.
 
 Theory of operation. One unix socket serves all sessions. The kernel says which process connected, and the node to which session
-it belongs; the session's caller has said which record it is to write (`grants`). A record is written once and never replaced, a
+it belongs; the session's caller has named the record it is to write (`grants`). A record is written once and never replaced, a
 heartbeat is replaced and deleted. The bytes go from the socket to an unfinished file beside the target, which is moved into
 place when all is there, so a session that ends in the middle leaves nothing. Steps below the store's directory follow no link.
 
@@ -109,7 +109,7 @@ class Records:
                 return
             await self._request(session, reader, writer)
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, ValueError, RecursionError, AttributeError):
-            return  # it went away, or said nothing that can be read
+            return  # it went away, or sent nothing that can be read
         finally:
             if session is not None:
                 self._busy[busy] -= 1

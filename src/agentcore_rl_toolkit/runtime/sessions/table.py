@@ -205,8 +205,8 @@ class SessionTable:
             failure = (
                 f"Runtime initialization time exceeded. Please make sure that initialization completes in {limit}s."
             )
-            said = f", the last one was {session.ping_answer}" if session.ping_answer is not None else ""
-            self._fail_start(session, failure, f"no healthy answer to /ping within {limit} s{said}")
+            last_answer = f", the last one was {session.ping_answer}" if session.ping_answer is not None else ""
+            self._fail_start(session, failure, f"no healthy answer to /ping within {limit} s{last_answer}")
         except WireError as e:  # its cluster has no room for it
             self._fail_start(session, e.message, str(e.extra.get("localDetail", e.message)), code=e.code)
         except (LocalRuntimeError, UpstreamLostError, OSError) as e:

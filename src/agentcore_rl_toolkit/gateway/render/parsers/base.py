@@ -155,10 +155,10 @@ class MarkerParser(Calls):
             thought = "".join(self._thoughts)
             self._bad = any(opening in thought for opening in self._blocks)
         if self._tools and not self._bad:
-            said = "".join(self._plain)
+            text = "".join(self._plain)
             grammar = self._grammar
-            self._bad = any(hint in said for hint in grammar.hints) or any(
-                one in said and other in said for one, other in grammar.hint_pairs
+            self._bad = any(hint in text for hint in grammar.hints) or any(
+                one in text and other in text for one, other in grammar.hint_pairs
             )
         return deltas
 

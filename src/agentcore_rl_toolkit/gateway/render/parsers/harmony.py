@@ -45,7 +45,7 @@ class HarmonyParser(Calls):
         elif self._header is not None:
             deltas += self._body(self._buffer, closed=True)
         elif self._buffer.strip() and "<|" not in self._buffer:
-            # No header at all: a model that forgot the format still said something.
+            # No header at all: a model that forgot the format wrote plain text.
             deltas.append(Delta(text=self._buffer))
         elif "to=functions" in self._buffer:
             self._bad = True

@@ -29,7 +29,7 @@ class LlamaParser(Calls):
         super().__init__()
         self._tools = schemas_of(tools)
         self._held: str | None = "" if tools else None  # None: it is text
-        self._said: list[str] = []
+        self._plain_text: list[str] = []
 
     def feed(self, text: str) -> list[Delta]:
         if self._held is None:
@@ -43,8 +43,8 @@ class LlamaParser(Calls):
     def finish(self) -> list[Delta]:
         if not self._held:
             # It began as text: a call in it, or one without its brackets, was meant and is none.
-            said = "".join(self._said).strip()
-            self._bad = bool(self._tools) and (_TAG in said or _looks_meant(said, self._tools, anywhere=True))
+            text = "".join(self._plain_text).strip()
+            self._bad = bool(self._tools) and (_TAG in text or _looks_meant(text, self._tools, anywhere=True))
             return []
         text = self._held.strip()
         tagged = text.startswith(_TAG)
@@ -65,7 +65,7 @@ class LlamaParser(Calls):
     def _say(self, text: str) -> list[Delta]:
         if not text:
             return []
-        self._said.append(text)
+        self._plain_text.append(text)
         return [Delta(text=text)]
 
 
