@@ -21,8 +21,10 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,7 +40,11 @@ try:
 except ImportError as e:
     raise missing_extra("the S3 endpoint needs sortedcontainers", "runtime") from e
 
+log = logging.getLogger(__name__)
 _FIRST_READ = 4096
+_MOST_KNOWN = 2**20  # bytes of an object's first line; that of an upload of 10,000 parts has some hundred thousand
+# Others may write into the directory: what lies there is not followed, and opening it does not wait.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 PIECE_BYTES = 2**20  # of bodies that are worth a thread, and read and written so many bytes at a time
 
 
@@ -96,11 +102,14 @@ class Disk:
             directory.mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
         for left_over in (self.root / ".new").iterdir():
-            left_over.unlink()
+            if left_over.is_dir() and not left_over.is_symlink():
+                shutil.rmtree(left_over, ignore_errors=True)
+            else:
+                left_over.unlink()
         self.buckets: dict[str, Bucket] = {}
         for path in sorted(self.root.iterdir()):
-            if (path / ".bucket").exists():
-                self.buckets[path.name] = _load(path)
+            if os.path.isfile(path / ".bucket") and not path.is_symlink():
+                self.buckets[path.name] = self._load(path)
 
     def _take_lock(self) -> IO[bytes]:
         lock = open(self.root / ".lock", "ab")  # noqa: SIM115 - held until close()
@@ -112,6 +121,20 @@ class Disk:
                 f"{self.root} is already served by another process; give each server its own directory"
             ) from None
         return lock
+
+    def _load(self, path: Path) -> Bucket:
+        bucket = Bucket(path.name, (path / ".bucket").stat().st_mtime)
+        strange: list[str] = []
+        for file in _files(path):
+            stored = read_stored(file)
+            if stored is not None and self.path_of(path.name, stored.key) == file:
+                bucket.objects[stored.key] = stored
+            else:
+                strange.append(file)
+        if strange:
+            log.warning("%d things in %s are no objects and are left out, such as %r", len(strange), path, strange[0])
+        bucket.keys = SortedList(bucket.objects)
+        return bucket
 
     def close(self) -> None:
         """Let another server have the directory."""
@@ -162,7 +185,7 @@ class Disk:
 
     def open_body(self, bucket: Bucket, stored: StoredObject) -> int:
         """A descriptor of the object's file, to be read from ``body_offset`` on."""
-        return os.open(self.path_of(bucket.name, stored.key), os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(self.path_of(bucket.name, stored.key), _READ)
 
     def sync_directory(self, path: str | Path) -> None:
         if self.fsync:
@@ -196,36 +219,35 @@ def discard_file(file: str) -> None:
         os.unlink(file)
 
 
-def _load(path: Path) -> Bucket:
-    bucket = Bucket(path.name, (path / ".bucket").stat().st_mtime)
-    for file in _files(path):
-        stored = read_stored(file)
-        if stored is not None:
-            bucket.objects[stored.key] = stored
-    bucket.keys = SortedList(bucket.objects)
-    return bucket
-
-
 def _files(path: Path) -> Iterator[str]:
     with os.scandir(path) as folders:
         for folder in folders:
-            if folder.is_dir():
-                with os.scandir(folder.path) as files:
-                    yield from (f.path for f in files)
+            if folder.is_dir(follow_symlinks=False):
+                try:
+                    with os.scandir(folder.path) as files:
+                        yield from (f.path for f in files)
+                except OSError:  # a folder without permissions; it counts as one thing that is no object
+                    yield folder.path
 
 
 def read_stored(file: str) -> StoredObject | None:
     """What the file says of itself; None when it is not one of ours (a stranger's file, or torn by a power failure)."""
-    fd = os.open(file, os.O_RDONLY)
     try:
+        fd = os.open(file, _READ)
+    except OSError:  # a link, a socket, a file without permissions
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return None
         head = os.read(fd, _FIRST_READ)
-        while b"\n" not in head and (more := os.read(fd, _FIRST_READ)):
+        while b"\n" not in head and len(head) < _MOST_KNOWN and (more := os.read(fd, _FIRST_READ)):
             head += more
-        size = os.fstat(fd).st_size
+        stored = StoredObject.from_line(head[: head.index(b"\n") + 1])
+        key: Any = stored.key  # of whatever kind the file says
+        whole = isinstance(key, str) and stored.body_offset + stored.size == found.st_size
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
     finally:
         os.close(fd)
-    try:
-        stored = StoredObject.from_line(head[: head.index(b"\n") + 1])
-    except (ValueError, TypeError, KeyError):
-        return None
-    return stored if stored.body_offset + stored.size == size else None
+    return stored if whole else None

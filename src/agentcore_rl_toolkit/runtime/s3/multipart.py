@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,8 +321,10 @@ def _number(request: Request, name: str, default: int) -> int:
 
 def _load(path: Path) -> Upload | None:
     try:
+        if not stat.S_ISREG(os.lstat(path / "upload.json").st_mode):
+            return None
         upload = Upload(**json.loads((path / "upload.json").read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     for file in path.iterdir():
         if file.name.isdecimal():
