@@ -34,6 +34,7 @@ from ..launcher import trees
 from ..launcher.session_log import read_log
 from ..local_node import LocalNode
 from ..peers import peer_pid
+from ..sessions.command_output import CommandOutput
 from ..sessions.grants import Grant
 from ..sessions.node import SessionOrder
 from ..sessions.usage import usage
@@ -43,7 +44,6 @@ from .front import Front
 log = logging.getLogger(__name__)
 FIRST_CONTACT_S = 60.0
 CLEAN_UP_THREADS = 4
-OUTPUT_AFTER_EXIT_S = 0.5
 LOG_BYTES = 256 * 1024  # of a session's log, handed over at its end
 MAX_BUNDLE_BYTES = 2 * bundles.MAX_BUNDLE_BYTES
 CHUNK_BYTES = 64_000
@@ -271,30 +271,19 @@ class NodeAgent:
         if process is None:
             front.send(end=-1, error="the session is gone")
             return
-        pumps: set[asyncio.Task[None]] = set()
 
-        async def pump(output: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if peer_pid(writer.get_extra_info("socket")) not in (None, process.template.pid):
-                writer.close()
-                return
-            task = asyncio.current_task()
-            assert task is not None
-            pumps.add(task)
-            try:
-                stream = (await output.read(1)).decode()
-                while stream and (data := await output.read(CHUNK_BYTES)):
-                    front.send(k=stream, d=base64.b64encode(data).decode())
-                    await front.drain()
-            except ConnectionError:
-                return
-            finally:
-                writer.close()
+        async def copy(stream: bytes, output: asyncio.StreamReader) -> None:
+            while stream and (data := await output.read(CHUNK_BYTES)):
+                front.send(k=stream.decode(), d=base64.b64encode(data).decode())
+                await front.drain()
+
+        def own(writer: asyncio.StreamWriter) -> bool:
+            return peer_pid(writer.get_extra_info("socket")) in (None, process.template.pid)
 
         text = (await reader.readline()).decode()
         identity = f"c{purpose['id']}"
         path = f"{self._orders[purpose['session']].socket_path}{identity}"
-        server = await asyncio.start_unix_server(pump, path)
-        try:
+        async with CommandOutput(path, own, copy) as output:
             command = process.command(identity, json.loads(text), path)
             orders = asyncio.create_task(reader.readline())  # the router says one word more, or hangs up: kill
             await asyncio.wait((orders, command.ended), return_when=asyncio.FIRST_COMPLETED)
@@ -302,17 +291,9 @@ class NodeAgent:
                 command.kill()
             status = await command.ended
             orders.cancel()
-            await asyncio.sleep(0)
-            if pumps:
-                _, late = await asyncio.wait(pumps, timeout=OUTPUT_AFTER_EXIT_S)
-                for task in late:
-                    task.cancel()
+            await output.rest()
             front.send(end=status, error=command.error)
             await front.drain()
-        finally:
-            server.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
 
     def _run(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -39,13 +39,11 @@ from . import local_api
 from .commands import parse_command, run_command
 from .fast_path import DirectInvocations
 from .invoke import AWS_REQUEST_ID, INVOKE, Work, new_request_id, relay, request_id_of
-from .protocol import PEER, Peer, break_off, hang_up
+from .protocol import PEER, Peer, Receive, Send, break_off, hang_up
 from .responses import Receiving, as_wire_error, failed, read_body, reply
 from .shells import Shells, check_shell_id
 from .websocket import bridge, with_query
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 Scope = dict[str, Any]
 
 READ_ON_LOOP = 256 * 1024  # bytes of a payload; of longer ones what they ask for is read in a thread

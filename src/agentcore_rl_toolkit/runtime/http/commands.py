@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import contextlib
 import itertools
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..._parsing import parse_json
 from ..api import eventstream
+from ..sessions.command_output import CommandOutput
 from ..sessions.session import Session, is_over
 from ..wire import SESSION_HEADER, invalid
+from .protocol import Send
 from .responses import as_wire_error
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 Emit = Callable[[Any], Awaitable[None]]
 MAX_COMMAND_CHARS = 65_536
 MAX_TIMEOUT_S, DEFAULT_TIMEOUT_S = 3_600, 300
 CHUNK_BYTES = 64_000  # AWS: 64 KB a chunk
-OUTPUT_AFTER_EXIT_S = 0.5  # how long to wait for the rest of the output when something in the background holds it open
 PLATFORM_ERROR = -1  # AWS's exit code where the command is not to blame
 _numbers = itertools.count(1)
 SESSION_END_S = 0.2
@@ -69,34 +67,21 @@ async def run_command(
 async def _run(session: Session, command: str, timeout_s: float, emit: Emit) -> None:
     number = next(_numbers)
     path = f"{session.socket_path}{number}"
-    pumps: list[asyncio.Task[None]] = []
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not session.is_from_its_commands(writer):
-            writer.close()
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        pumps.append(task)
-        try:
-            name = _STREAMS.get(await reader.read(1))
-            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may come in two pieces
-            while name is not None:
-                data = await reader.read(CHUNK_BYTES)
-                text = decoder.decode(data, final=not data)
-                if text:
-                    await emit({"contentDelta": {name: text}})
-                if not data:
-                    break
-        except ConnectionError:
-            return
-        finally:
-            writer.close()
+    async def copy(stream: bytes, reader: asyncio.StreamReader) -> None:
+        name = _STREAMS.get(stream)
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may come in two pieces
+        while name is not None:
+            data = await reader.read(CHUNK_BYTES)
+            text = decoder.decode(data, final=not data)
+            if text:
+                await emit({"contentDelta": {name: text}})
+            if not data:
+                break
 
     await emit({"contentStart": {}})
-    server = await asyncio.start_unix_server(pump, path)
     status = "COMPLETED"
-    try:
+    async with CommandOutput(path, session.is_from_its_commands, copy) as output:
         process = session.process.command(str(number), command, path)
         try:
             async with asyncio.timeout(timeout_s):
@@ -105,11 +90,7 @@ async def _run(session: Session, command: str, timeout_s: float, emit: Emit) -> 
             status = "TIMED_OUT"
             process.kill()
             code = await process.ended
-        await asyncio.sleep(0)
-        if pumps:
-            _, late = await asyncio.wait(pumps, timeout=OUTPUT_AFTER_EXIT_S)
-            for task in late:
-                task.cancel()
+        await output.rest()
         if process.error is not None:
             await emit({"contentDelta": {"stderr": f"the command could not be started: {process.error}\n"}})
         exit_code = code if code >= -1 else 128 - code  # a signal, as a shell reports it
@@ -117,10 +98,6 @@ async def _run(session: Session, command: str, timeout_s: float, emit: Emit) -> 
             await emit({"contentDelta": {"stderr": f"the session ended while the command ran: {session.state}\n"}})
             exit_code = PLATFORM_ERROR
         await emit({"contentStop": {"exitCode": exit_code, "status": status}})
-    finally:
-        server.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
 
 
 async def _ended(session: Session) -> bool:

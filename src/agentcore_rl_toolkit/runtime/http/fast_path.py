@@ -23,8 +23,8 @@ from ..sessions.connection import Connection, header
 from ..sessions.grants import ASKS_FOR_A_RECORD
 from ..sessions.session import Session
 from ..wire import SESSION_HEADER, Named, Route, WireError, check_headers, split_path
-from .invoke import INVOKE, WHOLE_BYTES, Asked, Send, Work, relay, reply_headers, request_headers, request_id_of
-from .protocol import Request, RuntimeProtocol
+from .invoke import INVOKE, WHOLE_BYTES, Asked, Work, relay, reply_headers, request_headers, request_id_of
+from .protocol import Request, RuntimeProtocol, Send
 
 MAX_URL_BYTES = 2_000  # of those that are remembered
 Finish = Callable[[str, Work, Any, Any, Any], Awaitable[None]]

@@ -25,14 +25,13 @@ from ..wire import (
     returned_headers,
     trace_headers,
 )
-from .protocol import send_whole
+from .protocol import Send, send_whole
 
 log = logging.getLogger(__name__)
 ERROR_BYTES = 2**20  # of an agent's error, and `ERROR_S` seconds for them; nobody sees its text
 ERROR_S = 5.0
 WHOLE_BYTES = 64 * 1024  # of a reply that says its length and is no larger, nothing is sent before it is complete
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 Work = Callable[[Any, Send], Awaitable[None]]  # on a scope
 
 INVOKE = "InvokeAgentRuntime"

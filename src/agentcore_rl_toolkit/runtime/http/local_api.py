@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..._parsing import parse_json
@@ -19,9 +19,9 @@ from ..sessions.endings import MAX_ASKED, endings_of
 from ..sessions.session import Session
 from ..sessions.usage import usage
 from ..wire import Route, WireError, invalid, not_found
+from .protocol import Send
 from .responses import reply
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 LOG_BYTES = 1_000_000
 # To whoever reaches the port: only numbers, but for this machine's user; and `_endings` asks itself who wants to know.
 OPEN = {("GET", "metrics"), ("GET", "status"), ("POST", "endings")}

@@ -25,6 +25,7 @@ from ..._servers.bounded_http import BoundedProtocol
 from ..._servers.host_check import Refusal
 from ..wire import Headers, WireError, invalid
 
+Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 _KEY = "agentcore_rl.transport"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..sessions.connection import UpstreamLostError
 from ..wire import MAX_PAYLOAD_BYTES, WireError, invalid
 from .invoke import AWS_REQUEST_ID, new_request_id
-from .protocol import break_off, late_body
+from .protocol import Receive, Send, break_off, late_body
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or got no whole reply
 UNPROVEN_BYTES = 2**30
 log = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ import re
 import shlex
 import struct
 import weakref
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,7 @@ from ..._parsing import parse_json
 from ..sessions.session import Session
 from ..wire import SESSION_HEADER, WireError, invalid
 from . import shell_relay
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+from .protocol import Receive, Send
 
 INPUT, OUTPUT, STATUS, SIZE, HEARTBEAT, CLOSE = 0, 1, 3, 4, 5, 255
 MAX_FRAME_BYTES = 64 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import websockets
@@ -14,9 +14,8 @@ from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from ..sessions.connection import UpstreamLostError
 from ..sessions.session import Session
 from ..wire import REQUEST_ID_HEADER, SESSION_HEADER, Headers, forwarded_headers, invalid
+from .protocol import Receive, Send
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 MAX_FRAME_BYTES = 64 * 1024  # AWS's quota
 _IN_QUERY = re.compile(rb"x-amzn-bedrock-agentcore-runtime-[a-z0-9-]+")
 
