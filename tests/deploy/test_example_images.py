@@ -189,6 +189,8 @@ def test_an_examples_image_builds_as_another_user_and_ends_a_rollout(
         make_world(image, folder)
     podman(*build)
     assert podman("image", "inspect", "--format", "{{.Config.User}}", image).strip() not in ("", "root", "0")
+    size = int(podman("image", "inspect", "--format", "{{.Size}}", image))
+    print(f"{example.name}: {size / 2**20:,.0f} MB unpacked")  # pytest -s shows it
     payload, reward = task_of(example)
     place.model.decide = reply
     try:

@@ -94,6 +94,7 @@ def test_an_image_is_built_pushed_and_runs_and_is_built_once(pushed: list[str], 
     assert any("repository agentcore-rl/boxed: is removed" in line for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # some forty commands, each cut short by one call later
 def test_an_image_killed_after_every_call_is_deployed_once_and_taken_away(
     account: dict[str, str], pushed: list[str], tmp_path: Path
