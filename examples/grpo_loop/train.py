@@ -511,7 +511,6 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--data", help="JSON lines, one payload each; without it: arithmetic problems")
     parser.add_argument("--eval-data", help="the same, never trained on: run before and after")
-    parser.add_argument("--gateway-admin-key")
     parser.add_argument("--held-out", type=int, default=200, help="arithmetic problems that are never trained on")
     for name in ("steps", "groups", "rollouts", "staleness", "seed"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))
@@ -533,7 +532,7 @@ def main() -> None:
 
     with (
         RolloutClient(a.agent_runtime_arn, a.store, a.exp_id, model_id="policy", tps_limit=200) as client,
-        GatewayClient(a.gateway_url, admin_key=a.gateway_admin_key) as gateway,
+        GatewayClient(a.gateway_url) as gateway,
         open_recording(run_dir, vars(config)) as recording,
     ):
         where = {"policy_url": a.policy_url, "run_dir": run_dir}

@@ -48,6 +48,7 @@ def run(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[in
         patch.chdir(folder)
         patch.setattr(sys, "argv", words)
         patch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
+        patch.setattr(threading, "excepthook", threading.excepthook)
         with pytest.raises(SystemExit) as ended:
             main()
     return int(ended.value.code or 0), said.getvalue()

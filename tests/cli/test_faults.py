@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ WRONG: list[tuple[str, str, int, str]] = [
     # model id, folder, key
     (f"{EVAL} --base-url {{policy}}/v1 --model-id absent", "", 1, r"lost.*absent"),
     (
-        f"{EVAL} --base-url {{gateway}}/sessions/{'x' * 40}/v1 --model-id policy --api-key wrong",
+        f"AGENTCORE_RL_MODEL_API_KEY=wrong {EVAL} --base-url {{gateway}}/sessions/{'x' * 40}/v1 --model-id policy",
         "",
         1,
         r"lost.*40[134]",
@@ -164,13 +165,13 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("doctor --aws --bucket {bucket} --agent math", "moto", 1, r"agent +.*is not the ARN of an agent"),
     (f"doctor --aws --bucket {{bucket}} --agent {ABSENT}", "moto", 1, r"agent +.*ResourceNotFoundException"),
     (
-        "doctor --aws --bucket {bucket} --gateway-url {gateway} --gateway-admin-key wrong",
+        "AGENTCORE_RL_GATEWAY_ADMIN_KEY=wrong doctor --aws --bucket {bucket} --gateway-url {gateway}",
         "moto",
         1,
         r"gateway +.*(40[13]|key)",
     ),
     (
-        "doctor --aws --bucket {bucket} --gateway-url {gateway} --gateway-admin-key {key} --model-id absent",
+        "AGENTCORE_RL_GATEWAY_ADMIN_KEY={key} doctor --aws --bucket {bucket} --gateway-url {gateway} --model-id absent",
         "moto",
         1,
         r"model +'absent' is not served",
@@ -228,6 +229,7 @@ def here(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the command line sets its own
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     return tmp_path
 
 
@@ -320,6 +322,8 @@ def test_what_is_wrong_is_said_in_the_first_line(
         monkeypatch.setenv(name, value)
     places["key"] = stack.gateway_admin_key
     words = [re.sub(r"\{(\w+)\}", lambda found: str(places[found[1]]), word) for word in line.split()]
+    while re.match(r"[A-Z_]+=", words[0]):
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
     if what == "alone":
         found, first, said = call(words, monkeypatch, capsys)
     else:

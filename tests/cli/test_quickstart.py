@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -293,6 +294,7 @@ def test_resume_without_a_run_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["agentcore-rl", "quickstart", "--out", str(tmp_path / "nothing"), "--resume"])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2

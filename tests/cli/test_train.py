@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,6 +83,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["agentcore-rl", *line.split()[1:]])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(SystemExit) as ended:
         main()  # in this process, where torch is loaded already
@@ -250,6 +252,7 @@ def test_a_wrong_setting_is_named_before_anything_starts(
     monkeypatch.setattr(sys, "argv", ["agentcore-rl", "train", *options])
     monkeypatch.setitem(sys.modules, "trl", None)  # not installed
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     with pytest.raises(SystemExit) as ended:
         main()
     told = capsys.readouterr().err

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from agentcore_rl_toolkit._servers.process import write_private
+from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.private_files import CREDENTIALS, credentials_from
 
@@ -131,6 +135,46 @@ def test_a_secret_on_a_command_line_is_refused_with_the_replacement(command: lis
     assert "--credential-file" in text
     assert CREDENTIALS in text
     assert "KEY:secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "variable"),
+    [
+        ("gateway serve --admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY"),
+        ("gateway serve --upstream-key", "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"),
+        ("doctor --aws --gateway-admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY"),
+        ("eval --data rows.jsonl --api-key", "AGENTCORE_RL_MODEL_API_KEY"),
+    ],
+)
+def test_a_key_on_a_command_line_is_refused_with_its_variable(
+    command: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    done = CliRunner().invoke(cli, [*command.split(), "the-secret"])
+    assert isinstance(done.exception, ConfigError)
+    assert f"Export {variable} instead" in str(done.exception)
+    assert "the-secret" not in str(done.exception)
+
+
+def options_of(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Option]]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {below}", option) for below, option in options_of(command, context))
+        elif command is not None:
+            yield from ((name, option) for option in command.params if isinstance(option, click.Option))
+
+
+def test_no_option_of_any_command_is_a_secret() -> None:
+    """Those that look like one are there to be refused, or name a file."""
+    found = [
+        f"{command} {option.opts[0]}"
+        for command, option in options_of(cli, click.Context(cli))
+        if re.search(r"key|secret|password|credential", option.opts[0])
+        and not (option.is_flag or option.hidden or isinstance(option.type, click.Path))
+    ]
+    assert found == []
 
 
 def test_no_process_shows_the_credential(start_server: Callable[..., Server], tmp_path: Path) -> None:

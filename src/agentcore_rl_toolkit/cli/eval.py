@@ -24,7 +24,7 @@ from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from ..store.names import path_of
-from .options import as_json
+from .options import as_json, from_environment
 from .output.commands import nearby, program
 from .output.screen import Command
 from .output.terminal import visible
@@ -91,9 +91,9 @@ class Target:
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for results [default: runs/EXP_ID]."
 )
 @click.option("--resume", is_flag=True, help="Go on with the last run of this data, or the one in --out.")
-@click.option("--base-url", help="Model endpoint handed to the agent.")
+@click.option("--base-url", help="Model endpoint; its key is AGENTCORE_RL_MODEL_API_KEY.")
 @click.option("--model-id", help="Model name handed to the agent.")
-@click.option("--api-key", envvar="AGENTCORE_RL_MODEL_API_KEY", help="Key for the model endpoint, handed to the agent.")
+@from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
 @click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
 @click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
 @click.option(
@@ -253,11 +253,11 @@ def _deployed(options: dict[str, Any]) -> bool:
 
 
 def _goes_on(context: click.Context, exp_id: str) -> str:
-    """The command line that goes on with this run: what was given, its name, and --resume. A key stays out of it."""
+    """The command line that goes on with this run: what was given, its name, and --resume."""
     _, *words = shlex.split(context.command_path)
     given = click.core.ParameterSource.COMMANDLINE
     for option in context.command.params:
-        if context.get_parameter_source(option.name or "") is not given or option.name in ("api_key", "resume"):
+        if context.get_parameter_source(option.name or "") is not given or option.name == "resume":
             continue
         value = context.params[option.name or ""]
         if getattr(option, "is_flag", False):
@@ -267,9 +267,7 @@ def _goes_on(context: click.Context, exp_id: str) -> str:
             words += [option.opts[0], str(single)]
     if not context.params["exp_id"] and not context.params["out"]:
         words += ["--exp-id", exp_id]
-    line = f"{program()} {shlex.join([*words, '--resume'])}"
-    key = context.get_parameter_source("api_key") is given
-    return f"AGENTCORE_RL_MODEL_API_KEY=... {line}" if key else line
+    return f"{program()} {shlex.join([*words, '--resume'])}"
 
 
 def _evaluate(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from ..errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 allowed_hosts = click.option(
     "--allowed-host",
@@ -32,3 +38,17 @@ def engine_options(command: Any) -> Any:
         "--engine", type=click.Choice(["policy", "vllm"]), help="What serves the model. [default: policy]"
     )
     return engine(python(command))
+
+
+def from_environment(name: str, variable: str) -> Callable[[F], F]:
+    """A secret: an option that is refused, with the variable that the command takes it from."""
+
+    def refuse(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+        if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                f"{name} is not taken: a secret on a command line is shown to every user of this machine. Export {variable} "
+                "instead"
+            )
+        return value or None  # the empty string counts as absent
+
+    return click.option(name, envvar=variable, hidden=True, callback=refuse)

@@ -16,7 +16,6 @@ from ..errors import ConfigError
 Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai"]
 ENGINES: tuple[Engine, ...] = ("policy", "vllm", "sglang", "sglang-experts", "tinker", "openai")
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
-UPSTREAM_KEY_ENV = "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
 _KEY = re.compile(r"[!-~]+")  # what fits into a header as it is
 _PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
@@ -181,7 +180,7 @@ class GatewayConfig:
         if self.admin_key is None and not is_loopback(self.host):
             raise ConfigError(
                 f"refusing to listen on {self.host} without an admin key: anyone who reaches it could read every session. "
-                f"Set {ADMIN_KEY_ENV} (or --admin-key), or listen on 127.0.0.1"
+                f"Set {ADMIN_KEY_ENV}, or listen on 127.0.0.1"
             )
         if self.implicit_sessions and self.session_keys:
             raise ConfigError("implicit sessions have no key: they need session_keys=False")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ..options import as_json
+from ..options import as_json, from_environment
 from ..output.screen import Command
 from ..output.terminal import visible
 from .finding import Finding
@@ -40,7 +40,7 @@ from .finding import Finding
 @click.option(
     "--gateway-url", envvar="AGENTCORE_RL_GATEWAY_URL", help="With --aws: the model gateway, several with commas."
 )
-@click.option("--gateway-admin-key", envvar="AGENTCORE_RL_GATEWAY_ADMIN_KEY", help="Better given in the environment.")
+@from_environment("--gateway-admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
 @click.option(
     "--session-gateway-url", metavar="URL", help="With --aws: the gateway as sessions see it. [default: --gateway-url]"
 )

@@ -11,6 +11,7 @@ import click
 
 from ..options import allowed_hosts as _allowed_hosts
 from ..options import as_json as _as_json
+from ..options import from_environment
 from ..output.screen import Command
 from ..output.terminal import visible
 
@@ -37,8 +38,8 @@ def group() -> None:
     short_help="Serve model calls to agents and record them.",
     cls=Command,
     sections={
-        "Inference servers": ("upstreams", "engine", "upstream_key", "model_dir", "model_id"),
-        "This server": ("store_dir", "host", "port", "admin_key"),
+        "Inference servers": ("upstreams", "engine", "model_dir", "model_id"),
+        "This server": ("store_dir", "host", "port", "no_admin_key"),
     },
 )
 @click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Inference server; repeat for several.")
@@ -50,11 +51,7 @@ def group() -> None:
     metavar="NAME",
     help="policy, vllm, sglang, sglang-experts, tinker; openai gives no tokens.",
 )
-@click.option(
-    "--upstream-key",
-    default=None,
-    help="Better as AGENTCORE_RL_GATEWAY_UPSTREAM_KEY; with --engine tinker also TINKER_API_KEY.",
-)
+@from_environment("--upstream-key", "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY")
 @click.option(
     "--sampler", default=None, help="With --engine tinker: tinker:// path of sampler weights, or a base model."
 )
@@ -68,12 +65,7 @@ def group() -> None:
     "--ready-file", type=click.Path(dir_okay=False), default=None, help="Written with url and pid once listening."
 )
 @click.option("--parent-pid", type=int, default=None, help="Stop when this process is gone.")
-@click.option(
-    "--admin-key",
-    default=None,
-    help="Needed to listen beyond loopback; better in the environment, as AGENTCORE_RL_GATEWAY_ADMIN_KEY "
-    "[default: one is made, in a file that only you can read].",
-)
+@from_environment("--admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
 @click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer it.")
 @click.option("--session-keys/--no-session-keys", default=True, help="Whether agents must send their session's key.")
 @click.option("--implicit-sessions", is_flag=True, help="Let a call open its session (needs --no-session-keys).")
@@ -198,13 +190,18 @@ def serve(
     history_mb: float,
     weight_version: int | None,
 ) -> None:
-    """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them."""
+    """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them.
+
+    Keys come from the environment. AGENTCORE_RL_GATEWAY_ADMIN_KEY is the administrator's, which listening beyond loopback needs;
+    without it one is made, in a file that only you can read. AGENTCORE_RL_GATEWAY_UPSTREAM_KEY is that of the inference servers
+    (with --engine tinker also TINKER_API_KEY).
+    """
     import asyncio
 
-    from ...gateway.config import ADMIN_KEY_ENV, UPSTREAM_KEY_ENV, GatewayConfig, Limits, UpstreamConfig, key_from_env
+    from ...gateway.config import GatewayConfig, Limits, UpstreamConfig, key_from_env
     from ...gateway.service import serve as run
 
-    key = upstream_key or key_from_env(UPSTREAM_KEY_ENV)
+    key = upstream_key
     if engine == "tinker":
         from ...gateway.engines.tinker import KEY_ENV, service_url
 
@@ -217,7 +214,7 @@ def serve(
         engine=engine,  # type: ignore[arg-type]  # click.Choice
         host=host,
         port=port,
-        admin_key=admin_key or key_from_env(ADMIN_KEY_ENV),
+        admin_key=admin_key,
         store_dir=store_dir,
         fsync=fsync,
         session_keys=session_keys,

@@ -65,7 +65,9 @@ def upstream_error(status: int, body: bytes) -> RequestError:
         return RequestError(f"the inference server answered {status}", kind="upstream")
     shown = 502 if status in (401, 403) else status
     if status == 401:
-        message = f"the inference server refused the gateway's key ({status}); set it with --upstream-key"
+        message = (
+            f"the inference server refused the gateway's key ({status}); set it in AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
+        )
     elif status == 403:  # a key that may not, or a route that is closed: vLLM's token route without --enable-scale-out
         message = f"the inference server refused the gateway (403): {message or 'it does not say why'}"
     return RequestError(
