@@ -9,54 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any
 
+from ..isolation.pipe import Pipe
 from . import handshake
 
 Handler = Callable[[dict[str, Any], asyncio.StreamReader, "Front"], Coroutine[Any, Any, None]]
 BUFFER_BYTES = 2**20
 
 
-class _Half(asyncio.Protocol):
-    """One end of a pair: what arrives here is written to the other end."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.other: _Half | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.write(data)
-
-    def eof_received(self) -> bool:
-        if self.other is not None and self.other.transport is not None and self.other.transport.can_write_eof():
-            self.other.transport.write_eof()
-        return True  # the other direction may still have something to say
-
-    def pause_writing(self) -> None:
-        self._reading(False)
-
-    def resume_writing(self) -> None:
-        self._reading(True)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.close()
-
-    def _reading(self, go_on: bool) -> None:
-        transport = self.other.transport if self.other is not None else None
-        if transport is None or transport.is_closing():
-            return
-        if go_on:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
-
-
-class Front(_Half):
+class Front(Pipe):
     """A connection to the agent. ``session_socket`` maps a session's id to its unix socket, None: there is no such session."""
 
     def __init__(self, token: str, handler: Handler, session_socket: Callable[[str], str | None]) -> None:
@@ -74,7 +36,7 @@ class Front(_Half):
 
     def send(self, **message: Any) -> None:
         """Write one line of JSON."""
-        if self.transport is not None:
+        if not self.transport.is_closing():
             self.transport.write(json.dumps(message).encode() + b"\n")
 
     async def drain(self) -> None:
@@ -91,7 +53,6 @@ class Front(_Half):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert self.transport is not None
         self.transport.write(self._nonce)
         self._deadline = asyncio.get_running_loop().call_later(handshake.TIMEOUT_S, self.transport.abort)
 
@@ -114,21 +75,18 @@ class Front(_Half):
             return False
         return super().eof_received() if self.other is not None else False
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
+    def connection_lost(self, error: Exception | None) -> None:
         self._can_write.set()
         if self._deadline is not None:
             self._deadline.cancel()
         if self._reader is not None:
             self._reader.feed_eof()
-        super().connection_lost(exc)
+        super().connection_lost(error)
 
     def _refuse(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
+        self.transport.abort()
 
     def _open(self, line: bytes, rest: bytes) -> None:
-        assert self.transport is not None
         if self._deadline is not None:
             self._deadline.cancel()
         purpose = handshake.verify(self._token, self._nonce, line)
@@ -151,27 +109,24 @@ class Front(_Half):
 
     async def _handle(self, purpose: dict[str, Any]) -> None:
         assert self._reader is not None
-        assert self.transport is not None
-        transport = self.transport
         try:
             await self._handler(purpose, self._reader, self)
         finally:
-            transport.close()
+            self.transport.close()
 
     async def _join(self, path: str, skip: int) -> None:
-        half = _Half()
+        half = Pipe()
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: half, path)
         except OSError:
             self._refuse()
             return
-        if self.transport is None:  # gone in the meantime
-            if half.transport is not None:
-                half.transport.close()
+        if self.transport.is_closing():  # gone in the meantime
+            half.transport.close()
             return
         half.other, self.other = self, half
         waiting = bytes(self._head[skip:])
-        if waiting and half.transport is not None:
+        if waiting:
             half.transport.write(waiting)
         self._head.clear()
         self.transport.resume_reading()

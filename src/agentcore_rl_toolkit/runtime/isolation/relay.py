@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from ..peers import OUTSIDE, peer_pid
+from .pipe import Pipe
 from .spec import IsolationSpec, parse_endpoint
 
 Owner = tuple[int, str]
 _MAX_ENDPOINTS = 16
-_HIGH_WATER = 256 * 1024  # bytes waiting towards a slow side before the fast side is paused
 _HANDOVER_TIMEOUT_S = 10.0
 _RETRY_S = 0.1
 
@@ -193,45 +193,7 @@ async def _readable(sock: socket.socket) -> None:
         loop.remove_reader(sock)
 
 
-class _Pipe(asyncio.Protocol):
-    """One end of a carried connection; what it reads goes to ``other``, which pauses it when its buffer is full."""
-
-    transport: asyncio.Transport
-    other: _Pipe | None = None
-    ended = False  # its peer sends nothing more
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
-        self.transport.set_write_buffer_limits(high=_HIGH_WATER)
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is not None:
-            self.other.transport.write(data)
-
-    def eof_received(self) -> bool:
-        self.ended = True
-        if self.other is None or self.other.ended:
-            return False  # both directions are done: close, and with it the other end
-        if self.other.transport.can_write_eof():
-            self.other.transport.write_eof()
-        return True  # half-closed: the answer may still be on its way
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self.other is not None:
-            other, self.other = self.other, None
-            other.other = None
-            other.transport.close()
-
-    def pause_writing(self) -> None:
-        if self.other is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other is not None:
-            self.other.transport.resume_reading()
-
-
-class _Outer(_Pipe):
+class _Outer(Pipe):
     """A connection to an endpoint. It is in ``owners`` as long as it is open, from before its first byte is sent."""
 
     def __init__(self, owner: Owner, owners: dict[tuple[int, int], Owner]) -> None:
@@ -249,7 +211,7 @@ class _Outer(_Pipe):
         super().connection_lost(error)
 
 
-class _Inner(_Pipe):
+class _Inner(Pipe):
     """A connection accepted from inside a session. It is in ``carried`` as long as it is open."""
 
     def __init__(
