@@ -183,6 +183,16 @@ def test_a_group_is_side_by_side_with_advantages_and_its_first_difference(shown:
     assert page.inner_text(".member >> nth=1 >> mark").startswith("1 lamps")
 
 
+def test_a_rollout_shows_its_fidelity_and_its_raw_record(shown: Shown) -> None:
+    page = shown.at("#/run/loop/rollout/1")
+    told = page.locator("h2:text-is('Fidelity') + .card")
+    assert told.locator("tr", has_text="sampled tokens").inner_text().split() == ["sampled", "tokens", "3"]
+    page.click("summary:text-is('input')")
+    assert '"prompt": "Count the lamps of shop 0. <script>' in page.inner_text(
+        "details:has(summary:text-is('input')) pre"
+    )
+
+
 @pytest.mark.parametrize("colour", ["mask", "logprob", "gap", "entropy"])
 def test_tokens_are_coloured_and_say_their_numbers(shown: Shown, colour: str) -> None:
     page = shown.at(f"#/run/loop/rollout/1?colour={colour}")

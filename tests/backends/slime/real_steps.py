@@ -20,7 +20,7 @@ from typing import Any
 
 import requests
 
-from agentcore_rl_toolkit.backends.slime import SlimeRunner
+from agentcore_rl_toolkit.backends.slime import SlimeRunner, trained
 from agentcore_rl_toolkit.backends.slime.convert import NOTE
 
 ENGINE_GROUPS = 2
@@ -81,6 +81,8 @@ def main() -> None:
         found[name] = run()
         print(f"{name}: {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
     service.close()
+    trained.take_rest(runner.record_folder)
+    found["run"] = str(runner.record_folder)
     out.write_text(json.dumps(found))
     for child in multiprocessing.active_children():  # slime's router
         child.kill()
@@ -127,13 +129,14 @@ def step(manager: Any, rollout_id: int) -> dict[str, Any]:
     train = manager._convert_samples_to_train_data(samples)
     from slime.utils.dp_schedule import build_dp_schedule
 
-    partitions, *_ = build_dp_schedule(
+    partitions, _, microbatches, _ = build_dp_schedule(
         manager.args,
         {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1},
         [len(t) for t in train["tokens"]],
         global_batch_size=manager.args.global_batch_size,
         rollout_indices=train["rollout_ids"],
     )
+    write_trained(manager, rollout_id, train, partitions, microbatches)
     return {
         "samples": [plain(s) for s in samples],
         "metrics": metrics,
@@ -141,6 +144,25 @@ def step(manager: Any, rollout_id: int) -> dict[str, Any]:
         "split": [sorted(int(i) for i in partition) for partition in partitions],
         "buffered": {s.index: s.status.value for group in manager.data_source.buffer for s in group},
     }
+
+
+def write_trained(manager: Any, rollout_id: int, train: dict[str, Any], partitions: Any, microbatches: Any) -> None:
+    """The file of slime's trainer, by slime's own code, of ranks whose logprobs are the sampler's and 0.125 less."""
+    import torch
+    from slime.observability.rollout_data_utils import tensorize_rollout_data_for_training
+    from slime.observability.train_data_utils import _build_dump_payload
+
+    shards = []
+    for rank, partition in enumerate(partitions):
+        mine = [int(i) for i in partition]
+        data: dict[str, Any] = {"partition": mine, "num_microbatches": microbatches}
+        data |= {key: [train[key][i] for i in mine] for key in ("tokens", "response_lengths", "loss_masks", "rewards")}
+        tensorize_rollout_data_for_training(data)
+        data["log_probs"] = [torch.tensor(train["rollout_log_probs"][i]) - 0.125 for i in mine]
+        data["advantages"] = [torch.full((train["response_lengths"][i],), train["rewards"][i]) for i in mine]
+        shards.append({"rank": rank, "data_parallel_rank": rank, "rollout_data": data})
+    path = manager.args.save_debug_train_data.format(rollout_id=rollout_id)
+    torch.save(_build_dump_payload(shards, rollout_id=rollout_id, writer_rank=0), path)
 
 
 def from_buffer(manager: Any) -> dict[str, Any]:
@@ -198,7 +220,9 @@ def forked(manager: Any) -> dict[str, Any]:
     kinds = ("multi_turn", "rewritten", "lost", "sub_agent")
     replay = Replay([by_kind[kind][i] for i in range(4) for kind in kinds], by_input=False)
     ours.use(RolloutService(SlimeSettings.from_args(manager.args).service(), replay.client, replay.gateway))
-    return step(manager, 3)
+    made = step(manager, 3)
+    ours.rollouts(manager.args).close()
+    return made
 
 
 def abort_when_busy(place: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.advantages import grpo
 from agentcore_rl_toolkit.policy.word_problems.problems import Split, problems
+from agentcore_rl_toolkit.runs import Query, RunReader
 
 from .sampled import Line, read_journal, turns_of
 from .serving import serving
@@ -137,6 +139,22 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 STEPS = ("step0", "step1", "fully_async")
+
+
+def test_the_runs_folder_has_what_slime_trained(
+    found: dict[str, Any], is_what_the_docs_say: Callable[[Path, str], None]
+) -> None:
+    is_what_the_docs_say(Path(found["run"]), "slime")
+    with RunReader(Path(found["run"])) as run:
+        for number, name in enumerate(STEPS):
+            rows = {row["session_id"]: row for row in run.rollouts(Query(phase="train", step=number))}
+            samples = {sample["session"]: sample for sample in found[name]["samples"]}
+            assert rows.keys() == samples.keys()
+            for session, sample in samples.items():
+                assert (rows[session]["gap_max"] is None) == sample["removed"]
+                assert sample["removed"] or rows[session]["gap_max"] == pytest.approx(0.125, abs=1e-5)
+                assert (run.rollout(rows[session]["id"]) or {})["dialogue"]
+        assert {s["rollouts"] for s in run.steps() if s["phase"] == "eval"} == {6}
 
 
 def test_slimes_parser_hands_the_settings_to_the_rollout_process(found: dict[str, Any]) -> None:
