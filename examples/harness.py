@@ -41,6 +41,7 @@ from agentcore_rl_toolkit.backends import (
     GroupRequest,
     collect_async,
 )
+from agentcore_rl_toolkit.cli.output.terminal import visible
 from agentcore_rl_toolkit.cli.training.services import Services
 from agentcore_rl_toolkit.cli.training.stack import MODEL_ID, QUIET, Stack, Upstream, start, use_local_credentials
 from agentcore_rl_toolkit.errors import AgentCoreRLError
@@ -332,7 +333,7 @@ class Proof:
         if bad:
             first = bad[0]
             more = first.traceback or first.log or json.dumps(first.result, default=str)[:LOG_TAIL]
-            print(f"{first.outcome}: {first.error or 'the record has no reward'}\n{more}", file=sys.stderr)
+            print(visible(f"{first.outcome}: {first.error or 'the record has no reward'}\n{more}"), file=sys.stderr)
         return self.check(name, value=len(results) - len(bad), target=len(results), ok=not bad)
 
     def _failed(self, error: BaseException) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
+from agentcore_rl_toolkit.cli.output.terminal import visible  # noqa: E402
 from agentcore_rl_toolkit.gateway.testing import ToolCall  # noqa: E402
 from harness import Proof, mean, parser, skip, tool_calls  # noqa: E402  (examples/ has to be on the path first)
 
@@ -85,7 +86,7 @@ def main() -> None:
         proof.check_all_ok([*solved, *idle])
         for result in solved:
             if result.outcome == "ok" and result.reward != 1.0:
-                print(f"{result.payload['task_id']}: {result.result.get('reasons')}", file=sys.stderr)
+                print(visible(f"{result.payload['task_id']}: {result.result.get('reasons')}"), file=sys.stderr)
         proof.check("the oracle solves every task", value=mean(solved), target=1.0, ok=mean(solved) == 1.0)
         least = len(QUICK) if options.quick else LEAST
         proof.check("tasks solved", value=levels.total(), target=f"at least {least}", ok=levels.total() >= least)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -144,6 +145,18 @@ def test_a_proof_that_raises_reports_it(harness: ModuleType, tmp_path: Path) -> 
     harness.Proof(example=tmp_path, framework="none", options=options).__exit__(RuntimeError, error, None)
     [check] = json.loads((tmp_path / "report.json").read_text())["checks"]
     assert (check["ok"], check["value"]) == (False, "RuntimeError: oops")
+
+
+def test_a_failure_is_shown_and_commands_no_terminal(
+    harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = harness.parser().parse_args(["--json", str(tmp_path / "report.json")])
+    proof = harness.Proof(example=tmp_path, framework="none", options=options)
+    bad = dataclasses.replace(
+        result(harness, None), outcome="agent_error", error="\x1b]0;owned\x07", traceback="\x9b2J"
+    )
+    assert not proof.check_all_ok([bad])
+    assert capsys.readouterr().err == "agent_error: \\e]0;owned\\a\n\\x9b2J\n"
 
 
 def test_a_proof_that_cannot_run_here_says_why_and_ends_well(harness: ModuleType, tmp_path: Path) -> None:
