@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"store", "logs", "proof", "_portal", "_servers"},
     "trajectory": set(),
     "deploy": {"client", "_installation"},
-    "runs": {"_installation"},
+    "runs": {"_installation", "logs"},
     "gateway": {
         "trajectory",
         "store",

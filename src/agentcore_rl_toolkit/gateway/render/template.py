@@ -78,7 +78,6 @@ class ChatTemplate:
         self, source: str, *, special_tokens: Mapping[str, str] | None = None, tool_source: str | None = None
     ) -> None:
         self.source = source
-        self.tool_source = tool_source
         self._special = dict(special_tokens or {})
         self._default = _compile(source)
         self._with_tools = self._default if tool_source is None else _compile(tool_source)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from ...errors import ConfigError
 from ..wire import WireError
 
-DATA_OPERATIONS = ("InvokeAgentRuntime", "InvokeAgentRuntimeCommand", "StopRuntimeSession", "GetAgentCard", "WebSocket")
 CONTROL_WRITE = ("Create", "Update", "Delete", "List")
 
 

@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,11 @@ class S3App:
     Raises: ConfigError when another server holds the directory.
     """
 
-    def __init__(self, config: S3Config, *, now: Callable[[], float] = time.time, access: Access | None = None) -> None:
+    def __init__(self, config: S3Config, *, access: Access | None = None) -> None:
         self.config = config
         self.access = access
         self.disk = Disk(config.root, fsync=config.fsync)
         self.uploads = Uploads(self.disk)
-        self._now = now
         self._numbers = itertools.count(1)
         self._start = os.urandom(4).hex().upper()
 
@@ -140,10 +139,10 @@ class S3App:
         """Who calls: None may do everything."""
         key = claimed_key(request.signed)
         if self.access is None or key in self.config.credentials:
-            verify(request.signed, self.config.credentials, self._now())
+            verify(request.signed, self.config.credentials, time.time())
             return None
         limits = await self.access.scope(asgi_scope, key)
-        verify(request.signed, self.access.secrets_of(key), self._now())
+        verify(request.signed, self.access.secrets_of(key), time.time())
         return limits
 
     async def _answer(self, request: Request, asgi_scope: Mapping[str, Any]) -> Answer:

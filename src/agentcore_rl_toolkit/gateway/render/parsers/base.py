@@ -99,11 +99,11 @@ def held_back(text: str, markers: Sequence[str]) -> int:
     return 0
 
 
-def first_of(text: str, markers: Sequence[str], start: int = 0) -> tuple[int, str] | None:
+def first_of(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
     """Position of the first marker in ``text``, the longest one where several begin."""
     best: tuple[int, str] | None = None
     for marker in markers:
-        at = text.find(marker, start)
+        at = text.find(marker)
         if at >= 0 and (best is None or at < best[0] or (at == best[0] and len(marker) > len(best[1]))):
             best = (at, marker)
     return best

@@ -170,12 +170,12 @@ _OPTIONAL = frozenset(
 )  # absent without swap accounting
 
 
-def attach(name: str, limits: Limits, hierarchy: Hierarchy | None = None) -> frozenset[str]:
+def attach(name: str, limits: Limits) -> frozenset[str]:
     """Put this process into the group of session ``name``, created if need be.
 
     Returns: the controllers that now hold the limits; limits of others are the caller's to set as rlimits.
     """
-    where = hierarchy or detect()
+    where = detect()
     if where is None:
         return frozenset()
     held: set[str] = set()
@@ -207,9 +207,9 @@ def _write(path: Path, value: str) -> None:
         os.close(fd)
 
 
-def out_of_memory_kills(name: str, hierarchy: Hierarchy | None = None) -> int | None:
+def out_of_memory_kills(name: str) -> int | None:
     """How often the kernel killed a process of the session for its memory limit; None where that is not counted."""
-    where = hierarchy or detect()
+    where = detect()
     if where is None or "memory" not in where.parents:
         return None
     file = where.parents["memory"] / name / ("memory.oom_control" if where.version == 1 else "memory.events")

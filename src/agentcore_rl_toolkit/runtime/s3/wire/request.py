@@ -126,5 +126,5 @@ class Answer:
             self.fd = None
 
 
-def xml_answer(body: bytes, status: int = 200) -> Answer:
-    return Answer(status=status, headers={"content-type": "application/xml"}, body=body)
+def xml_answer(body: bytes) -> Answer:
+    return Answer(headers={"content-type": "application/xml"}, body=body)
