@@ -72,8 +72,9 @@ def decode(algorithm: str, value: str) -> bytes:
 @functools.cache
 def _crc_function(algorithm: str) -> Callable[[bytes, int], int]:
     try:
-        from awscrt import checksums
+        import anycrc
     except ImportError as e:
-        raise missing_extra(f"checksums of the kind {algorithm} need awscrt", "runtime") from e
-    function: Callable[[bytes, int], int] = checksums.crc32c if algorithm == "CRC32C" else checksums.crc64nvme
+        raise missing_extra(f"checksums of the kind {algorithm} need anycrc", "runtime") from e
+    model = anycrc.Model("CRC32-ISCSI" if algorithm == "CRC32C" else "CRC64-NVME")
+    function: Callable[[bytes, int], int] = model.calc
     return function
