@@ -417,7 +417,8 @@ async def train(
     if config.eval_every and held_out and second is None:
         raise ConfigError("eval_every needs a second engine: `agentcore-rl train --eval-every` starts one")
     torch.manual_seed(config.seed)
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    alone = config.staleness == 0 and not config.eval_every  # then nothing else runs while it trains
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // (1 if alone else 2)))
     model, tokenizer = load_model(services, config)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

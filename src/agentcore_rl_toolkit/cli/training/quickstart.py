@@ -20,7 +20,7 @@ from ..output.commands import nearby, program
 from ..output.screen import Command
 from .run import Job, example, load_loop, print_broken, print_end, print_stopped, quiet_libraries, run
 
-HELD_OUT = 128  # a standard error of 2 points at 95 %
+HELD_OUT = 96  # a standard error of 2 points at 95 %
 SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; most of its time would go into evaluation
 
 
@@ -35,7 +35,7 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
 @click.option(
     "--held-out",
     type=click.IntRange(1),
-    help="Problems never trained on, run before and after. [default: 128; 64 for runs of fewer than 8 steps]",
+    help="Problems never trained on, run before and after. [default: 96; 64 for runs of fewer than 8 steps]",
 )
 @click.option("--learning-rate", type=float, help="Peak learning rate.")
 @click.option(

@@ -30,6 +30,7 @@ LATE_IMPORTS = {
     "agentcore_rl_toolkit.app": ("agentcore_rl_toolkit.store.local",),
 }
 _PROBE_TIMEOUT_S = 30
+_THREADS_END_S = 2.0
 STUDENTS = 8
 PIPE_BUF = 4096  # several sessions write to one pipe: a line must stay below that to stay whole
 NAMES_PER_LINE = 30
@@ -68,10 +69,11 @@ def safe_to_import(names: list[str]) -> list[str]:
             os.dup2(null, 1)
             os.dup2(null, 2)
             for name in names:
-                if not import_quietly([name]) and linux.thread_count() in (1, None):
-                    good.append(name)
-                elif linux.thread_count() not in (1, None):
+                imported = not import_quietly([name])
+                if not linux.without_threads(_THREADS_END_S):
                     break
+                if imported:
+                    good.append(name)
             os.write(write, json.dumps(good).encode())
         finally:
             os._exit(0)
@@ -94,7 +96,7 @@ def works_in_a_fork(work: Callable[[], object]) -> bool:
             os.dup2(null, 1)
             os.dup2(null, 2)
             work()
-            status = 0 if linux.thread_count() in (1, None) else 1
+            status = 0 if linux.without_threads(_THREADS_END_S) else 1
         finally:
             os._exit(status)
     return os.waitpid(pid, 0)[1] == 0
