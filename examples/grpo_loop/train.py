@@ -62,7 +62,7 @@ Row = Mapping[str, Any]  # one input: the payload that the agent is sent
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    steps: int = 11
+    steps: int = 13
     groups: int = 8  # inputs a step
     rollouts: int = 8  # rollouts of each input
     learning_rate: float = 6e-4  # two steps of warm-up, then linearly to a twentieth: a constant one ends in forgetting

@@ -23,6 +23,7 @@ from agentcore_rl_toolkit.backends.slime.hooks import normalize_rewards
 from agentcore_rl_toolkit.backends.slime.logs import log_rollouts
 from agentcore_rl_toolkit.backends.slime.rollout import _finished
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
+from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 
 from .stand_in import Sample, arguments
@@ -60,7 +61,7 @@ def slimes_own() -> Callable[..., dict[str, Any]]:
     return made
 
 
-def computed(samples: list[Any], advantages: list[float], steps: int = 1) -> list[dict[str, Any]]:
+def computed(samples: list[Any], advantages: list[float], steps: int = 1, gap: float = GAP) -> list[dict[str, Any]]:
     """What two data parallel ranks of slime's trainer hold after a step over these samples."""
     shards = []
     for rank in range(2):
@@ -69,7 +70,8 @@ def computed(samples: list[Any], advantages: list[float], steps: int = 1) -> lis
             "tokens": [torch.tensor(samples[i].tokens) for i in mine],
             "response_lengths": [samples[i].response_length for i in mine],
             "loss_masks": [torch.tensor(samples[i].loss_mask, dtype=torch.int) for i in mine],
-            "log_probs": [torch.tensor(samples[i].rollout_log_probs) - GAP for i in mine],
+            "log_probs": [torch.tensor(samples[i].rollout_log_probs) - gap for i in mine],
+            "rollout_log_probs": [torch.tensor(samples[i].rollout_log_probs) for i in mine],
             "entropy": [torch.full((samples[i].response_length,), ENTROPY) for i in mine],
             "advantages": [torch.full((samples[i].response_length,), advantages[i]) for i in mine],
         }
@@ -177,6 +179,15 @@ async def test_what_is_no_whole_file_of_the_step_is_left_out(run: Path, caplog: 
     torch.save(recorded_format(computed(other, advantages), rollout_id=1, writer_rank=0), run / trained.FOLDER / "1.pt")
     assert trained.take(recording) == 1
     assert "for step 1 is not kept" in caplog.text
+
+
+async def test_a_step_whose_logprobs_are_far_from_slimes_own_ends_the_run(run: Path) -> None:
+    args = arguments(save_debug_train_data=trained.template(run))
+    samples, advantages = await handed_over(args, 0)
+    far = recorded_format(computed(samples, advantages, gap=0.5), rollout_id=0, writer_rank=0)
+    torch.save(far, run / trained.FOLDER / "0.pt")
+    with pytest.raises(WeightsError, match=r"the weights did not arrive: .* of version 0 differ by 0\.5 on average"):
+        await handed_over(args, 1)
 
 
 async def test_files_of_somebody_else_are_left_alone(run: Path, tmp_path: Path) -> None:

@@ -10,7 +10,14 @@ from ...errors import ConfigError
 from ..settings import check_numbers
 
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_POSITIVE = ("acr_timeout", "acr_submit_timeout", "acr_tps_limit", "lr", "sglang_mem_fraction_static")
+_POSITIVE = (
+    "max_mean_logprob_gap",
+    "acr_timeout",
+    "acr_submit_timeout",
+    "acr_tps_limit",
+    "lr",
+    "sglang_mem_fraction_static",
+)
 _COUNTS = (
     *("num_gpus", "tp_size", "rollout_gpus_per_engine", "rollout_num_gpus", "n_samples_per_prompt"),
     "rollout_batch_size",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ...weights.arrival import MAX_MEAN_GAP
 from ..collection.places import Places
 from . import trained
 from .convert import METRICS, NOTE, flat
@@ -84,7 +85,7 @@ def note_trained(args: Any, samples: list[Any], step: int | None) -> None:
     """Into the run's folder: what slime's trainer computed for the steps before, and what this step's samples are."""
     recording = recording_of_process()
     if recording is not None and step is not None:
-        trained.take(recording)
+        trained.take(recording, getattr(args, "max_mean_logprob_gap", MAX_MEAN_GAP))
         trained.expect(args, recording, samples, step)
 
 

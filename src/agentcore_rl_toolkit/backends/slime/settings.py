@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigError
+from ...weights.arrival import MAX_MEAN_GAP
 from ..service import RolloutSettings, ServiceSettings
 
 # Names under which the published toolkit's slime integration read the same settings from the environment.
@@ -30,7 +31,8 @@ class SlimeRolloutSettings(RolloutSettings):
     """What a run says of its rollouts, in its file and in the process that rolls out.
 
     Names and defaults are those of the published toolkit where it has them; `service.ServiceSettings` says what they
-    mean, except `max_staleness`, which `rollout` looks at when it hands a step over.
+    mean, except those that `rollout` looks at when it hands a step over: `max_staleness`, and `max_mean_logprob_gap`, by how much
+    recorded logprobs and slime's own of an earlier step may differ on average.
     Units: seconds.
     """
 
@@ -43,6 +45,7 @@ class SlimeRolloutSettings(RolloutSettings):
     max_pool_connections: int = 100
     gateway_port: int = 9090
     max_staleness: int | None = None
+    max_mean_logprob_gap: float = MAX_MEAN_GAP
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runs import RunWriter
+from ...weights import check_arrived
 from ..collection.recording import Recording
 from .convert import NOTE
 
@@ -45,19 +46,24 @@ def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -
     )  # of a run that this one resumes: slime trains the step after this
 
 
-def take(recording: Recording) -> int:
-    """Add to the run what slime has written. Returns for how many steps. What is not whole yet waits for the next call."""
+def take(recording: Recording, max_mean_gap: float | None = None) -> int:
+    """Add to the run what slime has written. Returns for how many steps. What is not whole yet waits for the next call.
+
+    Raises: WeightsError where the recorded logprobs of a step and slime's own differ by more than ``max_mean_gap`` on average.
+    """
     steps = 0
     for listed in sorted((recording.run.folder / FOLDER).glob("*.json")):
         written = listed.with_suffix(".pt")
         if not written.exists() or (found := _loaded(written)) is None:
             continue
+        gap = (0.0, 0)
         try:
-            _add(recording, json.loads(listed.read_text()), found)
+            gap = _add(recording, json.loads(listed.read_text()), found)
         except (KeyError, ValueError, TypeError) as e:
             log.warning("what slime computed for step %s is not kept: %s: %s", listed.stem, type(e).__name__, e)
         written.unlink()
         listed.unlink()
+        check_arrived(*gap, int(listed.stem), max_mean_gap)
         steps += 1
     return steps
 
@@ -67,7 +73,7 @@ def take_rest(run: Path) -> None:
     folder = run / FOLDER
     if any(folder.glob("*.pt")):
         with Recording(run=RunWriter(run)) as recording:
-            take(recording)
+            take(recording)  # the run is over: nothing is left to stop
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -78,12 +84,14 @@ def _row(sample: Any) -> dict[str, Any] | None:
     return {"session": note["session_id"], "sequence": note["branch"], "tokens": _checksum(sample.tokens)}
 
 
-def _add(recording: Recording, listed: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _add(recording: Recording, listed: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[float, int]:
+    """Returns: the sum of the differences between recorded logprobs and slime's own, and of how many tokens."""
     if found.get("format_version") != FORMAT:
         raise ValueError(f"its file has format {found.get('format_version')}, not {FORMAT}")
     # Logprobs that slime did not work out before training are those of the training pass, later parts after updates.
     several = any(len(shard["num_microbatches"]) > 1 for shard in found["dp_shards"])
     unknown = listed["trusts_sampler"] and several
+    gap_sum, compared = 0.0, 0
     for sample in found["samples"]:
         row = listed["samples"][sample["rollout_position"]]
         if row is None:
@@ -104,6 +112,11 @@ def _add(recording: Recording, listed: Mapping[str, Any], found: Mapping[str, An
                 facts[name] = [*[None] * prompt, *own]
         if facts:
             recording.trained(row["session"], row["sequence"], updates=0, **facts)
+        own_T, recorded_T = None if unknown else _values(sample, "log_probs"), _values(sample, "rollout_log_probs")
+        if own_T is not None and recorded_T is not None:
+            gaps = [abs(a - b) for a, b, trained in zip(own_T, recorded_T, mask, strict=True) if trained]
+            gap_sum, compared = gap_sum + sum(gaps), compared + len(gaps)
+    return gap_sum, compared
 
 
 def _values(sample: Mapping[str, Any], key: str) -> list[float] | None:
