@@ -268,11 +268,11 @@ def test_an_agent_that_fails_to_import_is_answered_with_its_traceback(tmp_path: 
 
 @pytest.mark.nightly
 def test_an_agent_that_raises_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
-    line = '    response = await agent.invoke_async(payload["prompt"])\n'
+    line = '    rollout = payload["_rollout"]\n'
     fails = (
         '    if sum(map(ord, rollout["api_key"])) % 4 == 0:\n        raise RuntimeError("the tool backend is down")\n'
     )
-    flaky = changed_agent(tmp_path, line, fails + line)
+    flaky = changed_agent(tmp_path, line, line + fails)
     run_dir = tmp_path / "run"
     process = start(run_dir, *SMALL, "--agent", str(flaky))
     output = finish(process)
