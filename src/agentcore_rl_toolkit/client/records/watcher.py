@@ -149,6 +149,36 @@ class LookPace:
         return round_interval_s(idle_s=idle_s, round_cost_s=round_cost_s, min_s=least_s, max_s=most_s)
 
 
+class Looks:
+    """What looking at a store costs: requests since the start, calls and lines of the round under way."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        self.requests = 0
+        self._calls = self._lines = 0
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._calls = self._lines = 0
+
+    def asked(self) -> None:
+        """One object was asked for."""
+        self.requests += 1
+        self._calls += 1
+
+    def listed(self, lines: int) -> None:
+        """A prefix was listed."""
+        self.requests += max(1, math.ceil(lines / 1000))
+        self._calls += 1
+        self._lines += lines
+
+    def round_cost_s(self) -> float:
+        """CPU time of the last look at a local store, from counts: its wall time would grow with the load of the machine."""
+        if self.cost is not LOCAL_COST:
+            return 0.0
+        return self._calls * LOCAL_CALL_S + self._lines * LOCAL_OBJECT_S
+
+
 class Watcher:
     """Watches the rollouts of one experiment in one store. Lives on the engine's loop."""
 
@@ -166,7 +196,7 @@ class Watcher:
     ) -> None:
         self._store = store
         self._root = root
-        self._cost = LOCAL_COST if local else REMOTE_COST
+        self._looks = Looks(LOCAL_COST if local else REMOTE_COST)
         self._pace = LookPace(min_s=min_s, max_s=max_s, push_s=push_s)
         self._waiters: dict[str, Waiter] = {}
         self._by_alive: dict[str, Waiter] = {}
@@ -181,13 +211,16 @@ class Watcher:
         self.trouble: Exception | None = None  # what the last of them failed with
         self._partly = 0  # rounds in a row in which some rollouts could not be looked at
         self._on_trouble, self._on_round = on_trouble, on_round
-        self._looked_at = [0, 0]  # calls and lines of the round under way
         self._clock = LookClock()
         self._look_s = 0.0  # by the clock: when the round under way began
-        self.requests = 0
 
     def __len__(self) -> int:
         return len(self._waiters)
+
+    @property
+    def requests(self) -> int:
+        """Requests to the store so far."""
+        return self._looks.requests
 
     def add(self, key: str, *, expects_life: bool, silence_s: float) -> Waiter:
         """Start looking for a record."""
@@ -284,7 +317,7 @@ class Watcher:
         pause_s = 0.0
         self._clock.rest()
         while self._waiters:
-            self._looked_at = [0, 0]
+            self._looks.begin()
             self._clock.look(time.monotonic(), pause_s)
             self._look_s = self._now_s()
             try:
@@ -302,7 +335,7 @@ class Watcher:
 
     def _interval_s(self) -> float:
         idle_s = time.monotonic() - self._news_at_s
-        interval_s = self._pace.interval_s(idle_s=idle_s, round_cost_s=self._round_cost_s())
+        interval_s = self._pace.interval_s(idle_s=idle_s, round_cost_s=self._looks.round_cost_s())
         return min(interval_s, min((w.silence_s for w in self._waiters.values()), default=math.inf) / 3)
 
     def _failed(self, error: Exception) -> None:
@@ -323,13 +356,6 @@ class Watcher:
     def _pause_s(self) -> float:
         return backoff_s(self._failures, base_s=max(0.1, self._pace.min_s), cap_s=LONGEST_PAUSE_S)
 
-    def _round_cost_s(self) -> float:
-        """CPU time of the last look at a local store, from counts: its wall time would grow with the load of the machine."""
-        if self._cost is not LOCAL_COST:
-            return 0.0
-        calls, lines = self._looked_at
-        return calls * LOCAL_CALL_S + lines * LOCAL_OBJECT_S
-
     async def _round(self) -> None:
         in_flight: dict[str, int] = {}
         for waiter in self._waiters.values():
@@ -338,7 +364,7 @@ class Watcher:
             del self._known[prefix]
         for prefix in [p for p in self._unlistable_s if p != self._root and p not in in_flight]:
             del self._unlistable_s[prefix]
-        plan = choose_plan(self._root, in_flight, self._known, self._cost, may_list=self._may_list)
+        plan = choose_plan(self._root, in_flight, self._known, self._looks.cost, may_list=self._may_list)
         if plan.prefixes is None:
             blind = await self._look_at_each(list(self._waiters.values()))
         else:
@@ -412,7 +438,7 @@ class Watcher:
                 except Exception as e:  # of one prefix: the others are listed all the same
                     failed[prefix] = e
 
-        if self._cost is LOCAL_COST or len(prefixes) == 1:  # a local listing takes less time than a task
+        if self._looks.cost is LOCAL_COST or len(prefixes) == 1:  # a local listing takes less time than a task
             for prefix in prefixes:
                 await one(prefix)
             return failed
@@ -424,9 +450,7 @@ class Watcher:
         for item in listed:
             self._note(item)
         self._known[prefix] = len(listed)
-        self.requests += max(1, math.ceil(len(listed) / 1000))
-        self._looked_at[0] += 1
-        self._looked_at[1] += len(listed)
+        self._looks.listed(len(listed))
 
     def _note(self, item: Listed) -> None:
         key = item.key
@@ -464,8 +488,7 @@ class Watcher:
         return blind
 
     async def _head(self, key: str) -> Listed | None:
-        self.requests += 1
-        self._looked_at[0] += 1
+        self._looks.asked()
         try:
             return await self._store.head_async(key, timeout_s=LOOK_TIMEOUT_S)
         except (ObjectNotFoundError, StorePermissionError):
