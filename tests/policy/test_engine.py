@@ -40,7 +40,7 @@ def test_prompts_are_completed_in_any_number(engine: Engine, tokenizer: ChatToke
 
 
 def test_too_many_waiting_are_refused_as_a_whole(engine: Engine) -> None:
-    engine.pause().result(5)
+    engine.pause().result(30)
     engine.submit([Generation(prompt_ids=[1], params=LONG) for _ in range(3)])
     with pytest.raises(QueueFullError, match="limit is 3") as caught:
         engine.submit([Generation(prompt_ids=[1], params=LONG)])
@@ -52,12 +52,12 @@ def test_pause_stops_tokens_and_resume_goes_on(engine: Engine) -> None:
     generation, done = begin(engine, LONG)
     while not generation.token_ids:
         time.sleep(0.001)
-    engine.pause().result(5)
+    engine.pause().result(30)
     assert engine.paused
     held = len(generation.token_ids)
     time.sleep(0.1)
     assert len(generation.token_ids) == held < 900
-    engine.resume().result(5)
+    engine.resume().result(30)
     assert done.wait(30)
     assert len(generation.token_ids) == 900
 
@@ -67,27 +67,27 @@ def test_a_cancelled_completion_ends_early_wherever_it_is(engine: Engine) -> Non
     while not running.token_ids:
         time.sleep(0.001)
     engine.cancel(running)
-    assert running_done.wait(5)
+    assert running_done.wait(30)
     assert (running.finish_reason, len(running.token_ids) < 900) == ("cancelled", True)
-    engine.pause().result(5)
+    engine.pause().result(30)
     waiting, waiting_done = begin(engine, LONG)
     engine.cancel(waiting)
-    assert waiting_done.wait(5)
+    assert waiting_done.wait(30)
     assert (waiting.finish_reason, waiting.token_ids) == ("cancelled", [])
 
 
 def test_a_deadline_holds_while_running_waiting_and_paused(engine: Engine) -> None:
     late, late_done = begin(engine, LONG, deadline=time.monotonic() - 1)
-    assert late_done.wait(5)
+    assert late_done.wait(30)
     assert late.finish_reason == "timeout"
     running, running_done = begin(engine, LONG)
     while not running.token_ids:
         time.sleep(0.001)
-    engine.pause().result(5)
+    engine.pause().result(30)
     running.deadline = time.monotonic() + 0.05
     queued, queued_done = begin(engine, LONG, deadline=time.monotonic() + 0.05)
-    assert running_done.wait(5)
-    assert queued_done.wait(5)
+    assert running_done.wait(30)
+    assert queued_done.wait(30)
     assert (running.finish_reason, queued.finish_reason) == ("timeout", "timeout")
 
 
@@ -96,12 +96,12 @@ def test_weights_change_under_a_running_completion(engine: Engine, hf: tuple[Any
     while not generation.token_ids:
         time.sleep(0.001)
     state = dict(hf[0].state_dict())
-    assert engine.update_weights(state).result(5) == 1
-    assert engine.update_weights(state, 7).result(5) == 7
+    assert engine.update_weights(state).result(30) == 1
+    assert engine.update_weights(state, 7).result(30) == 7
     assert done.wait(30)
     assert (generation.weight_version_first, generation.weight_version_last) == (0, 7)
     with pytest.raises(PolicyError, match="lack"):
-        engine.update_weights({}).result(5)
+        engine.update_weights({}).result(30)
     assert engine.weight_version == 7
 
 
@@ -115,7 +115,7 @@ def test_a_failing_step_ends_its_requests_and_not_the_engine(
 
     monkeypatch.setattr(engine._batch.decoder, "forward", broken)
     generation, done = begin(engine, LONG)
-    assert done.wait(5)
+    assert done.wait(30)
     assert (generation.finish_reason, generation.error) == ("error", "RuntimeError: out of luck")
     monkeypatch.setattr(engine._batch.decoder, "forward", forward)
     assert len(engine.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
@@ -125,7 +125,7 @@ def test_weights_that_overflow_are_told_and_not_sampled_from(engine: Engine, hf:
     state = {name: tensor.clone() for name, tensor in hf[0].state_dict().items()}
     state["model.norm.weight"] *= 1e36
     state["model.embed_tokens.weight"] *= 1e4
-    engine.update_weights(state).result(5)
+    engine.update_weights(state).result(30)
     (generation,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=3))
     assert generation.finish_reason == "error"
     assert "not finite" in str(generation.error)
@@ -144,4 +144,4 @@ def test_closing_ends_what_is_left_and_refuses_more() -> None:
     with pytest.raises(PolicyError, match="shutting down"):
         engine.submit([Generation(prompt_ids=[1], params=LONG)])
     with pytest.raises(PolicyError, match="shutting down"):
-        engine.update_weights({}).result(1)
+        engine.update_weights({}).result(30)

@@ -34,7 +34,7 @@ def own_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "s3", "serve", "--dir", str(folder / "data")]
     command += ["--bucket", BUCKET, "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
     process = subprocess.Popen(command)
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 180  # half a minute of a machine with twenty busy programs, and room
     while not ready.exists():
         assert process.poll() is None
         assert time.monotonic() < deadline_s
@@ -220,7 +220,7 @@ def test_nothing_in_a_directory_hides_the_records_beside_it(
         for read in (store.get, store.head):
             with pytest.raises(ObjectNotFoundError):
                 read("e/i/t.json")
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 30
     if what == "deep":
         remove_deep(e / "d")
 
@@ -236,8 +236,8 @@ def test_a_fifo_under_many_keys_blocks_no_thread(store: ObjectStore, tmp_path: P
     for n in range(20):  # more than the store has threads
         os.mkfifo(e / "i" / f"f{n}.json")
         with pytest.raises(ObjectNotFoundError):
-            store.get(f"e/i/f{n}.json", timeout_s=5)
-    assert store.get("e/i/s.json", timeout_s=5) == b"{}"
+            store.get(f"e/i/f{n}.json", timeout_s=30)
+    assert store.get("e/i/s.json", timeout_s=30) == b"{}"
 
 
 def test_a_link_above_an_object_is_not_followed(store: ObjectStore, tmp_path: Path) -> None:

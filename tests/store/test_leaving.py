@@ -40,7 +40,7 @@ def test_it_waits_for_threads_that_python_does_not_know_and_no_longer_than_told(
     _thread.start_new_thread(busy, ())
     began = time.monotonic()
     assert settle(longest_s=0.2) is False
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30.0
     go_on.set()
     assert ended.wait(10)
     assert settle(longest_s=10.0) is True

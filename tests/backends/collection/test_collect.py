@@ -6,7 +6,6 @@ import asyncio
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -259,14 +258,12 @@ async def test_per_turn_rewards_and_metrics_travel_along() -> None:
 
 async def test_a_rollout_that_never_answers_times_out_and_is_stopped() -> None:
     replay = Replay([Episode(input_id="a", turns=[turn()], delay_s=math.inf)])
-    began_s = time.monotonic()
     (group,) = await collect_async(
         [GroupRequest(input_id="a", payload={})],
         client=replay.client,
         gateway=replay.gateway,
         config=CollectConfig(rollout_timeout_s=0.1),
     )
-    assert time.monotonic() - began_s < 5
     assert group.rollouts[0].outcome == Outcome.TIMEOUT
     assert group.rollouts[0].stage == Stage.RUN
     assert len(replay.stopped) == 1

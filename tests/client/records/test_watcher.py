@@ -91,7 +91,7 @@ async def test_record_is_noticed_within_a_few_looks(store: ObjectStore) -> None:
     await asyncio.sleep(0.1)
     assert not waiter.found.done()
     await store.put_async("e/i/s.json", b"{}")
-    assert await asyncio.wait_for(waiter.found, 1) is True
+    assert await asyncio.wait_for(waiter.found, 30) is True
     assert len(w) == 0
 
 
@@ -103,7 +103,7 @@ async def test_session_that_falls_silent_is_lost(store: ObjectStore) -> None:
         await asyncio.sleep(0.2)
     assert not waiter.found.done()
     with pytest.raises(RolloutLostError, match="the session died, or the agent stopped running") as caught:
-        await asyncio.wait_for(waiter.found, 5)
+        await asyncio.wait_for(waiter.found, 30)
     assert caught.value.key == "e/i/s.json"
 
 
@@ -132,7 +132,7 @@ async def test_each_session_has_a_silence_of_its_own(store: ObjectStore) -> None
     w = watcher(store)
     patient = w.add("e/i/p.json", expects_life=True, silence_s=30.0)
     with pytest.raises(RolloutLostError):
-        await asyncio.wait_for(w.add("e/i/q.json", expects_life=True, silence_s=0.2).found, 5)
+        await asyncio.wait_for(w.add("e/i/q.json", expects_life=True, silence_s=0.2).found, 30)
     assert not patient.found.done()
     w.close()
 
@@ -140,7 +140,7 @@ async def test_each_session_has_a_silence_of_its_own(store: ObjectStore) -> None
 async def test_session_whose_agent_is_known_to_show_life_is_lost_when_it_shows_none(store: ObjectStore) -> None:
     waiter = watcher(store).add("e/i/s.json", expects_life=True, silence_s=0.2)
     with pytest.raises(RolloutLostError, match="at once, or its agent writes elsewhere"):
-        await asyncio.wait_for(waiter.found, 5)
+        await asyncio.wait_for(waiter.found, 30)
 
 
 class FlakyStore:
@@ -176,13 +176,13 @@ async def test_store_outage_loses_nobody(store: ObjectStore) -> None:
     w = watcher(flaky)
     waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.4)
     await store.put_async(alive_key("e/i/s.json"), b"{}")
-    await asyncio.wait_for(waiter.seen_life.wait(), 2)
+    await asyncio.wait_for(waiter.seen_life.wait(), 30)
     flaky.error = StoreError("503")
     await asyncio.sleep(1.0)  # longer than the silence that means loss
     assert not waiter.found.done()
     flaky.error = None
     await store.put_async("e/i/s.json", b"{}")
-    assert await asyncio.wait_for(waiter.found, 3) is True
+    assert await asyncio.wait_for(waiter.found, 30) is True
 
 
 @pytest.mark.parametrize("trouble", [StoreError("503"), StorePermissionError("403")])
@@ -199,7 +199,7 @@ async def test_trouble_with_several_listings_at_once_is_trouble_with_one(
     flaky.error = None
     for waiter in (first, second):
         await store.put_async(waiter.key, b"{}")
-        assert await asyncio.wait_for(waiter.found, 5) is True
+        assert await asyncio.wait_for(waiter.found, 30) is True
 
 
 class LateStore(FlakyStore):
@@ -280,7 +280,7 @@ async def test_loss_that_nobody_waits_for_any_more_is_no_complaint(store: Object
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     w = watcher(store)
     waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.1)
-    await asyncio.wait({waiter.found}, timeout=5)  # as where a deadline passes while the watcher looks one last time
+    await asyncio.wait({waiter.found}, timeout=30)  # as where a deadline passes while the watcher looks one last time
     assert waiter.found.done()
     del waiter
     gc.collect()
@@ -298,7 +298,7 @@ async def test_denied_listing_falls_back_to_single_keys_and_denied_keys_wait(sto
     )
     flaky.denied = {"e/i/hidden.json"}
     await store.put_async("e/i/seen.json", b"{}")
-    assert await asyncio.wait_for(seen.found, 3) is True
+    assert await asyncio.wait_for(seen.found, 30) is True
     assert not hidden.found.done()
     assert flaky.lists == 1
     w.close()
@@ -322,7 +322,7 @@ async def test_a_session_that_shows_life_is_not_lost_where_missing_records_are_d
 
 async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -> None:
     flaky = FlakyStore(store)
-    w = watcher(flaky, push_s=30.0)
+    w = watcher(flaky, push_s=60.0)
     first, second = (
         w.add("e/i/a.json", expects_life=False, silence_s=90.0),
         w.add("e/i/b.json", expects_life=False, silence_s=90.0),
@@ -331,7 +331,7 @@ async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -
     w.pushed(first)
     w.push_was_true()
     assert await first.found is True
-    assert time.monotonic() - began_s < 0.5
+    assert time.monotonic() - began_s < 20  # and not at the next look
     await asyncio.sleep(0.3)
     looks = flaky.lists
     await asyncio.sleep(0.5)
@@ -345,7 +345,7 @@ async def test_watching_goes_on_after_everything_was_found(store: ObjectStore) -
     for name in ("a", "b"):
         waiter = w.add(f"e/i/{name}.json", expects_life=False, silence_s=0.5)
         await store.put_async(f"e/i/{name}.json", b"{}")
-        assert await asyncio.wait_for(waiter.found, 2) is True
+        assert await asyncio.wait_for(waiter.found, 30) is True
         await asyncio.sleep(0.1)
 
 
@@ -430,7 +430,7 @@ async def test_a_look_at_one_object_after_a_listing_is_no_sign_of_life(store: Ob
     w = watcher(Rounded(store))
     waiter = w.add("e/i/s.json", expects_life=False, silence_s=1.0)
     await store.put_async(alive_key("e/i/s.json"), b"{}")
-    await asyncio.wait_for(waiter.seen_life.wait(), 5)
+    await asyncio.wait_for(waiter.seen_life.wait(), 30)
 
     async def change_the_way() -> None:
         while True:

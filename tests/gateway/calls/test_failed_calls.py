@@ -27,7 +27,7 @@ async def captured(client: GatewayClient, session: SessionHandle, *, close: bool
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not reached():  # noqa: ASYNC110  (what is waited for happens in another process's stead: a socket)
             await asyncio.sleep(0.005)
 

@@ -47,14 +47,14 @@ class Line:
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the next answer (not chunked)."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.split(": ", 1) for line in head[1:] if line)
             body = await self.reader.readexactly(int(headers.get("content-length", 0)))
         return int(head[0].split()[1]), headers, body
 
     async def is_closed(self) -> bool:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionResetError:
@@ -62,7 +62,7 @@ class Line:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not reached():  # noqa: ASYNC110  (what is waited for is at the other end of a socket)
             await asyncio.sleep(0.005)
 

@@ -182,7 +182,7 @@ async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_whe
     assert (await client.health_async())["status"] == "store failing"
     await client.close_sessions_async([two.session_id])
     full_disk.empty()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await client.health_async())["status"] != "ok":  # noqa: ASYNC110  (another process)
             await asyncio.sleep(0.05)
     [three] = await client.create_sessions_async([names[2]])

@@ -208,10 +208,12 @@ async def test_each_choice_and_the_weight_version_are_kept(
 async def test_parallel_calls_are_branches(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:
-    engine.faults.append(Fault(delay_s=0.3))
+    engine.faults.append(Fault(delay_s=1.0))
     async with agent(session) as llm:
         slow = asyncio.ensure_future(said(llm, False, messages=[SYSTEM, USER]))
-        await asyncio.sleep(0.15)
+        async with asyncio.timeout(30):
+            while not engine.calls:  # noqa: ASYNC110  (at the other end of a socket)
+                await asyncio.sleep(0.005)
         await said(llm, False, messages=[SYSTEM, {"role": "user", "content": "What is 7 + 1?"}])
         await slow
     turns = (await captured(client, session)).turns

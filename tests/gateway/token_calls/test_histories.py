@@ -214,15 +214,17 @@ async def test_an_agent_that_hangs_up_while_its_history_is_read_leaves_nothing_p
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     messages = [SYSTEM, user("one")]
     said = await ask(session, messages)
-    engine.faults.append(Fault(delay_s=5))
+    engine.faults.append(Fault(delay_s=60))
     messages = [*messages, said, user("two")]
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         call = asyncio.ensure_future(llm.chat.completions.create(model="m", messages=messages))  # type: ignore[arg-type]
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            while len(engine.calls) < 2:  # noqa: ASYNC110  (at the other end of a socket)
+                await asyncio.sleep(0.005)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    await gateway.running.until(lambda: not len(gateway.running), 5)
+    await gateway.running.until(lambda: not len(gateway.running), 30)
     assert histories.held_bytes == 0
     assert session.session_id.encode() not in histories._of
 

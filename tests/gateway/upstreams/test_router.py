@@ -44,6 +44,13 @@ async def ask(session: SessionHandle, text: str = "hello", *, timeout_s: float =
     return status
 
 
+async def arrived(engine: ScriptedEngine) -> None:
+    """A call is at the engine."""
+    async with asyncio.timeout(30):
+        while not engine.calls:  # noqa: ASYNC110  (what is waited for is at the other end of a socket)
+            await asyncio.sleep(0.005)
+
+
 async def opened(gateway: Gateway, count: int) -> tuple[GatewayClient, list[SessionHandle]]:
     client = GatewayClient(gateway.url)
     return client, await client.create_sessions_async([new_session_id() for _ in range(count)])
@@ -174,14 +181,15 @@ async def test_an_engine_is_drained_and_removed_while_calls_run(
     client, sessions = await opened(gateway, 2)
     engines[0].faults.append(Fault(delay_s=0.4))
     running = asyncio.ensure_future(ask(sessions[0]))
-    await asyncio.sleep(0.1)
+    await arrived(engines[0])
     added = await client.add_worker_async(engines[1].url)
     await client.remove_worker_async("w0")
     assert await ask(sessions[1]) == 200
     assert len(engines[1].calls) == 1
     assert await running == 200
-    await asyncio.sleep(0.6)
-    assert [w["worker_id"] for w in await client.workers_async()] == [added]
+    async with asyncio.timeout(30):
+        while [w["worker_id"] for w in await client.workers_async()] != [added]:  # noqa: ASYNC110  (swept by its clock)
+            await asyncio.sleep(0.05)
     assert await ask(sessions[0]) == 200
 
 
@@ -228,7 +236,7 @@ async def test_a_pause_holds_new_calls_until_running_ones_are_done(
     client, sessions = await opened(gateway, 2)
     engines[0].faults.append(Fault(delay_s=0.3))
     running = asyncio.ensure_future(ask(sessions[0]))
-    await asyncio.sleep(0.1)
+    await arrived(engines[0])
     told = await client.pause_async()
     assert told == {"paused": True, "in_flight": 0}
     assert running.done() or await running == 200
@@ -248,9 +256,9 @@ async def test_a_held_call_that_its_agent_gave_up_does_not_stand_for_a_running_o
 ) -> None:
     gateway = await start_gateway(engines[0])
     client, sessions = await opened(gateway, 2)
-    engines[0].faults.append(Fault(delay_s=0.5))
+    engines[0].faults.append(Fault(delay_s=2.0))
     running = asyncio.ensure_future(ask(sessions[0]))
-    await asyncio.sleep(0.1)
+    await arrived(engines[0])
     assert (await client.pause_async(in_flight="continue"))["in_flight"] == 1
     with pytest.raises(GatewayError, match="no answer"):
         await ask(sessions[1], timeout_s=0.1)
@@ -302,9 +310,9 @@ async def test_running_calls_are_aborted_or_go_on_as_asked(
 ) -> None:
     gateway = await start_gateway(engines[0], weight_version=1)
     client, sessions = await opened(gateway, 2)
-    engines[0].faults.append(Fault(delay_s=0.4))
+    engines[0].faults.append(Fault(delay_s=1.0))
     running = asyncio.ensure_future(ask(sessions[0]))
-    await asyncio.sleep(0.1)
+    await arrived(engines[0])
     await client.pause_async(arriving=arriving, in_flight=in_flight)
     assert await ask(sessions[1]) == 429
     await client.set_weight_version_async(2)
@@ -366,7 +374,7 @@ async def test_a_server_under_an_earlier_ones_name_gets_its_own_key_and_host(
         assert status == 200
         assert await bearer(engine, session) == (f"Bearer {key}", engine.url.removeprefix("http://"))
         await client.remove_worker_async("w")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while gateway.router.workers:  # noqa: ASYNC110  (swept by the gateway's clock)
                 await asyncio.sleep(0.05)
 
