@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from agentcore_rl_toolkit._portal import Portal
+from agentcore_rl_toolkit._portal import Portal, result_of
 from agentcore_rl_toolkit.errors import ConfigError
 
 
@@ -120,3 +121,17 @@ def test_a_forked_child_gets_a_fresh_loop_or_is_told_to_make_its_owner_anew(owne
     portal._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == exit_code
     portal.close()
+
+
+def test_a_signal_that_wakes_nobody_ends_a_wait_and_a_limit_still_holds() -> None:
+    never: concurrent.futures.Future[int] = concurrent.futures.Future()
+    thread = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        result_of(never)
+    thread.join()
+    with pytest.raises(TimeoutError):
+        result_of(never, 0.01)
+    never.set_exception(TimeoutError("the work's own"))
+    with pytest.raises(TimeoutError, match="the work's own"):
+        result_of(never)

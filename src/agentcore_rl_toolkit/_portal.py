@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -18,9 +19,27 @@ from .errors import ConfigError
 
 T = TypeVar("T")
 
-LONGEST_SLEEP_S = 1.0  # of a thread that waits for a call; Ctrl-C takes at most so long
+LONGEST_SLEEP_S = 1.0  # of a thread that waits for a result; Ctrl-C takes at most so long
 
 _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
+
+
+def result_of(future: concurrent.futures.Future[T], timeout_s: float | None = None) -> T:
+    """`future.result(timeout_s)` that Ctrl-C always ends.
+
+    A signal that comes just before the thread falls asleep, or to another thread, does not wake it: Python acts on it at the
+    next waking. So nobody here sleeps for long.
+    """
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left_s = LONGEST_SLEEP_S if end_s is None else min(LONGEST_SLEEP_S, end_s - time.monotonic())
+        try:
+            return future.result(max(0.0, left_s))
+        except TimeoutError:
+            if future.done():  # the work's own, or it ended just now
+                return future.result()
+            if end_s is not None and time.monotonic() >= end_s:
+                raise
 
 
 class Portal:
@@ -132,13 +151,7 @@ class Portal:
         try:
             # asyncio.run_coroutine_threadsafe would leave a moment in which the work runs and Ctrl-C finds nothing to cancel
             loop.call_soon_threadsafe(begin)
-            while True:
-                # A signal that comes just before the thread falls asleep does not wake it: Python acts on it at the next waking.
-                try:
-                    return answer.result(LONGEST_SLEEP_S)
-                except TimeoutError:
-                    if answer.done():  # the work's own, or it ended just now
-                        return answer.result()
+            return result_of(answer)
         except BaseException:
             if not answer.done():
                 loop.call_soon_threadsafe(cancel)

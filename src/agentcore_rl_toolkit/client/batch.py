@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._portal import Portal
+from .._portal import Portal, result_of
 from ..contract import Cause, IdValue, Outcome
 from ..errors import AgentCoreRLError, AgentError, RolloutLostError
 from ..proof import Proof
@@ -210,7 +210,7 @@ class BatchRun:
                 self._over = True
                 raise StopIteration if item is None else item
             try:
-                waiter.result()
+                result_of(waiter)
             except BaseException:
                 self.close()
                 raise

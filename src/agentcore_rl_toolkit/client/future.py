@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .._portal import result_of
 from ..contract import Cause, IdValue, Outcome, Stage, cause_of, record_failure
 from ..errors import RolloutCancelledError, RolloutTimeoutError
 from ..proof import Proof
@@ -205,7 +206,7 @@ class RolloutFuture:
             return self._verdict.error
         self._owner.refuse_own_thread()
         try:
-            return self._done.result(timeout).error
+            return result_of(self._done, timeout).error
         except concurrent.futures.TimeoutError:
             raise self._still_running(timeout) from None
 
@@ -244,10 +245,10 @@ class RolloutFuture:
         if timeout is not None and timeout <= 0:
             raise self._still_running(timeout)
         try:
-            return self._done.result(timeout)
+            return result_of(self._done, timeout)
         except concurrent.futures.TimeoutError:
             self._owner.expire(self, timeout or 0.0)
-            return self._done.result()  # ends within a turn of the loop, as a timeout or as what came just before it
+            return result_of(self._done)  # ends within a turn of the loop, as a timeout or as what came just before it
 
     async def _wait_async(self, timeout: float | None) -> Verdict:
         if self._verdict is not None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from .._portal import Portal
+from .._portal import Portal, result_of
 from ..contract import IdValue, check_id
 from ..errors import ConfigError
 from ..store import ObjectStore, open_store, parse_url
@@ -239,7 +239,7 @@ class RolloutClient(BatchMethods):
         future = self._start(payload, session_id, input_id, overrides)
         self._engine.refuse_own_thread()
         try:
-            future._accepted.result()
+            result_of(future._accepted)
         except BaseException:
             future.cancel()
             raise
