@@ -118,8 +118,10 @@ async def test_a_request_that_comes_on_an_old_connection_has_its_own_time(
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
     head, body = written(session, {"messages": [{"role": "user", "content": "x" * 200_000}]})
     looks: asyncio.Queue[float] = asyncio.Queue()
-    sweep = gateway.router.sweep
-    monkeypatch.setattr(gateway.router, "sweep", lambda now: (sweep(now), looks.put_nowait(now)))
+    sweep = gateway.connections.sweep
+    monkeypatch.setattr(
+        gateway.connections, "sweep", lambda now, counters: (sweep(now, counters), looks.put_nowait(now))
+    )
     async with asyncio.timeout(30):
         while not gateway.connections:  # noqa: ASYNC110  (there is no event for it)
             await asyncio.sleep(0.005)

@@ -155,8 +155,9 @@ class Process:
         ready.unlink(missing_ok=True)
         line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
         line += ["--upstream", self.engine, "--store", str(self.folder / "store"), "--ready-file", str(ready)]
-        line += ["--port", str(self.port), "--admin-key", KEY, "--parent-pid", str(os.getpid())]
-        self.process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.DEVNULL)
+        line += ["--port", str(self.port), "--parent-pid", str(os.getpid())]
+        environment = {**os.environ, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": KEY}
+        self.process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.DEVNULL, env=environment)
         async with asyncio.timeout(60):
             while not ready.exists():
                 assert self.process.poll() is None

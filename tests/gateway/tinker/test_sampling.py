@@ -403,7 +403,7 @@ class TestWithoutPatience:
         gateway = Gateway(config(service, upstreams=(upstream,), limits=Limits(patience_s=0.0)))
         await gateway.start()
         [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-        with pytest.raises(openai.InternalServerError, match="upstream-key"):
+        with pytest.raises(openai.InternalServerError, match="UPSTREAM_KEY"):
             await say(session)
         await gateway.stop(grace_s=0.2)
 
