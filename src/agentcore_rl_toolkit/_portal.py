@@ -138,7 +138,7 @@ class Portal:
         def hand_over(task: asyncio.Task[T]) -> None:
             if task.cancelled():
                 answer.cancel()
-                answer.set_running_or_notify_cancel()  # or nobody who waits for it with a limit is told
+                answer.set_running_or_notify_cancel()  # or nobody who waits for it with a limit is woken
             elif (error := task.exception()) is not None:
                 answer.set_exception(error)
             else:
