@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.runtime.isolation import IsolationSpec, Limits, Tier, available_tiers, choose_tier
+from agentcore_rl_toolkit.isolation import IsolationSpec, Limits, Tier, available_tiers, choose_tier
 from agentcore_rl_toolkit.runtime.local import LocalRuntime
 
 AGENT = """

@@ -39,7 +39,7 @@ from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen
-from agentcore_rl_toolkit.runtime.isolation.linux import cgroups
+from agentcore_rl_toolkit.isolation.linux import cgroups
 from agentcore_rl_toolkit.store import open_store
 
 AGENT = Path(__file__).parents[1] / "examples" / "strands_math_agent" / "arithmetic_app.py"

@@ -43,7 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_installation",
         "_protobuf",
     },
+    "isolation": {"_servers"},
     "runtime": {
+        "isolation",
         "store",
         "logs",
         "_parsing",
@@ -152,8 +154,8 @@ ROOMS = {
             "containers",
             "sessions",
         ),
-        *("config", "api", "agents", "roots", "template", "launcher", "isolation", "boot"),
-        *("private_files", "peers", "procfs", "wire"),
+        *("config", "api", "agents", "roots", "template", "launcher"),
+        *("private_files", "wire"),
     ],
     "client": [
         *(
@@ -280,6 +282,7 @@ LIGHT = {
     "agentcore_rl_toolkit.client": {"torch", "transformers", "starlette", "uvicorn"},
     "agentcore_rl_toolkit.gateway": {"torch", "boto3"},
     "agentcore_rl_toolkit.runtime": {"torch", "transformers", "boto3", "aiodocker", "kubernetes_asyncio"},
+    "agentcore_rl_toolkit.isolation": {"torch", "boto3", "uvicorn", "starlette", "httptools", "obstore", "msgspec"},
     "agentcore_rl_toolkit.weights": {"torch", "transformers", "boto3", "starlette", "obstore", "msgspec"},
     "agentcore_rl_toolkit.cli.main": {"torch", "transformers", "boto3", "starlette", "uvicorn", "obstore"},
 }

@@ -18,7 +18,7 @@ from typing import Any
 
 from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS
 from agentcore_rl_toolkit.gateway.client import ADMIN_KEY_ENV
-from agentcore_rl_toolkit.runtime.isolation.linux import cgroups
+from agentcore_rl_toolkit.isolation.linux import cgroups
 
 from .trainer import BUCKET
 

@@ -1,1 +1,1 @@
-"""What every server process shares: listening, who may ask, how many connections, keys, the end with its parent."""
+"""What every server process shares: listening, who may ask, how many connections, keys, what the kernel says of processes."""

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .._servers.peers import owner_of
 from ..errors import AgentLoadError
+from ..isolation import choose_tier
+from ..isolation.linux import cgroups
+from ..isolation.relay import Relay
+from ..isolation.tiers import loader_unavailable
 from .agents.agent import Agent, runtime_arn
 from .config import RuntimeConfig
 from .containers.node import ContainerNode
-from .isolation import choose_tier
-from .isolation.linux import cgroups
-from .isolation.relay import Relay
-from .isolation.tiers import loader_unavailable
 from .launcher.handle import TemplateProcess, TemplateSpec
-from .peers import owner_of
 from .roots import MARKER, marker
 from .sessions.node import INHERITED, SessionOrder
 from .sessions.records import VARIABLE, Records, Writer

@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.client.data_plane.transport import Boto3Transport, End
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import RolloutLostError
-from agentcore_rl_toolkit.runtime.isolation.linux import cgroups
+from agentcore_rl_toolkit.isolation.linux import cgroups
 
 from ...runtime.conftest import Server, start_server, wait_for
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit.errors import MissingExtraError
+from agentcore_rl_toolkit.isolation.engines import EngineAddress
 from agentcore_rl_toolkit.runtime.containers.client import Engine
-from agentcore_rl_toolkit.runtime.isolation.engines import EngineAddress
 
 
 def test_without_aiodocker_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

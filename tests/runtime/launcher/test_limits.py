@@ -15,7 +15,7 @@ import botocore.exceptions
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.runtime.isolation.linux import cgroups
+from agentcore_rl_toolkit.isolation.linux import cgroups
 from agentcore_rl_toolkit.runtime.launcher import disk
 from agentcore_rl_toolkit.runtime.launcher.disk import used_bytes
 from agentcore_rl_toolkit.runtime.remote import table

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.runtime.isolation.linux import cgroups
+from agentcore_rl_toolkit.isolation.linux import cgroups
 
 from ..conftest import AGENTS, Server, alive, wait_for
 

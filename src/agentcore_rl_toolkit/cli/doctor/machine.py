@@ -112,7 +112,7 @@ def loopback() -> Finding:
 
 def isolation() -> Finding:
     try:
-        from ...runtime.isolation import available_tiers
+        from ...isolation import available_tiers
     except ModuleNotFoundError as e:
         return fail("isolation", f"no {e.name}", install_command("runtime"))
     reports = {report.name: report for report in available_tiers()}

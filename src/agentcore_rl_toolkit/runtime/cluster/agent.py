@@ -25,6 +25,7 @@ from typing import Any
 
 from ... import __version__
 from ..._servers.open_files import raise_file_limit
+from ..._servers.peers import peer_pid
 from ...errors import AgentCoreRLError, AgentLoadError, LocalRuntimeError
 from .. import roots
 from ..agents import environments
@@ -33,7 +34,6 @@ from ..config import IsolationConfig, RuntimeConfig
 from ..launcher import trees
 from ..launcher.session_log import read_log
 from ..local_node import LocalNode
-from ..peers import peer_pid
 from ..sessions.command_output import CommandOutput
 from ..sessions.grants import Grant
 from ..sessions.node import SessionOrder

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ..isolation.pipe import Pipe
+from ...isolation.pipe import Pipe
 from . import handshake
 
 Handler = Callable[[dict[str, Any], asyncio.StreamReader, "Front"], Coroutine[Any, Any, None]]

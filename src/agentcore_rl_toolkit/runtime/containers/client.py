@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._installation import missing_extra
 from ...errors import LocalRuntimeError
-from ..isolation.engines import EngineAddress
+from ...isolation.engines import EngineAddress
 
 if TYPE_CHECKING:
     import aiodocker

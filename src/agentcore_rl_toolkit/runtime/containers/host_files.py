@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import LocalRuntimeError
+from ...isolation.spec import Limits
 from ..agents.agent import Agent
 from ..config import IsolationConfig
-from ..isolation.spec import Limits
 from ..sessions.node import SessionOrder
 from .client import Engine
 from .images import ARCHITECTURES, fetch

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, LocalRuntimeError
+from ...isolation.engines import INSTALL, EngineAddress, find_engine
 from ..agents.version_fields import LOCAL_ARTIFACT
-from ..isolation.engines import INSTALL, EngineAddress, find_engine
 from .client import Engine, EngineError
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ..isolation.relay import hand_over
-from ..isolation.spec import IsolationSpec
+from ...isolation.relay import hand_over
+from ...isolation.spec import IsolationSpec
 from ..roots import MARKER
 from ..sessions.connection import UpstreamLostError
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExtraError
+from ...isolation.engines import find_engine
+from ...isolation.relay import Relay
+from ...isolation.spec import IsolationSpec, parse_endpoint
 from .. import roots
 from ..agents.agent import Agent
 from ..config import IsolationConfig
-from ..isolation.engines import find_engine
-from ..isolation.relay import Relay
-from ..isolation.spec import IsolationSpec, parse_endpoint
 from ..sessions.node import INHERITED, SessionOrder
 from ..sessions.records import VARIABLE
 from . import images, network

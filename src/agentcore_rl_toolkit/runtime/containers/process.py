@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import LocalRuntimeError
-from ..isolation.spec import IsolationSpec
+from ...isolation.spec import IsolationSpec
 from ..launcher.disk import POLL_S, excess, log_limit, used_bytes
 from ..launcher.session_log import log_bytes, shorten
 from ..sessions.connection import Connection, UpstreamLostError, connect_over

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, LocalRuntimeError
-from ..isolation.linux import cgroups
+from ...isolation.base import BOOT
+from ...isolation.linux import cgroups
 from . import linux
 from .disk import hold_to
 from .fair_deadline import FairDeadline
@@ -25,7 +26,6 @@ from .pids import Children
 from .session_log import log_tail
 
 log = logging.getLogger(__name__)
-BOOT = Path(__file__).parents[1] / "boot.py"
 LOAD_TIMEOUT_S = 120.0
 LOAD_LOOK_S = 1.0
 END_S = 8.0
@@ -176,8 +176,8 @@ class TemplateProcess:
             with self.spec.log_path.open("ab") as log:  # a local file, opened once per template
                 self.process = await asyncio.create_subprocess_exec(
                     str(self.spec.python),
-                    str(BOOT),
-                    "template.process",
+                    BOOT,
+                    "runtime.template.process",
                     str(theirs.fileno()),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,

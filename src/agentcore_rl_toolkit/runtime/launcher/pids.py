@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..procfs import status
+from ..._servers.procfs import status
 from . import linux
 
 

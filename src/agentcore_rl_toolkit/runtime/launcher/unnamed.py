@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from ..procfs import parent, pid_namespace
+from ..._servers.procfs import parent, pid_namespace
 
 K = TypeVar("K")
 _GONE = " (deleted)"

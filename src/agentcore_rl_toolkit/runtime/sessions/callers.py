@@ -36,8 +36,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ..peers import owner_of
-from ..procfs import parent, status
+from ..._servers.peers import owner_of
+from ..._servers.procfs import parent, status
 from ..roots import MARKER
 from ..wire import WireError
 from .session import Session

@@ -22,12 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from ..._servers.peers import peer_pid
 from ...errors import AgentCoreRLError, ObjectExistsError, ObjectNotFoundError, StorePermissionError
 from ...store import open_store, parse_url
 from ...store.handover import LINE_BYTES, NO_SESSION, NOT_YOURS
 from ...store.local_files import MAX_DEPTH
 from ...store.names import TEMP_PREFIX, path_of
-from ..peers import peer_pid
 from .grants import Grant, allows, is_record
 
 log = logging.getLogger(__name__)

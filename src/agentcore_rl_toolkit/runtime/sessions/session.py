@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..._parsing import parse_json
+from ..._servers.peers import peer_pid
 from ..agents.agent import Agent
 from ..launcher import trees
-from ..peers import peer_pid
 from .activity import ActivityClock
 from .connection import Connection, connect, connect_over
 from .grants import Grant

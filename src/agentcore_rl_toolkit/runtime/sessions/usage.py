@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .. import procfs
+from ..._servers import procfs
 
 
 def usage(pid: int) -> tuple[int | None, float | None]:

@@ -21,8 +21,8 @@ class Confinement:
         name = settings.get("tier")
         if name is None:
             return
-        from ..isolation.spec import IsolationSpec, Limits
-        from ..isolation.tiers import TIERS
+        from ...isolation.spec import IsolationSpec, Limits
+        from ...isolation.tiers import TIERS
 
         self._tier, self._spec_type = TIERS[name], IsolationSpec
         self._prefix = settings.get("name_prefix", "")
@@ -44,9 +44,9 @@ class Confinement:
         """
         if self._tier is None:
             return False
-        from ..isolation.limits import wants_groups
-        from ..isolation.linux import cgroups
-        from ..isolation.spec import Limits
+        from ...isolation.limits import wants_groups
+        from ...isolation.linux import cgroups
+        from ...isolation.spec import Limits
 
         writable = [*self._common["writable"], *(Path(p) for p in settings["writable"])]
         if self._common["relay"] is not None:
@@ -83,7 +83,7 @@ class Confinement:
         """How many of the session's processes the kernel killed for its memory limit, as long as it is not released."""
         if self._tier is None or self._common["limits"].memory_bytes is None:
             return 0
-        from ..isolation.linux.cgroups import out_of_memory_kills
+        from ...isolation.linux.cgroups import out_of_memory_kills
 
         return out_of_memory_kills(self._spec(directory).name) or 0
 

@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import Any
 
-from ..peers import OUTSIDE, peer_pid
+from ..._servers.peers import OUTSIDE, peer_pid
 
 runtime_pid: int | None = None  # set by the template, before it becomes a process of another namespace
 IDLE_TICK_S = 60.0  # uvicorn's `Date` header and its callbacks are refreshed this often; nobody outside sees them

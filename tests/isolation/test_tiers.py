@@ -14,10 +14,10 @@ from threading import Thread
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.runtime.isolation import IsolationSpec, Limits, available_tiers, choose_tier
-from agentcore_rl_toolkit.runtime.isolation.engines import find_engine, split_url
-from agentcore_rl_toolkit.runtime.isolation.linux import cgroups, landlock, seccomp
-from agentcore_rl_toolkit.runtime.isolation.tiers import TIERS
+from agentcore_rl_toolkit.isolation import IsolationSpec, Limits, available_tiers, choose_tier
+from agentcore_rl_toolkit.isolation.engines import find_engine, split_url
+from agentcore_rl_toolkit.isolation.linux import cgroups, landlock, seccomp
+from agentcore_rl_toolkit.isolation.tiers import TIERS
 
 from .conftest import linux_only
 
@@ -51,7 +51,7 @@ def test_elsewhere_only_the_process_tier_is_claimed() -> None:
     """What a Mac would see: the modules import and choose without any Linux call."""
     code = (
         "import sys; sys.platform = 'darwin'\n"
-        "from agentcore_rl_toolkit.runtime.isolation import available_tiers, choose_tier\n"
+        "from agentcore_rl_toolkit.isolation import available_tiers, choose_tier\n"
         "print([r.name for r in available_tiers() if r.available and r.name not in ('docker', 'gvisor')], choose_tier().name)\n"
         "print(sorted(choose_tier().describe().limits))"
     )

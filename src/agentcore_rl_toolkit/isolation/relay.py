@@ -22,7 +22,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from ..peers import OUTSIDE, peer_pid
+from .._servers.peers import OUTSIDE, peer_pid
 from .pipe import Pipe
 from .spec import IsolationSpec, parse_endpoint
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import wait_for
+from ..runtime.conftest import wait_for
 from .conftest import NOBODY, Launcher, Session, asked, linux_only
 
 pytestmark = linux_only
@@ -235,7 +235,7 @@ def _bounded(launcher: Launcher, name: str) -> bool:
 
 
 def _limits(**values: object) -> object:
-    from agentcore_rl_toolkit.runtime.isolation import Limits
+    from agentcore_rl_toolkit.isolation import Limits
 
     return Limits(**values)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ...errors import ConfigError
+from ..errors import ConfigError
 
 Network = Literal["host", "loopback", "none"]
 NETWORKS: tuple[Network, ...] = ("host", "loopback", "none")

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from ...errors import ConfigError
+from ..errors import ConfigError
 from .limits import wants_groups
 from .linux import cgroups
 from .spec import IsolationSpec, Network
 
 TierName = Literal["namespaces", "landlock", "process", "docker", "gvisor"]
-BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot.py")
+BOOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot.py")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from agentcore_rl_toolkit.runtime.isolation.relay import Relay, _Inner
+from agentcore_rl_toolkit.isolation.relay import Relay, _Inner
 
 
 async def carried_at_once(request: bytes) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any
 
 
 def package(root: str) -> tuple[Any, Any]:
-    spec = importlib.util.spec_from_file_location("boot", os.path.join(root, "runtime", "boot.py"))
+    spec = importlib.util.spec_from_file_location("boot", os.path.join(root, "isolation", "boot.py"))
     boot: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(boot)  # type: ignore[union-attr]
     return boot.load("isolation.tiers"), boot.load("isolation.spec")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.runtime.isolation import IsolationSpec
+from agentcore_rl_toolkit.isolation import IsolationSpec
 
 ROOT = Path(agentcore_rl_toolkit.__file__).parent
 DRIVER = Path(__file__).with_name("driver.py")
@@ -176,7 +176,7 @@ def asked(launcher: Launcher, expression: str) -> Any:
     key = (launcher.user, expression)
     if key not in _answers:
         code = (
-            f"import json, sys; sys.path.insert(0, {str(ROOT / 'runtime')!r})\n"
+            f"import json, sys; sys.path.insert(0, {str(ROOT / 'isolation')!r})\n"
             f"import boot; del sys.path[0]; TIERS = boot.load('isolation.tiers').TIERS; print(json.dumps({expression}))"
         )
         command = [launcher.python, "-c", code]

@@ -31,7 +31,7 @@ import sys
 import tempfile
 from dataclasses import replace
 
-from ...errors import ConfigError, LocalRuntimeError
+from ..errors import ConfigError, LocalRuntimeError
 from .base import BOOT, Tier, TierName, TierReport, settle
 from .engines import engine_unavailable, gvisor_unavailable
 from .limits import limits_report, set_limits, wants_groups

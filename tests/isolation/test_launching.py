@@ -127,7 +127,7 @@ def test_a_template_can_be_confined_wherever_it_is_started_from(tmp_path: Path, 
     folder.chmod(0o755)
     place.chmod(0o777)
     identity: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if user == "ordinary" else {}
-    script = code / "runtime" / "boot.py"
+    script = code / "isolation" / "boot.py"
     try:
         command = [SYSTEM_PYTHON, "-I", str(script), "isolation.run", "probe-loader", str(place)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, **identity)

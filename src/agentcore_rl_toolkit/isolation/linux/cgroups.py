@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ... import procfs
+from ..._servers import procfs
 from ..spec import Limits
 
 _PERIOD_US = 100_000

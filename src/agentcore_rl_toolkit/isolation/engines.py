@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...errors import ConfigError
+from ..errors import ConfigError
 
 EngineName = Literal["docker", "podman"]
 ENGINES = ("auto", "docker", "podman")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.runtime.isolation.relay import Relay
+from agentcore_rl_toolkit.isolation.relay import Relay
 
 from .conftest import NOBODY, Launcher, Session, linux_only
 
