@@ -16,8 +16,8 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.messages.render import Renderer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -127,7 +127,7 @@ class GatewayConfig:
     call without the per-session key (rLLM's agents have none). ``model_id`` is the model name of every call, whatever
     the agent names; a session's own wins. ``upstream_hosts`` are patterns and networks that may be added
     as upstreams at run time; the hosts of ``upstreams`` always may. ``allowed_hosts`` are more names of this server
-    (`HostCheck`). ``allow_fields`` are request fields that engines of yours take and `dialects.relayed` does not know.
+    (`HostCheck`). ``allow_fields`` are request fields that engines of yours take and `dialects.passthrough` does not know.
     ``train_constrained`` lets answers be trained on that were held to a form (a schema, a grammar, a required tool call): their
     logprobs are those of what the form left over, so a trainer's own differ.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from .._servers.host_check import HostCheck
 from .._servers.process import listen
 from ..errors import ConfigError, GatewayError
+from ..messages.errors import RequestError
 from .admin.health import Lag, StoredState
 from .admin.parts import Parts
 from .admin.routes import Admin
@@ -21,7 +22,6 @@ from .calls.context import Context
 from .calls.running import RunningCalls
 from .config import GatewayConfig
 from .dispatch import Dispatch, MakeCall
-from .errors import RequestError
 from .http.accept import Acceptor
 from .http.connection import AgentConnection
 from .http.open_connections import OpenConnections

@@ -23,8 +23,8 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.record import decode
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory.experts import int32_of, shape_of
 
 from ..stores import spoil

@@ -23,9 +23,9 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.calls.incremental import understand
 from agentcore_rl_toolkit.gateway.calls.incremental_translation import LISTS, Translated, translate
 from agentcore_rl_toolkit.gateway.capture.prefix_index import Budget, Prefixes
-from agentcore_rl_toolkit.gateway.dialects import DIALECTS, Dialect, RequestError
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.messages.dialects import DIALECTS, Dialect, RequestError
 
 Start = Callable[..., Awaitable[Gateway]]
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"

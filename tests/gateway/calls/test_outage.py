@@ -17,10 +17,10 @@ from agentcore_rl_toolkit.contract import Cause, new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.capture.record import CONSTRAINED, LOST_WEIGHTS
 from agentcore_rl_toolkit.gateway.config import Limits
-from agentcore_rl_toolkit.gateway.dialects import Request
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.messages.dialects import Request
 
 MODEL = str(Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights")
 Start = Callable[..., Awaitable[Gateway]]

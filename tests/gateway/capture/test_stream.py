@@ -13,7 +13,7 @@ from agentcore_rl_toolkit.gateway.capture.record import CallRecord, unpack_ids, 
 from agentcore_rl_toolkit.gateway.capture.replay import replay
 from agentcore_rl_toolkit.gateway.capture.reply import Captured, read_reply
 from agentcore_rl_toolkit.gateway.capture.stream import StreamReader, read_stream
-from agentcore_rl_toolkit.gateway.dialects import DIALECTS, Request
+from agentcore_rl_toolkit.messages.dialects import DIALECTS, Request
 
 
 def chunk(**body: object) -> bytes:

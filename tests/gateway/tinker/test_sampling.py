@@ -31,11 +31,11 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError, GatewayError, UpstreamError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.config import Limits
-from agentcore_rl_toolkit.gateway.dialects.canonical import Request, Sampling
 from agentcore_rl_toolkit.gateway.engines import tinker as wire
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import Fault, logprob_of
+from agentcore_rl_toolkit.messages.dialects.canonical import Request, Sampling
+from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"

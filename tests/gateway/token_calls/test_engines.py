@@ -20,8 +20,8 @@ from agentcore_rl_toolkit.gateway import (
     UpstreamConfig,
 )
 from agentcore_rl_toolkit.gateway.config import Limits
-from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 

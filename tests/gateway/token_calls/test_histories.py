@@ -23,9 +23,9 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.record import decode, places_of, whole_prompt, whole_prompts
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.render import Renderer, replay
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.token_calls.histories import Histories, past_calls
+from agentcore_rl_toolkit.messages.render import Renderer, replay
 
 from ..stores import spoil
 

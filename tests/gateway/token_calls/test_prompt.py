@@ -14,8 +14,8 @@ import pytest
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.messages.render import Renderer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = {"role": "user", "content": "What is 2 + 3?"}

@@ -15,16 +15,16 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.capture.record import unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.capture.reply import Captured
-from agentcore_rl_toolkit.gateway.dialects import Delta, Request
-from agentcore_rl_toolkit.gateway.dialects.canonical import Sampling
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
-from agentcore_rl_toolkit.gateway.render import Renderer
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
 from agentcore_rl_toolkit.gateway.testing.openai_shapes import Answered, chunks
 from agentcore_rl_toolkit.gateway.testing.token_shapes import sglang_answer, vllm_choice
 from agentcore_rl_toolkit.gateway.token_calls.reply import TokenReply
+from agentcore_rl_toolkit.messages.dialects import Delta, Request
+from agentcore_rl_toolkit.messages.dialects.canonical import Sampling
+from agentcore_rl_toolkit.messages.render import Renderer
 
-from ..reply_builder import ReplyBuilder
+from ...messages.reply_builder import ReplyBuilder
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}}]

@@ -16,10 +16,10 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.config import Limits
-from agentcore_rl_toolkit.gateway.dialects import Request
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.token_calls.mode import impose
+from agentcore_rl_toolkit.messages.dialects import Request
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = {"role": "user", "content": "What is 2 + 3?"}

@@ -343,7 +343,7 @@ def checks(account: Account) -> list[tuple[str, Callable[[], Finding | list[Find
 def template(model: str) -> Finding:
     """Will turns of this model extend each other, will its tool calls be read? Blocks. See `gateway doctor`."""
     try:
-        from ...gateway.render import Renderer, examine
+        from ...messages.render import Renderer, examine
 
         report = examine(Renderer.from_path(model))
     except AgentCoreRLError as e:

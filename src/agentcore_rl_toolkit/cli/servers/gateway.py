@@ -299,7 +299,7 @@ def doctor(models: tuple[str, ...], template: str | None, parser: str | None, as
 
     Ends with code 1 when a check fails.
     """
-    from ...gateway.render import Renderer, examine
+    from ...messages.render import Renderer, examine
 
     reports = []
     for model in models:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ...errors import AgentCoreRLError, ConfigError, ContractError
-from ..errors import RequestError
+from ...messages.errors import RequestError
 from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, Request, chunk, error_reply, reply, retry_after, stream_head
 

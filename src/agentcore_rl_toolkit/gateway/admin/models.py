@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from ...errors import AgentCoreRLError
-from ..dialects.anthropic import encode_count, parse_request
+from ...messages.dialects.anthropic import encode_count, parse_request
+from ...messages.errors import NOT_JSON, RequestError
 from ..engines.errors import upstream_error
-from ..errors import NOT_JSON, RequestError
 from ..http.messages import Request
 from ..http.structure import check_structure
 from ..sessions.registry import Session

@@ -16,9 +16,9 @@ from urllib.parse import parse_qs, unquote_to_bytes
 import msgspec
 
 from ...contract import new_session_id
+from ...messages.errors import RequestError
 from ...trajectory.experts import int32_of, shape_of
 from ..capture.record import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
-from ..errors import RequestError
 from ..http.messages import Request, decode_body
 from ..sessions.registry import Session
 from ..sessions.settings import SessionSettings

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from ...messages.errors import RequestError
 from ..config import Engine, UpstreamConfig
-from ..errors import RequestError
 from ..http.connection import AgentConnection
 from ..http.messages import Request, decode_body, reply
 from ..http.structure import check_structure

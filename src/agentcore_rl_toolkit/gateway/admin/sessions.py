@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...messages.errors import RequestError
 from ..capture.record import FetchedHead
-from ..errors import RequestError
 from ..http.messages import Request, decode_body
 from ..sessions.registry import Session, Sessions
 from ..sessions.settings import SessionSettings

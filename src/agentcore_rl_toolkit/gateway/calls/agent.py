@@ -14,6 +14,10 @@ from typing import Any
 import msgspec
 
 from ...errors import UpstreamError
+from ...messages.dialects import DIALECTS, Delta, Dialect, RequestError, StreamEncoder
+from ...messages.dialects import Request as Asked
+from ...messages.dialects.passthrough import Fields
+from ...messages.errors import NOT_JSON, error_body
 from ..capture import agent_logprobs, scan
 from ..capture.events import are_events, event_end, gather
 from ..capture.prefix_index import Prefixes
@@ -21,11 +25,7 @@ from ..capture.record import CallRecord
 from ..capture.replay import replay
 from ..capture.reply import Captured
 from ..capture.stream import endings
-from ..dialects import DIALECTS, Delta, Dialect, RequestError, StreamEncoder
-from ..dialects import Request as Asked
-from ..dialects.passthrough import Fields
 from ..engines.errors import event_error
-from ..errors import NOT_JSON, error_body
 from ..http.connection import AgentConnection
 from ..http.messages import (
     JOINED_BYTES,

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 
 from ...errors import CaptureError, UpstreamError
+from ...messages.dialects import passthrough
+from ...messages.errors import RequestError
 from ..capture.build import build
 from ..capture.record import ABORTED, ERROR, INVALID, LOST_WEIGHTS, OK, PARTIAL, UNTRAINABLE, CallRecord
 from ..capture.reply import Captured
 from ..capture.versions import bounds
-from ..dialects import passthrough
 from ..engines.errors import upstream_error
-from ..errors import RequestError
 from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, Request, chunk, passed, reply, stream_head
 from ..sessions.enforce import hold_to_settings

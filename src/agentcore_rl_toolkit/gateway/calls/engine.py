@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ...messages.dialects import Delta
+from ...messages.dialects.passthrough import Fields
+from ...messages.errors import RequestError
 from ..capture.reply import Captured
-from ..dialects import Delta
-from ..dialects.passthrough import Fields
-from ..errors import RequestError
 from ..http.body import Bytes
 from ..upstreams.router import Worker
 from .running import RunningCalls

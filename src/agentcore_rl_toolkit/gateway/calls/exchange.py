@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from ...messages.errors import RequestError
 from ..capture.versions import brings_tokens
-from ..errors import RequestError
 from ..http.messages import unread
 from ..sessions.registry import Session
 from ..upstreams.pool import NoDescriptorError, UpstreamConnection

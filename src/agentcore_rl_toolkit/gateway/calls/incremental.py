@@ -11,9 +11,9 @@ import zlib
 
 import msgspec
 
+from ...messages.dialects.passthrough import Fields
+from ...messages.errors import NOT_JSON
 from ..capture.prefix_index import Prefixes, Seen
-from ..dialects.passthrough import Fields
-from ..errors import NOT_JSON
 from ..http.body import Bytes
 from ..http.structure import check_structure
 from .dedup import digest_of

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from ...messages.dialects import Dialect, RequestError
+from ...messages.dialects import Request as Asked
 from ..capture.prefix_index import Prefixes, Seen
-from ..dialects import Dialect, RequestError
-from ..dialects import Request as Asked
 from ..http.body import Bytes
 from .incremental import Request as LongRequest
 

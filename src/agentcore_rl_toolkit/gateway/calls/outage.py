@@ -15,9 +15,9 @@ from typing import Protocol
 
 import msgspec
 
+from ...messages.errors import NOT_JSON, RequestError
 from ..config import Limits
 from ..engines.errors import upstream_error
-from ..errors import NOT_JSON, RequestError
 from ..upstreams.requests import get, post
 from ..upstreams.router import Router, Worker
 from .running import RunningCall, RunningCalls

@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 
+from ...messages.dialects import Delta, passthrough
+from ...messages.dialects.canonical import new_id
+from ...messages.dialects.passthrough import Fields
+from ...messages.errors import unsupported
 from ..capture import agent_logprobs, scan
 from ..capture.events import gather
 from ..capture.record import CONSTRAINED
 from ..capture.reply import LARGE, Captured, read_reply
 from ..capture.stream import StreamReader, read_stream
-from ..dialects import Delta, passthrough
-from ..dialects.canonical import new_id
-from ..dialects.passthrough import Fields
 from ..engines import thinking_budget
-from ..errors import unsupported
 from ..http.body import Bytes
 from ..sessions.registry import Session
 from ..upstreams.router import Worker

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from ...messages.errors import RequestError
 from ..config import Limits
-from ..errors import RequestError
 
 
 class RunningCall(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ...errors import CaptureError
-from ..dialects.passthrough import Fields
+from ...messages.dialects.passthrough import Fields
 from ..http.body import Bytes
 from .prefix_index import TRANSLATED, Prefixes, Seen
 from .record import INVALID, NO_BASE, OK, PARTIAL, UNTRAINABLE, Base, CallRecord

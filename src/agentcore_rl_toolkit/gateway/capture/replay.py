@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from ...errors import UpstreamError
-from ..dialects import Dialect, Reply, Request
-from ..dialects.builder import deltas_of
-from ..dialects.canonical import Choice, ToolCall, Usage
-from ..dialects.completions import chat_entries
-from ..errors import NOT_JSON
+from ...messages.dialects import Dialect, Reply, Request
+from ...messages.dialects.builder import deltas_of
+from ...messages.dialects.canonical import Choice, ToolCall, Usage
+from ...messages.dialects.completions import chat_entries
+from ...messages.errors import NOT_JSON
 from .record import CallRecord
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ..errors import NOT_JSON
+from ...messages.errors import NOT_JSON
 from ..http.body import Bytes
 from ..http.structure import check_reply
 from . import scan

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import NOT_JSON
+from ...messages.errors import NOT_JSON
 from ..http.body import Bytes
 
 __all__ = ["COMPILED", "Lifted", "Run", "find_end", "lift", "lift_events", "plain_events", "whole_events"]

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError, UpstreamError
-from ..dialects import Delta
-from ..dialects.canonical import ToolDelta
-from ..dialects.completions import chat_entries
-from ..errors import NOT_JSON
+from ...messages.dialects import Delta
+from ...messages.dialects.canonical import ToolDelta
+from ...messages.dialects.completions import chat_entries
+from ...messages.errors import NOT_JSON
 from ..http.body import Bytes
 from . import scan
 from .events import events_of

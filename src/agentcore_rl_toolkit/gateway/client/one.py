@@ -10,7 +10,7 @@ import msgspec
 
 from ..._servers.keys import key_for
 from ...errors import GatewayError
-from ..errors import NOT_JSON
+from ...messages.errors import NOT_JSON
 from ..http.client import error_message, request, stream
 from .captures import SessionCapture, read_captures
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from ..dialects.canonical import Request
+from ...messages.dialects.canonical import Request
 
 
 class Piece(msgspec.Struct, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..dialects.canonical import Request
+from ...messages.dialects.canonical import Request
 
 _encode = msgspec.json.Encoder().encode
 _GUIDED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..errors import NOT_JSON, RequestError
+from ...messages.errors import NOT_JSON, RequestError
 
 _NULL = b"null"
 _OVERFLOW = (

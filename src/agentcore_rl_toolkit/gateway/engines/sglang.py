@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...errors import CaptureError
+from ...messages.dialects.canonical import Request
+from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
-from ..dialects.canonical import Request
-from ..errors import NOT_JSON
 from . import constraints
 from .base import Piece, WeightSpan, changes, stops, version_of
 

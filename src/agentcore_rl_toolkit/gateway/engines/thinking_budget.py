@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ..dialects.canonical import Request
+from ...messages.dialects.canonical import Request
 from ..upstreams.router import Worker
 
 log = logging.getLogger(__name__)

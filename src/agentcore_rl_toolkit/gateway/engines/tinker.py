@@ -18,8 +18,8 @@ import msgspec
 
 from ..._protobuf import read_fields, unpack
 from ...errors import CaptureError
-from ..dialects.canonical import LENGTH, STOP, Request
-from ..errors import NOT_JSON
+from ...messages.dialects.canonical import LENGTH, STOP, Request
+from ...messages.errors import NOT_JSON
 from .base import GenerationStream, Piece
 
 SDK_VERSION = "0.38.0"  # sent to the service, which resolves feature flags by it

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
+from ...messages.dialects.canonical import Request
+from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
 from ..capture.experts import binary
-from ..dialects.canonical import Request
-from ..errors import NOT_JSON
 from . import constraints
 from .base import Piece, WeightSpan, changes, stops, version_of
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ...errors import ConfigError, GatewayError
-from ..errors import NOT_JSON
+from ...messages.errors import NOT_JSON
 
 
 async def request(

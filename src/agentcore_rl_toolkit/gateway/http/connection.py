@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any, Protocol
 
-from ..errors import RequestError
+from ...messages.errors import RequestError
 from .messages import CONTINUE, Request, error_reply, reply, retry_after, unconfirmed
 from .reading import Receiving, RequestReader
 

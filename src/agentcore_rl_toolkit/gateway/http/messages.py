@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..errors import NOT_JSON, RequestError, error_body
+from ...messages.errors import NOT_JSON, RequestError, error_body
 
 _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _LINES = {code: b"HTTP/1.1 %d %b\r\n" % (code, reason) for code, reason in _REASONS.items()}

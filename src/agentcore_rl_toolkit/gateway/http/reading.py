@@ -8,8 +8,8 @@ from typing import Protocol
 import httptools
 
 from ..._servers.host_check import HostCheck
+from ...messages.errors import RequestError
 from ..config import Limits
-from ..errors import RequestError
 from .body import LongBody
 from .messages import Request, path_of
 

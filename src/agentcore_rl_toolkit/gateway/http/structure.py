@@ -10,7 +10,7 @@ A message has about ten parts and a tool fifty; 128,000 tokens of conversation h
 from __future__ import annotations
 
 from ...errors import CaptureError
-from ..errors import RequestError
+from ...messages.errors import RequestError
 
 PARTS = 150_000  # lists, objects and members of a request
 REPLY_PARTS = 4_000_000  # of an engine's reply, which has five for each token with its logprob

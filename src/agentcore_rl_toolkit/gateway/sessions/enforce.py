@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from ...contract import TURNS_USED
-from ..dialects import passthrough
-from ..dialects.passthrough import Fields
-from ..errors import RequestError
+from ...messages.dialects import passthrough
+from ...messages.dialects.passthrough import Fields
+from ...messages.errors import RequestError
 from .registry import Session
 
 _to_json = msgspec.json.Encoder().encode

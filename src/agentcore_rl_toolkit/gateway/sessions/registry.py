@@ -22,8 +22,8 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from ...errors import ConfigError, ContractError
+from ...messages.errors import RequestError
 from ..capture.build import Texts
-from ..errors import RequestError
 from ..store.reader import Counts, StoredSession
 from ..store.writer import Store
 from ..upstreams.router import Worker

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ..dialects.fields import Fields
-from ..dialects.passthrough import MAX_N
-from ..errors import RequestError
+from ...messages.dialects.fields import Fields
+from ...messages.dialects.passthrough import MAX_N
+from ...messages.errors import RequestError
 
 # Of a request, but no sampling parameters: field -> whose it is.
 _NOT_SAMPLING = {

@@ -20,13 +20,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from ...errors import CaptureError
+from ...messages.dialects import RequestError
 from ..calls.agent import TranslatingAgent
 from ..calls.call import Call
 from ..calls.context import Context
 from ..calls.engine import Owner
 from ..calls.exchange import MAX_TRIES, Route, try_again
 from ..calls.states import State
-from ..dialects import RequestError
 from ..engines import Piece
 from ..engines import tinker as wire
 from ..engines.errors import upstream_error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..dialects.canonical import STOP
+from ...messages.dialects.canonical import STOP
 from ..engines import Piece
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
+from ...messages.errors import NOT_JSON, RequestError
 from ..config import GatewayConfig
 from ..engines import tinker as wire
 from ..engines.errors import upstream_error
-from ..errors import NOT_JSON, RequestError
 from ..upstreams.requests import post
 from ..upstreams.router import Router, Worker
 

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError, GatewayError
+from ...messages.dialects import Request
+from ...messages.render import Conversation, PastCall, Renderer, replay
 from ..capture.record import INVALID, OK, CallRecord, decode, ids_array, places_of, turn_id, whole_prompt
-from ..dialects import Request
-from ..render import Conversation, PastCall, Renderer, replay
 from ..sessions.registry import Session, Sessions
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from ...errors import ConfigError
+from ...messages.dialects import Request
+from ...messages.render import Renderer
 from ..config import GatewayConfig
-from ..dialects import Request
-from ..render import Renderer
 from ..sessions.registry import Sessions
 from ..store.writer import Store
 from ..upstreams.requests import post

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from ...messages.dialects import Request, RequestError
+from ...messages.dialects.canonical import Choice, Usage
+from ...messages.render import Conversation, RenderedPrompt
 from ..capture.reply import Captured
-from ..dialects import Request, RequestError
-from ..dialects.canonical import Choice, Usage
-from ..render import Conversation, RenderedPrompt
 from ..sessions.registry import Session
 from .histories import History
 from .mode import TokenMode

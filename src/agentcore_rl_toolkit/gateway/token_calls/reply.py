@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
+from ...messages.dialects import Request
+from ...messages.dialects.canonical import STOP, Choice, Delta, Usage
+from ...messages.render import ParsedReply, RenderedPrompt, Renderer, ReplyStream
 from ..capture.record import ChoiceRecord, pack_ids, pack_logprobs
 from ..capture.reply import Captured
 from ..capture.versions import Versions, put
-from ..dialects import Request
-from ..dialects.canonical import STOP, Choice, Delta, Usage
 from ..engines import Piece
-from ..render import ParsedReply, RenderedPrompt, Renderer, ReplyStream
 
 _to_json = msgspec.json.Encoder().encode
 

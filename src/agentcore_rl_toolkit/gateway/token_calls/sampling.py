@@ -14,6 +14,11 @@ from typing import Any
 
 import msgspec
 
+from ...messages.dialects import Delta, RequestError, context_overflow
+from ...messages.dialects.canonical import new_id
+from ...messages.dialects.passthrough import Fields
+from ...messages.errors import unsupported
+from ...messages.render import call_format
 from ..calls.agent import TranslatingAgent
 from ..calls.call import Call
 from ..calls.context import Context
@@ -22,15 +27,10 @@ from ..calls.exchange import pick
 from ..calls.states import State
 from ..capture.record import CONSTRAINED
 from ..capture.reply import Captured
-from ..dialects import Delta, RequestError, context_overflow
-from ..dialects.canonical import new_id
-from ..dialects.passthrough import Fields
 from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine, constraints, thinking_budget
-from ..errors import unsupported
 from ..http.body import Bytes
 from ..http.connection import AgentConnection
 from ..http.structure import check_reply
-from ..render import call_format
 from ..sessions.registry import Session
 from ..upstreams.router import Worker
 from .mode import TokenMode, impose

@@ -1,0 +1,289 @@
+"""One session's history as tokens: what was prompted, what was sampled, and which request goes on from where.
+
+Theory of operation. Every finished turn is a `Commit`: a row of tokens, and a digest of the messages it stands for
+(chained, so that one digest names a whole history). A request continues the deepest commit whose digest is that of a
+beginning of its messages; the rest of the messages is rendered behind it. Usually the request repeats the previous
+one with something appended: comparing the message lists as they are, which Python does at memory speed, then saves
+digesting the history anew.
+
+An assistant message is matched by what it says and calls, not by its ids, blanks at its ends or reasoning: agent
+frameworks drop or rewrite those, and the sampled tokens are at hand anyway. Thread-safe; the lock is held while a
+prompt is being made."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..dialects.arguments import value_of
+from ..dialects.canonical import text_of
+from ..errors import NOT_JSON
+from .tokens import TokenBuffer
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_KEEP_LISTS = 4  # branches whose last message list is kept for comparison; others are found by digest
+_TURN_BYTES = 1000  # a prompt, its commit and their digests, as measured with tracemalloc
+_MESSAGE_BYTES = 500  # the dict of a message and its keys' places
+
+Digest = bytes
+
+
+def _hash(*parts: bytes) -> Digest:
+    return hashlib.blake2b(b"\x00".join(parts), digest_size=16).digest()
+
+
+def options_digest(tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None) -> Digest:
+    """What a history stands on besides its messages: the tools offered and the template's switches."""
+    return _hash(b"options", _ENCODER.encode([list(tools or ()), dict(options or {})]))
+
+
+def _arguments_key(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return value_of(arguments)
+    except NOT_JSON:
+        return arguments.strip()
+
+
+def message_digest(message: Mapping[str, Any], *, text: bool = True) -> Digest:
+    """What a message says, apart from how a framework writes it down. ``text=False`` leaves the text of a calling
+    answer out.
+    """
+    role = message["role"]
+    content = message.get("content")
+    if role == "assistant":
+        calls = [
+            [call["function"]["name"], _arguments_key(call["function"].get("arguments"))]
+            for call in message.get("tool_calls") or ()
+        ]
+        words = text_of(content).strip() if text or not calls else ""
+        return _hash(b"assistant", _ENCODER.encode([words, calls]))
+    if isinstance(content, list) and any(part.get("type") != "text" for part in content):
+        body = _ENCODER.encode(content)
+    else:
+        body = text_of(content).encode("utf-8", "surrogatepass")
+    return _hash(b"system" if role == "developer" else role.encode(), body)
+
+
+def _weight(message: Mapping[str, Any]) -> int:
+    """Bytes that a message takes in memory, about."""
+    calls = message.get("tool_calls") or ()
+    size = sum(sys.getsizeof(call["function"].get("arguments") or "") + _MESSAGE_BYTES for call in calls)
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    size += sum(sys.getsizeof(part.get("text") or "") + _MESSAGE_BYTES for part in parts if isinstance(part, dict))
+    return size + sys.getsizeof(content) + sys.getsizeof(message.get("reasoning_content") or "") + _MESSAGE_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class Commit:
+    """A finished turn: the first ``length`` tokens of ``buffer`` are its prompt and completion.
+
+    ``continued`` counts the prompts made from here, ``running`` those of them that are still being answered.
+    """
+
+    turn_id: str
+    digest: Digest
+    buffer: TokenBuffer
+    length: int
+    text_bytes: int
+    continued: int = 0
+    running: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A prompt that was made: the first ``length`` tokens of ``buffer``. The same messages again get the same tokens
+    again.
+    """
+
+    digest: Digest
+    base: Commit | None
+    buffer: TokenBuffer
+    length: int
+    text_bytes: int
+    opens_reasoning: bool
+    extended: bool
+    times: int = 0
+    running: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Listed:
+    """A message list as it came, for comparison with the next one: it is made of ``digest`` and goes on from
+    ``base``.
+    """
+
+    options: Digest
+    messages: list[dict[str, Any]]
+    digest: Digest
+    base: Commit | None
+    covered: int
+    size: int  # bytes, about
+
+
+@dataclass(slots=True)
+class Match:
+    """Where a request stands: the commit it goes on from, how many messages that covers, and the digest of all its
+    messages.
+    """
+
+    base: Commit | None
+    covered: int
+    digest: Digest
+
+
+class Conversation:
+    """The state of one session; `Renderer.render`, `commit` and `abandon` move it.
+
+    ``now`` (unix seconds) is the date its templates see. Message objects that were passed in must not be changed
+    afterwards."""
+
+    __slots__ = ("_lists", "_options", "_rows", "asked", "commits", "lock", "now", "roots", "running")
+
+    def __init__(self, *, now: float | None = None) -> None:
+        self.now = now
+        self.lock = threading.RLock()
+        self.commits: dict[Digest, Commit] = {}
+        self.asked: dict[Digest, Asked] = {}
+        self.roots: set[Digest] = set()
+        self.running = 0
+        self._lists: list[Listed] = []
+        self._rows: list[TokenBuffer] = []  # one per branch
+        self._options: tuple[Any, Any, Digest] | None = None
+
+    def options(self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None) -> Digest:
+        """`options_digest`, remembered: tool lists are long and hardly ever change."""
+        known = self._options
+        if known is not None and known[0] == tools and known[1] == options:
+            return known[2]
+        digest = options_digest(tools, options)
+        self._options = (tools, options, digest)
+        return digest
+
+    def match(self, messages: list[dict[str, Any]], options: Digest) -> Match:
+        """Find the deepest commit that the messages go on from. Cost: O(new messages) if they extend a recent list."""
+        base: Commit | None = None
+        covered = start = weight = 0
+        digest = options
+        extended: Listed | None = None
+        for known in reversed(self._lists):
+            size = len(known.messages)
+            if known.options == options and size <= len(messages) and messages[:size] == known.messages:
+                base, covered, start, digest, extended = known.base, known.covered, size, known.digest, known
+                weight = known.size
+                break
+        for i in range(start, len(messages)):
+            message = messages[i]
+            weight += _weight(message)
+            if message["role"] != "assistant":
+                digest = _hash(digest, message_digest(message))
+                continue
+            whole = _hash(digest, message_digest(message))
+            commit = self.commits.get(whole) or self.commits.get(_hash(digest, message_digest(message, text=False)))
+            if commit is None:
+                digest = whole
+            else:
+                base, covered, digest = commit, i + 1, commit.digest
+        self._remember(Listed(options, messages, digest, base, covered, weight), extended)
+        return Match(base, covered, digest)
+
+    def _remember(self, listed: Listed, extended: Listed | None) -> None:
+        if extended is not None:
+            self._lists.remove(extended)
+        self._lists.append(listed)
+        del self._lists[:-_KEEP_LISTS]
+
+    def branch_reason(self, match: Match, root: Digest, messages: list[dict[str, Any]]) -> str | None:
+        """Why a prompt made here does not simply go on (one of `trajectory.BRANCH_REASONS`), None when it does."""
+        again = self.asked.get(match.digest)
+        if again is not None:
+            return "parallel_calls" if again.running else "resampled"
+        base = match.base
+        if base is not None:
+            if not base.continued:
+                return None
+            return "parallel_calls" if base.running else "history_rewritten"
+        if not self.asked:
+            return None
+        if root not in self.roots:
+            # The same conversation under another system message or tool list is no other agent's.
+            same = any(
+                1 < len(known.messages) < len(messages) and messages[1 : len(known.messages)] == known.messages[1:]
+                for known in self._lists[:-1]
+            )
+            return "history_rewritten" if same else "sub_agent"
+        return "parallel_calls" if self.running else "history_rewritten"
+
+    def add_prompt(
+        self, match: Match, root: Digest, buffer: TokenBuffer, *, opens_reasoning: bool, extended: bool
+    ) -> Asked:
+        """Record that ``buffer``, as it is now, was made for these messages."""
+        asked = Asked(match.digest, match.base, buffer, len(buffer), buffer.text_bytes, opens_reasoning, extended)
+        self.asked[match.digest] = asked
+        self._hold(buffer)
+        self.roots.add(root)
+        if match.base is not None:
+            match.base.continued += 1
+        return asked
+
+    def begin(self, asked: Asked) -> None:
+        asked.times += 1
+        asked.running += 1
+        self.running += 1
+        if asked.base is not None:
+            asked.base.running += 1
+
+    def end(self, asked: Asked) -> None:
+        asked.running -= 1
+        self.running -= 1
+        if asked.base is not None:
+            asked.base.running -= 1
+
+    def forget(self, asked: Asked) -> None:
+        """Take back a prompt that got no answer, so that the next one is not taken for a branch beside it."""
+        asked.times -= 1
+        if asked.times or asked.running or self.asked.get(asked.digest) is not asked:
+            return
+        del self.asked[asked.digest]
+        base = asked.base
+        if base is not None:
+            base.continued -= 1
+        if base is None or base.buffer is not asked.buffer:
+            self._rows = [row for row in self._rows if row is not asked.buffer]
+        elif len(base.buffer) == asked.length and not base.continued:
+            base.buffer.cut(base.length, base.text_bytes)
+
+    def _hold(self, buffer: TokenBuffer) -> None:
+        if not any(row is buffer for row in self._rows):
+            self._rows.append(buffer)
+
+    def add_commit(
+        self, asked: Asked, turn_id: str, completion_ids: Sequence[int], message: Mapping[str, Any]
+    ) -> Commit:
+        """Record the answer to a prompt. Shapes: ``completion_ids`` (C,)."""
+        buffer = asked.buffer
+        if len(buffer) != asked.length:
+            buffer = buffer.copy(asked.length, asked.text_bytes)
+            self._hold(buffer)
+        buffer.extend(completion_ids)
+        digest = _hash(asked.digest, message_digest(message))
+        commit = Commit(turn_id, digest, buffer, len(buffer), buffer.text_bytes)
+        # Two answers in the same words (n > 1, a retry): the later one is what the agent most likely goes on from.
+        self.commits[digest] = commit
+        self.commits[_hash(asked.digest, message_digest(message, text=False))] = commit
+        return commit
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the session's tokens and message lists take; what dropping the object would free."""
+        # Without the lock: the event loop asks while a prompt is being made, and an estimate is enough.
+        tokens = sum(4 * len(row) + row.text_bytes for row in self._rows)
+        return tokens + sum(known.size for known in self._lists) + _TURN_BYTES * len(self.asked)

@@ -1,0 +1,205 @@
+"""A self-test of a model directory: will turns extend each other, will calls be read back, will answers end?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ...errors import AgentCoreRLError
+from .renderer import Renderer
+
+_TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Look something up.",
+            "parameters": {
+                "type": "object",
+                "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}, "deep": {"type": "boolean"}},
+                "required": ["query"],
+            },
+        },
+    }
+]
+_ARGUMENTS = '{"query": "naïve \\"q\\" 5 < 7 \\u2713\\nline two", "limit": 3, "deep": true}'
+_TEXT = "Grüße 🙂\n\tdef f(x): return x ** 2  # 漢字 1234567 \u200b end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One finding. ``ok`` None: it does not apply to this model."""
+
+    name: str
+    ok: bool | None
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorReport:
+    """All findings about a model; ``ok`` when none of them failed."""
+
+    model: str
+    parser: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok is not False for check in self.checks)
+
+    def __str__(self) -> str:
+        marks = {True: "ok  ", False: "FAIL", None: "-   "}
+        lines = [f"{self.model}: parser {self.parser}"]
+        return "\n".join([*lines, *(f"  {marks[c.ok]} {c.name}: {c.detail}" for c in self.checks)])
+
+
+def examine(renderer: Renderer) -> DoctorReport:
+    """Run every check. A check that raises has failed; its error is the detail."""
+    tests: tuple[tuple[str, Callable[[Renderer], tuple[bool | None, str]]], ...] = (
+        ("tokenizer", _tokenizer),
+        ("stop tokens", _stops),
+        ("prefix extension, text", _extends_text),
+        ("prefix extension, tool calls", _extends_calls),
+        ("parser round trip, tool calls", _round_trip),
+        ("parser round trip, reasoning", _reasoning),
+        ("history", _history),
+    )
+    checks = []
+    for name, test in tests:
+        try:
+            ok, detail = test(renderer)
+        except AgentCoreRLError as e:
+            ok, detail = False, f"{type(e).__name__}: {e}"
+        checks.append(Check(name=name, ok=ok, detail=detail))
+    return DoctorReport(model=renderer.name, parser=renderer.grammar.name, checks=tuple(checks))
+
+
+def _tokenizer(renderer: Renderer) -> tuple[bool, str]:
+    ids = renderer.encode(_TEXT)
+    back = renderer.decode(ids)
+    if back.strip() != _TEXT.strip():
+        return False, f"text does not survive encoding: {back!r}"
+    return True, f"{renderer.tokenizer.vocabulary_size} tokens, text survives encoding"
+
+
+def _stops(renderer: Renderer) -> tuple[bool, str]:
+    if not renderer.stop_token_ids:
+        return False, "no stop token: neither generation_config.json nor the tokenizer names one"
+    names = ", ".join(repr(renderer.tokenizer.text_of(i)) for i in sorted(renderer.stop_token_ids))
+    if not renderer.facts.closers:
+        return False, f"{names}, but the template closes answers with none of them"
+    return True, names
+
+
+def sampled_body(
+    renderer: Renderer, answer: dict[str, Any], *, tools: Sequence[dict[str, Any]] | None
+) -> list[int] | None:
+    """The ids that a model would have sampled to give this answer, as the template writes it; None when it cannot be
+    cut out.
+    """
+    user = {"role": "user", "content": "hello"}
+    opening = renderer.template.render([user], tools=tools, now=0.0)
+    whole = renderer.template.render([user, answer], tools=tools, add_generation_prompt=False, now=0.0)
+    reasoning = renderer.grammar.reasoning
+    mark = opening.rfind(reasoning[0]) if reasoning is not None else -1
+    if whole.startswith(opening):
+        body = whole[len(opening) :]
+    elif mark >= 0 and whole.startswith(opening[:mark]):
+        # In history the template writes the reasoning that a new answer begins with differently, or leaves it out.
+        body = whole[mark:]
+        if reasoning is not None and opening.rstrip().endswith(reasoning[1]):
+            body = body.removeprefix(reasoning[1])  # the prompt has closed it
+    else:
+        return None
+    ends = [(at, c) for c in renderer.facts.closers if (at := body.find(c)) >= 0]
+    if renderer.grammar.name == "harmony":
+        ends = [(at, c) for c in ("<|call|>", "<|return|>") if (at := body.find(c)) >= 0]
+    if ends:
+        at, closer = min(ends)
+        body = body[: at + len(closer)]
+    return renderer.encode(body)
+
+
+def _extends(
+    renderer: Renderer, answer: dict[str, Any], following: list[dict[str, Any]], tools: Any
+) -> tuple[bool, str]:
+    completion = sampled_body(renderer, answer, tools=tools)
+    if not completion:
+        return False, "the template's own writing of an answer cannot be separated from its prompt"
+    conversation = renderer.conversation(now=0.0)
+    user = {"role": "user", "content": "hello"}
+    first = renderer.render(conversation, [user], tools)
+    renderer.commit(conversation, first, completion, answer, turn_id="t1")
+    second = renderer.render(conversation, [user, answer, *following], tools)
+    sampled = first.token_ids + completion
+    if not second.extended:
+        return False, "; ".join(renderer.facts.problems) or "this pattern is rendered in full every turn"
+    if second.token_ids[: len(sampled)] != sampled:
+        return False, "turn 2 does not start with turn 1"
+    added = renderer.decode(second.token_ids[len(sampled) :])
+    missing = [m["content"] for m in following if m["content"] not in added]
+    if missing:
+        return False, f"the new messages are not in the suffix: {missing}"
+    calls = bool(answer.get("tool_calls"))
+    cheap = renderer.facts.after_calls if calls else renderer.facts.after_text
+    note = "" if cheap else " (the template looks back: the history's text is rendered each turn)"
+    return True, f"turn 2 = turn 1 + {len(second.token_ids) - len(sampled)} tokens{note}"
+
+
+def _extends_text(renderer: Renderer) -> tuple[bool, str]:
+    answer = {"role": "assistant", "content": "An answer."}
+    return _extends(renderer, answer, [{"role": "user", "content": "and then?"}], None)
+
+
+def _calling() -> dict[str, Any]:
+    function = {"name": "look_up", "arguments": _ARGUMENTS}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_0000a", "type": "function", "function": function}],
+    }
+
+
+def _extends_calls(renderer: Renderer) -> tuple[bool | None, str]:
+    if not renderer.facts.tools_supported:
+        return None, "the template has no tool calls"
+    result = {"role": "tool", "tool_call_id": "call_0000a", "name": "look_up", "content": "found it"}
+    return _extends(renderer, _calling(), [result], _TOOLS)
+
+
+def _round_trip(renderer: Renderer) -> tuple[bool | None, str]:
+    if not renderer.facts.tools_supported:
+        return None, "the template has no tool calls"
+    body = sampled_body(renderer, _calling(), tools=_TOOLS)
+    if body is None:
+        return False, "the template's own writing of a call cannot be cut out"
+    parsed = renderer.parse(body, tools=_TOOLS)
+    if parsed.status != "parsed":
+        return False, f"the template's own call is read as {parsed.status}: {renderer.decode(body)!r}"
+    got = [(c.name, msgspec.json.decode(c.arguments)) for c in parsed.tool_calls]
+    wanted = [("look_up", msgspec.json.decode(_ARGUMENTS))]
+    return (True, "calls are read back as written") if got == wanted else (False, f"{got} instead of {wanted}")
+
+
+def _reasoning(renderer: Renderer) -> tuple[bool | None, str]:
+    if renderer.grammar.reasoning is None and renderer.grammar.name != "harmony":
+        return None, "the model family marks no reasoning"
+    answer = {"role": "assistant", "content": "An answer.", "reasoning_content": "Some thought."}
+    body = sampled_body(renderer, answer, tools=None)
+    if body is None or "Some thought." not in renderer.decode(body):
+        return None, "the template does not write reasoning into an answer"
+    marks = renderer.grammar.reasoning
+    opened = marks is not None and not renderer.decode(body).lstrip().startswith(marks[0])
+    parsed = renderer.parse(body, opens_reasoning=opened)
+    if parsed.reasoning.strip() == "Some thought." and parsed.content.strip() == "An answer.":
+        return True, "reasoning and answer are separated"
+    return False, f"reasoning {parsed.reasoning!r}, content {parsed.content!r}"
+
+
+def _history(renderer: Renderer) -> tuple[bool, str]:
+    if renderer.facts.rewrites_history:
+        return True, "the template drops the reasoning of earlier answers; the sampled tokens are kept instead"
+    return True, "the template writes earlier answers as they were sampled"

@@ -1,0 +1,291 @@
+"""Sampled text -> content, reasoning and tool calls, piece by piece.
+
+Theory of operation. A parser is fed text in any slices and gives deltas; fed everything at once it gives the same
+answer, so there is one code path for streamed and whole replies. Text that could be the beginning of a marker is held
+back until that is decided. A tool call is given out when its block is closed and understood. A block that is not
+understood is given out as content, exactly as it was sampled, and the status says "unparsed": looked like a call, did
+not parse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
+
+_MARKERS_INSIDE = 8  # of a block that are looked past; each costs a try to read the block
+
+Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schemas of its parameters by name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as parsed: ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+# The text between a block's markers -> its calls, None when it is not understood.
+ParseBlock = Callable[[str, Schemas], "list[Call] | None"]
+
+
+class OutputParser(Protocol):
+    """One reply in the making."""
+
+    @property
+    def status(self) -> ParseStatus: ...
+    def feed(self, text: str) -> list[Delta]: ...
+    def finish(self) -> list[Delta]: ...
+
+
+class Calls:
+    """The calls that a parser has given out, and whether something looked like one and did not parse (``bad``)."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._bad = False
+
+    @property
+    def status(self) -> ParseStatus:
+        return "unparsed" if self._bad else "parsed" if self._calls else "none"
+
+    def _emit(self, call: Call) -> Delta:
+        piece = ToolDelta(index=self._calls, id=new_id("call_"), name=call.name, arguments=call.arguments)
+        self._calls += 1
+        return Delta(tool_calls=[piece])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """How a model family marks reasoning and calls.
+
+    ``blocks`` are (opening, closing) marker pairs around calls; ``skip`` are markers that carry nothing by
+    themselves, beside a call; ``hints`` are strings that, left over in plain content, say that a call was meant; of a
+    ``hint_pairs`` entry both have to be there. ``inside`` says of the beginning of a block that it ends inside a value, where a
+    closing marker may be part of the value; ``whole`` of a block that the answer ended in that nothing of the call is
+    missing: half a call is none, its last value may be cut."""
+
+    name: str
+    blocks: tuple[tuple[str, str], ...]
+    parse_block: ParseBlock
+    skip: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    hint_pairs: tuple[tuple[str, str], ...] = ()
+    reasoning: tuple[str, str] | None = ("<think>", "</think>")
+    inside: Callable[[str], bool] = lambda _inner: False
+    whole: Callable[[str], bool] = lambda _inner: False
+
+
+def schemas_of(tools: Sequence[dict[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    """Parameter schemas by tool name, for formats that do not say the type of a value."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools or ():
+        function = tool.get("function") or {}
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        found[str(function.get("name"))] = properties if isinstance(properties, dict) else {}
+    return found
+
+
+def held_back(text: str, markers: Sequence[str]) -> int:
+    """How many characters at the end of ``text`` could be the beginning of a marker."""
+    longest = min(len(text), max((len(m) for m in markers), default=1) - 1)
+    for size in range(longest, 0, -1):
+        tail = text[-size:]
+        if any(marker.startswith(tail) for marker in markers):
+            return size
+    return 0
+
+
+def first_of(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
+    """Position of the first marker in ``text``, the longest one where several begin."""
+    best: tuple[int, str] | None = None
+    for marker in markers:
+        at = text.find(marker)
+        if at >= 0 and (best is None or at < best[0] or (at == best[0] and len(marker) > len(best[1]))):
+            best = (at, marker)
+    return best
+
+
+class MarkerParser(Calls):
+    """Parser for a `Grammar`. ``reasoning_open`` when the prompt itself ended with the opening marker of the
+    reasoning.
+    """
+
+    def __init__(
+        self, grammar: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
+    ) -> None:
+        super().__init__()
+        self._grammar = grammar
+        self._schemas = schemas_of(tools)
+        self._blocks = dict(grammar.blocks) if tools else {}
+        self._skip = grammar.skip if tools else ()
+        self._tools = bool(tools)
+        self._buffer = ""
+        self._state = "reasoning" if reasoning_open and grammar.reasoning else "content"
+        self._start = self._state == "content" and grammar.reasoning is not None  # reasoning may still come
+        self._open = ""
+        self._fresh = True  # nothing of the current segment shown yet: blank lines at its start are the template's
+        self._blank = ""  # blanks (and skipped markers) at the end of a segment, shown only if text follows
+        self._before = ""  # such blanks in front of the open block, shown if the block turns out to be text
+        self._plain: list[str] = []
+        self._thoughts: list[str] = []
+
+    def feed(self, text: str) -> list[Delta]:
+        self._buffer += text
+        return self._run(final=False)
+
+    def finish(self) -> list[Delta]:
+        deltas = self._run(final=True)
+        if self._state == "call":
+            deltas += self._close_block(self._buffer, closed=False)
+        elif self._buffer:
+            deltas += self._text(self._buffer)
+        self._buffer = ""
+        if self._blank and self._state == "content":
+            # Blanks at the very end were sampled as part of the answer, unless a call came before them.
+            if not self._calls:
+                self._plain.append(self._blank)
+                deltas.append(Delta(text=self._blank))
+            self._blank = ""
+        if self._state == "reasoning":
+            # A model that forgot to close its reasoning may have called in it; a call there is none to the agent.
+            thought = "".join(self._thoughts)
+            self._bad = any(opening in thought for opening in self._blocks)
+        if self._tools and not self._bad:
+            text = "".join(self._plain)
+            grammar = self._grammar
+            self._bad = any(hint in text for hint in grammar.hints) or any(
+                one in text and other in text for one, other in grammar.hint_pairs
+            )
+        return deltas
+
+    def _markers(self) -> list[str]:
+        if self._state == "reasoning":
+            assert self._grammar.reasoning is not None
+            return [self._grammar.reasoning[1]]
+        if self._state == "call":
+            return [self._blocks[self._open]]
+        return [*self._blocks, *self._skip]
+
+    def _run(self, *, final: bool) -> list[Delta]:
+        if self._start and not self._begin(final=final):
+            return []
+        deltas: list[Delta] = []
+        while True:
+            markers = self._markers()
+            found = first_of(self._buffer, markers)
+            if found is not None and not final:
+                # A longer marker may begin at the same place and not be all there yet.
+                at, marker = found
+                rest = self._buffer[at:]
+                if any(m != marker and len(m) > len(rest) and m.startswith(rest) for m in markers):
+                    found = None
+            if found is None:
+                if self._state != "call":
+                    keep = 0 if final else held_back(self._buffer, markers)
+                    ready = self._buffer[: len(self._buffer) - keep]
+                    self._buffer = self._buffer[len(ready) :]
+                    deltas += self._text(ready)
+                return deltas
+            at, marker = found
+            if self._state == "call":
+                end = self._end_of_block(at, marker, final=final)
+                if end is None:
+                    return deltas
+                at = end
+            before, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
+            deltas += self._pass(before, marker)
+
+    def _end_of_block(self, at: int, marker: str, *, final: bool) -> int | None:
+        """Where the block ends that has its first closing marker at ``at``; None while that is open.
+
+        A marker inside a value ends the block only if no later one makes a call of it.
+        """
+        end = at
+        for _ in range(_MARKERS_INSIDE):
+            inner = self._buffer[:end]
+            if not self._grammar.inside(inner):
+                return end if end == at or self._parsed(inner, marker) is not None else at
+            end = self._buffer.find(marker, end + len(marker))
+            if end < 0:
+                return at if final else None
+        return at
+
+    def _parsed(self, inner: str, closing: str) -> list[Call] | None:
+        # Formats whose opening marker is part of the call (<function=...) see the block with its markers.
+        block = self._open + inner + closing if self._open.endswith("=") else inner
+        return self._grammar.parse_block(block, self._schemas)
+
+    def _begin(self, *, final: bool) -> bool:
+        """Decide whether the answer begins with reasoning, the only place where it can; False while that is open."""
+        assert self._grammar.reasoning is not None
+        marker = self._grammar.reasoning[0]
+        text = self._buffer.lstrip()
+        if not final and (not text or (len(text) < len(marker) and marker.startswith(text))):
+            return False
+        self._start = False
+        if text.startswith(marker):
+            self._buffer = text[len(marker) :]
+            self._segment("reasoning")
+        return True
+
+    def _pass(self, before: str, marker: str) -> list[Delta]:
+        if self._state == "call":
+            return self._close_block(before, closed=True)
+        deltas = self._text(before)
+        if self._state == "reasoning":
+            self._segment("content")
+        elif marker in self._blocks:
+            self._before = self._blank
+            self._segment("call")
+            self._open = marker
+        elif self._calls and self._fresh:
+            self._blank = ""
+        else:
+            self._blank += marker  # text after all, if no call follows
+        return deltas
+
+    def _segment(self, state: str) -> None:
+        self._state = state
+        self._fresh = True
+        self._blank = ""
+
+    def _text(self, text: str) -> list[Delta]:
+        if self._fresh and not self._blank:
+            # Between calls all blanks are markup; elsewhere only the line ends that templates put around reasoning.
+            text = text.lstrip() if self._calls and self._state == "content" else text.lstrip("\n")
+        if not text:
+            return []
+        solid = text.rstrip()
+        if not solid:
+            self._blank += text
+            return []
+        # What comes between calls or after them is another line to the agent.
+        joint = "\n" if self._fresh and self._calls and self._plain and self._state == "content" else ""
+        shown = joint + self._blank + solid
+        self._blank = text[len(solid) :]
+        self._fresh = False
+        if self._state == "reasoning":
+            self._thoughts.append(shown)
+            return [Delta(reasoning=shown)]
+        self._plain.append(shown)
+        return [Delta(text=shown)]
+
+    def _close_block(self, inner: str, *, closed: bool) -> list[Delta]:
+        marker = self._open
+        closing = self._blocks[marker]
+        raw = marker + inner + (closing if closed else "")
+        blank, self._before = self._before, ""
+        self._segment("content")
+        if not closed:
+            inner = inner[: len(inner) - held_back(inner, [closing])]
+        calls = self._parsed(inner, closing) if closed or self._grammar.whole(inner) else None
+        if calls is None:
+            self._bad = True
+            self._fresh = False
+            self._plain.append(blank + raw)
+            return [Delta(text=blank + raw)]
+        return [self._emit(call) for call in calls]

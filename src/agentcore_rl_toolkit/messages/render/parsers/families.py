@@ -1,0 +1,285 @@
+"""The call formats of the model families that mark calls in the text: Hermes and Qwen, Qwen3-Coder, GLM, DeepSeek.
+
+Each is a `Grammar`. Sources: the chat templates of NousResearch/Hermes-3, Qwen/Qwen2.5, Qwen/Qwen3, Qwen/Qwen3-Coder,
+zai-org/GLM-4.5 and deepseek-ai/DeepSeek-V3 / V3.1 / R1, which show the model its own calls in these forms.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ...dialects.arguments import standard, value_of
+from ...errors import NOT_JSON
+from .base import Call, Grammar, Schemas
+
+
+class _Json(msgspec.Struct):
+    name: str
+    # Not `Raw | None`: in a union Raw takes objects and lists only.
+    arguments: msgspec.Raw = msgspec.Raw(b"")
+    parameters: msgspec.Raw = msgspec.Raw(b"")
+
+
+_CALL_DECODER = msgspec.json.Decoder(_Json)
+_NAME = re.compile(r'[\s,]*("(?:[^"\\]++|\\.)*+")\s*:\s*', re.DOTALL)
+
+
+def loads(text: str, *, strict: bool = True) -> Any:
+    """JSON as Python reads it, with NaN and Infinity. Raises: ValueError, RecursionError."""
+    value = json.loads(text, strict=strict)
+    dumps(value)  # as deep as can be written
+    return value
+
+
+def dumps(value: Any) -> str:
+    """JSON text that any agent can read: NaN and infinite numbers are strings. Raises: RecursionError."""
+    text = standard(json.dumps(value, ensure_ascii=False))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair can only stand in JSON as an escape
+        return standard(json.dumps(value))
+    return text
+
+
+def call_from_json(text: str) -> Call | None:
+    """``{"name": ..., "arguments": {...}}`` -> call; the arguments keep the very characters that were sampled."""
+    try:
+        found = _CALL_DECODER.decode(text)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError):
+        return _beyond_json(text) or _lenient(text)
+    arguments = object_text(bytes(found.arguments or found.parameters).decode())
+    return Call(found.name, arguments) if found.name and arguments is not None else None
+
+
+def _beyond_json(text: str) -> Call | None:
+    """A call that is JSON but for numbers such as NaN. Its arguments too keep their characters."""
+    try:
+        found = value_of(text)
+        if standard(text) == text or not isinstance(found, dict) or not isinstance(found.get("name"), str):
+            return None
+        parts = dict(_members(text))
+    except (*NOT_JSON, ValueError):
+        return None
+    arguments = object_text(parts.get("arguments", parts.get("parameters", "")))
+    return Call(found["name"], arguments) if found["name"] and arguments is not None else None
+
+
+def _members(text: str) -> Iterator[tuple[str, str]]:
+    """The members of an object and the texts of their values. Raises: ValueError, RecursionError."""
+    decoder = json.JSONDecoder()
+    at = text.index("{") + 1
+    while (found := _NAME.match(text, at)) is not None:
+        start = found.end()
+        _, at = decoder.raw_decode(text, start)
+        yield json.loads(found[1]), text[start:at]
+
+
+def _lenient(text: str) -> Call | None:
+    """Raw line ends inside strings are the commonest slip; everything else stays unparsed."""
+    try:
+        found = loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
+        return None
+    arguments = found.get("arguments", found.get("parameters", {}))
+    return Call(found["name"], dumps(arguments)) if isinstance(arguments, dict) else None
+
+
+def object_text(text: str) -> str | None:
+    """The text if it is a JSON object; null and nothing count as no arguments; an object inside a string is taken
+    out.
+    """
+    text = text.strip()
+    if text in ("", "null"):
+        return "{}"
+    try:
+        found = value_of(text)
+    except NOT_JSON:
+        return None
+    if isinstance(found, str):
+        return object_text(found) if found.strip().startswith("{") else None
+    return text if isinstance(found, dict) else None
+
+
+def _hermes_block(inner: str, _schemas: Schemas) -> list[Call] | None:
+    call = call_from_json(inner.strip())
+    return [call] if call is not None else None
+
+
+_TYPES = {"integer", "number", "boolean", "object", "array", "null"}
+
+
+def typed_value(text: str, schema: Any) -> Any:
+    """A value written as bare text, in the type its schema wants; a string where the schema says so or says nothing
+    useful.
+    """
+    wanted: set[str] = set()
+    if isinstance(schema, Mapping):
+        kinds = schema.get("type")
+        wanted |= {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else set()
+        for name in ("anyOf", "oneOf"):
+            for option in schema.get(name) or ():
+                if isinstance(option, Mapping) and isinstance(option.get("type"), str):
+                    wanted.add(option["type"])
+    if wanted and not wanted & _TYPES:
+        return text
+    if not wanted and isinstance(schema, Mapping) and ("enum" in schema or "const" in schema):
+        allowed = schema.get("enum") or [schema.get("const")]
+        return text if text in allowed else next((v for v in allowed if json.dumps(v) == text.strip()), text)
+    try:
+        value = loads(text.strip())
+    except (ValueError, RecursionError):
+        lowered = text.strip().lower()
+        if "boolean" in wanted and lowered in ("true", "false"):
+            return lowered == "true"
+        if "null" in wanted and lowered in ("none", "null"):
+            return None
+        return text
+    if isinstance(value, float) and not math.isfinite(value) and "number" not in wanted:
+        return text
+    if isinstance(value, float) and value.is_integer() and "integer" in wanted and "number" not in wanted:
+        return int(value)  # 3.0 is an integer to JSON Schema
+    return value if not wanted or _fits(value, wanted) else text
+
+
+def _fits(value: Any, wanted: set[str]) -> bool:
+    if value is None:
+        return "null" in wanted
+    if isinstance(value, bool):
+        return "boolean" in wanted
+    if isinstance(value, int):
+        return bool(wanted & {"integer", "number"})
+    if isinstance(value, float):
+        return "number" in wanted
+    if isinstance(value, dict):
+        return "object" in wanted
+    return "array" in wanted if isinstance(value, list) else "string" in wanted
+
+
+# A closing tag counts where one can stand: values may hold the same words.
+_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>(?=\s*(?:<function=|</tool_call>|\Z))|\Z)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"<parameter=([^>\n]+)>(.*?)(?:</parameter>(?=\s*(?:<parameter=|\Z))|(?=<parameter=)|\Z)", re.DOTALL
+)
+
+
+def _coder_block(text: str, schemas: Schemas) -> list[Call] | None:
+    calls = []
+    for match in _FUNCTION.finditer(text):
+        name = match.group(1).strip()
+        types = schemas.get(name, {})
+        arguments = {}
+        for key, value in _PARAMETER.findall(match.group(2)):
+            # One line end belongs to the markup on either side; more are the value's own.
+            value = value[1:] if value.startswith("\n") else value
+            value = value[:-1] if value.endswith("\n") else value
+            arguments[key.strip()] = typed_value(value, types.get(key.strip()))
+        cut = not match.group(0).endswith("</function>") and _inside_parameter(match.group(2))
+        if cut or _PARAMETER.sub("", match.group(2)).strip():
+            return None
+        calls.append(Call(name, dumps(arguments)))
+    if not calls or not name_ok(calls) or _FUNCTION.sub("", text).replace("<tool_call>", "").strip():
+        return None
+    return calls
+
+
+def name_ok(calls: list[Call]) -> bool:
+    return all(re.fullmatch(r"[^\s<>{}\"]+", call.name) for call in calls)
+
+
+_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def _glm_block(inner: str, schemas: Schemas) -> list[Call] | None:
+    name, mark, rest = inner.partition("<arg_key>")
+    name = name.strip()
+    pairs = mark + rest
+    call = Call(
+        name,
+        dumps(
+            {
+                key.strip(): typed_value(value, schemas.get(name, {}).get(key.strip()))
+                for key, value in _GLM_PAIR.findall(pairs)
+            }
+        ),
+    )
+    if not name_ok([call]) or _GLM_PAIR.sub("", pairs).strip():
+        return None
+    return [call]
+
+
+_FENCED = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
+
+
+def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
+    """V3 and R1: ``function<sep>NAME`` and the arguments in a fenced block; V3.1: ``NAME<sep>{...}``."""
+    head, mark, tail = inner.partition("<｜tool▁sep｜>")
+    if not mark:
+        return None
+    if head.strip() == "function":
+        name, _, body = tail.partition("\n")
+        fenced = _FENCED.match(body.strip())
+        body = fenced.group(1) if fenced else body
+    else:
+        name, body = head, tail
+    arguments = object_text(body)
+    if arguments is None:
+        return None
+    call = Call(name.strip(), arguments)
+    return [call] if name_ok([call]) else None
+
+
+def _inside_string(inner: str) -> bool:
+    """Whether JSON text ends inside a string."""
+    return len(re.findall(r'(?<!\\)(?:\\\\)*"', inner)) % 2 == 1
+
+
+def _inside_parameter(inner: str) -> bool:
+    return inner.rfind("<parameter=") > inner.rfind("</parameter>")
+
+
+def _inside_value(inner: str) -> bool:
+    return inner.rfind("<arg_value>") > inner.rfind("</arg_value>")
+
+
+HERMES = Grammar(
+    name="hermes",
+    blocks=(("<tool_call>", "</tool_call>"),),
+    parse_block=_hermes_block,
+    hints=("<tool_call", "</tool_call>"),
+    hint_pairs=(('{"name"', '"arguments"'),),
+    inside=_inside_string,
+    whole=lambda _inner: True,  # it is JSON, or it is not
+)
+QWEN_CODER = Grammar(
+    name="qwen_coder",
+    blocks=(("<tool_call>", "</tool_call>"), ("<function=", "</function>")),
+    parse_block=_coder_block,
+    skip=("</tool_call>",),
+    hints=("<tool_call", "<function=", "<parameter="),
+    inside=_inside_parameter,
+    whole=lambda inner: inner.rstrip().endswith("</function>"),
+)
+GLM = Grammar(
+    name="glm",
+    blocks=(("<tool_call>", "</tool_call>"),),
+    parse_block=_glm_block,
+    hints=("<tool_call", "</tool_call>", "<arg_key>"),
+    inside=_inside_value,
+)
+DEEPSEEK = Grammar(
+    name="deepseek",
+    blocks=(("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),),
+    parse_block=_deepseek_block,
+    skip=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    hints=("<｜tool▁call", "<｜tool▁sep｜>"),
+    whole=lambda inner: inner.rstrip().endswith(("}", "```")),
+)
+PLAIN = Grammar(name="plain", blocks=(), parse_block=lambda _inner, _schemas: None)

@@ -1,0 +1,134 @@
+"""Llama 3.x: the whole answer is the call, as JSON or as Python.
+
+Source: the chat templates of meta-llama/Llama-3.1, 3.2 and 4: ``{"name": ..., "parameters": {...}}``, several
+separated by semicolons, or ``[name(key=value), ...]``; either may follow ``<|python_tag|>``. An answer that does not
+begin like one is text and is given out as it comes; one that does is held until its end, because only the whole of it
+says what it is."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ...dialects.canonical import Delta
+from .base import Call, Calls, Grammar, Schemas, schemas_of
+from .families import call_from_json, dumps, typed_value
+
+_TAG = "<|python_tag|>"
+
+LLAMA = Grammar(name="llama", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
+
+
+class LlamaParser(Calls):
+    """See the module."""
+
+    def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
+        super().__init__()
+        self._tools = schemas_of(tools)
+        self._held: str | None = "" if tools else None  # None: it is text
+        self._plain_text: list[str] = []
+
+    def feed(self, text: str) -> list[Delta]:
+        if self._held is None:
+            return self._say(text)
+        self._held += text
+        start = self._held.lstrip()
+        if not start or start[0] in "{[" or start.startswith(_TAG) or _TAG.startswith(start):
+            return []
+        return self._release()
+
+    def finish(self) -> list[Delta]:
+        if not self._held:
+            # It began as text: a call in it, or one without its brackets, was meant and is none.
+            text = "".join(self._plain_text).strip()
+            self._bad = bool(self._tools) and (_TAG in text or _looks_meant(text, self._tools, anywhere=True))
+            return []
+        text = self._held.strip()
+        tagged = text.startswith(_TAG)
+        body = text.removeprefix(_TAG).strip()
+        calls = _json_calls(body) or _python_calls(body, self._tools)
+        known = calls and all(call.name in self._tools for call in calls)
+        if not calls or (not tagged and not known):
+            # JSON or a list may well be the answer; it was meant as a call if it is built like one.
+            self._bad = tagged or bool(calls) or _looks_meant(body, self._tools)
+            return self._release()
+        self._held = None
+        return [self._emit(call) for call in calls]
+
+    def _release(self) -> list[Delta]:
+        text, self._held = self._held or "", None
+        return self._say(text)
+
+    def _say(self, text: str) -> list[Delta]:
+        if not text:
+            return []
+        self._plain_text.append(text)
+        return [Delta(text=text)]
+
+
+def _looks_meant(body: str, tools: Schemas, *, anywhere: bool = False) -> bool:
+    if anywhere:
+        named = any(f'"name": "{name}"' in body for name in tools)
+        called = any(body.startswith(f"{name}(") and body.endswith(")") for name in tools)
+        return called or (named and ('"parameters"' in body or '"arguments"' in body))
+    if body.startswith("{"):
+        return '"name"' in body and ('"parameters"' in body or '"arguments"' in body)
+    return body.startswith("[") and any(f"{name}(" in body for name in tools)
+
+
+def _json_calls(body: str) -> list[Call] | None:
+    if not body.startswith(("{", "[{")):
+        return None
+    whole = call_from_json(body)
+    if whole is not None:
+        return [whole]
+    decoder = json.JSONDecoder(strict=False)
+    calls: list[Call] = []
+    at, end = (1, len(body) - 1) if body.startswith("[") and body.endswith("]") else (0, len(body))
+    while at < end:
+        try:
+            _, stop = decoder.raw_decode(body, at)
+        except ValueError:
+            return None
+        call = call_from_json(body[at:stop])
+        if call is None:
+            return None
+        calls.append(call)
+        at = stop
+        while at < end and body[at] in "; ,\r\n\t":
+            at += 1
+    return calls or None
+
+
+def _python_calls(body: str, tools: Schemas) -> list[Call] | None:
+    if not body.startswith("["):
+        return None
+    try:
+        tree = ast.parse(body, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if not isinstance(tree, ast.List) or not tree.elts:
+        return None
+    calls = []
+    for node in tree.elts:
+        if not isinstance(node, ast.Call) or node.args:
+            return None
+        try:
+            types = tools.get(ast.unparse(node.func), {})
+            arguments = {
+                k.arg: _value(ast.literal_eval(k.value), types.get(k.arg)) for k in node.keywords if k.arg is not None
+            }
+            text = dumps(arguments)
+        except (ValueError, TypeError, RecursionError):
+            return None
+        if len(arguments) != len(node.keywords):
+            return None
+        calls.append(Call(ast.unparse(node.func), text))
+    return calls
+
+
+def _value(value: Any, schema: Any) -> Any:
+    """Llama 4's template shows the model every value in quotes; the schema knows better."""
+    return typed_value(value, schema) if isinstance(value, str) and schema is not None else value

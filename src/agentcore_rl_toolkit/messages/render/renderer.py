@@ -1,0 +1,340 @@
+"""Messages -> token ids and sampled ids -> messages, by a model's own template and tokenizer.
+
+>>> renderer = Renderer.from_path("/models/my-model")
+>>> conversation = renderer.conversation()
+>>> prompt = renderer.render(conversation, messages, tools)         # CPU work: call it in a thread
+>>> ids = prompt.token_ids                                          # -> engine -> completion ids
+>>> parsed = renderer.parse(completion_ids, tools=tools, prompt=prompt)
+>>> renderer.commit(conversation, prompt, completion_ids, parsed.to_message(), turn_id="t1")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import CaptureError, ConfigError
+from ..errors import RequestError
+from .algebra import SuffixRenderer, TemplateFacts, probe
+from .conversation import Asked, Conversation, Digest, Match, message_digest
+from .parsers import Grammar, RawParser, grammar_named, grammar_of, new_parser
+from .reply import ParsedReply, ReplyStream
+from .template import ChatTemplate
+from .tokens import TokenBuffer, Tokenizer
+
+_NEAR = 8  # tokens of a prompt that decide how the first one behind them is written
+_TAIL = 24  # tokens that surely hold the mark that opens reasoning, in any tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RenderedPrompt:
+    """A prompt as tokens.
+
+    ``reused_tokens`` lead it that were prompted or sampled in an earlier turn (``parent_turn``) and are repeated
+    exactly. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on.
+    ``extended`` is False when everything was rendered anew."""
+
+    asked: Asked = field(repr=False)
+    reused_tokens: int
+    parent_turn: str | None
+    branch_reason: str | None
+    extended: bool
+
+    @property
+    def length(self) -> int:
+        """Units: tokens."""
+        return self.asked.length
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Shapes: (P,). A fresh list each time; for sending, `json` is cheaper."""
+        return self.asked.buffer.ids(self.asked.length).tolist()
+
+    @property
+    def json(self) -> bytes:
+        """The ids as JSON text, ready to be put into a request body."""
+        return self.asked.buffer.json(self.asked.text_bytes)
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """True when the prompt itself ends with the opening mark of the model's reasoning."""
+        return self.asked.opens_reasoning
+
+
+class Renderer:
+    """One model's template, tokenizer and output parser. Thread-safe; one is shared by all sessions."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        grammar: Grammar | None = None,
+        stop_token_ids: Iterable[int] | None = None,
+        name: str = "model",
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.template = template
+        self.grammar = grammar or grammar_of(template.all_text)
+        self.facts: TemplateFacts = probe(template, tokenizer)
+        stops = set(tokenizer.eos_ids if stop_token_ids is None else stop_token_ids)
+        # The mark the template itself puts after an answer ends it for the model too, also where no file says so.
+        closer = self.facts.closers[0] if self.facts.closers and self.grammar.name != "harmony" else None
+        closer_id = None if closer is None else tokenizer.id_of(closer)
+        if closer_id is not None:
+            stops.add(closer_id)
+        self.stop_token_ids: frozenset[int] = frozenset(stops)
+        self._suffixes = SuffixRenderer(template, self.facts.closers)
+        self._closer_ids = {i for text in self.facts.closers if (i := tokenizer.id_of(text)) is not None}
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | Path,
+        *,
+        template: str | Path | None = None,
+        parser: str | None = None,
+        stop_token_ids: Iterable[int] | None = None,
+    ) -> Renderer:
+        """Load from a model directory.
+
+        ``template`` is a file with another chat template; ``parser`` the name of an output parser instead of the one
+        that the template's text suggests (one of `GRAMMARS`).
+        Raises: ConfigError when something is missing or broken, MissingExtraError without the gateway extra.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a directory with a tokenizer and a chat template")
+        tokenizer = Tokenizer.from_path(folder)
+        if template is None:
+            chat = ChatTemplate.from_path(folder, special_tokens=tokenizer.special_tokens)
+        else:
+            chat = ChatTemplate(Path(template).read_text("utf-8"), special_tokens=tokenizer.special_tokens)
+        return cls(
+            tokenizer,
+            chat,
+            grammar=None if parser is None else grammar_named(parser),
+            stop_token_ids=stop_token_ids,
+            name=folder.name,
+        )
+
+    def conversation(self, *, now: float | None = None) -> Conversation:
+        """The state of a new session."""
+        return Conversation(now=now)
+
+    def render(
+        self,
+        conversation: Conversation,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """The prompt for the next answer of the session.
+
+        ``messages`` and ``tools`` are canonical (`dialects.canonical`), ``options`` are variables for the template
+        (``enable_thinking``). Each call must be followed by `commit` or `abandon`. Cost: O(new tokens) when the
+        messages extend an earlier turn.
+        Raises: RequestError when the template refuses the messages.
+        """
+        if not messages:
+            raise RequestError("messages must not be empty", param="messages")
+        with conversation.lock:
+            match = conversation.match(messages, conversation.options(tools, options))
+            root = self.root(messages, conversation, tools, options)
+            reason = conversation.branch_reason(match, root, messages)
+            asked = conversation.asked.get(match.digest)
+            if asked is None:
+                suffix = self._suffix(match, messages, tools, options, conversation.now)
+                if suffix is None:
+                    text = self.template.render(messages, tools=tools, options=options, now=conversation.now)
+                    buffer = TokenBuffer()
+                    buffer.extend(self.tokenizer.encode(text))
+                else:
+                    text, ids = suffix
+                    buffer = self._continued(match)
+                    buffer.extend(ids)
+                asked = conversation.add_prompt(
+                    match, root, buffer, opens_reasoning=self._opens(text), extended=suffix is not None
+                )
+            conversation.begin(asked)
+        base = asked.base if asked.extended else None
+        return RenderedPrompt(
+            asked=asked,
+            reused_tokens=base.length if base is not None else 0,
+            parent_turn=base.turn_id if base is not None else None,
+            branch_reason=reason,
+            extended=asked.extended,
+        )
+
+    def commit(
+        self,
+        conversation: Conversation,
+        prompt: RenderedPrompt,
+        completion_ids: Sequence[int],
+        message: Mapping[str, Any],
+        *,
+        turn_id: str,
+        more: bool = False,
+    ) -> None:
+        """Record the answer to a prompt. ``message`` is what the agent got; ``more`` when another choice of the same
+        call follows.
+
+        Raises: CaptureError without completion ids: there is nothing to go on from.
+        """
+        if not len(completion_ids):
+            raise CaptureError(f"turn {turn_id} has no completion ids")
+        with conversation.lock:
+            conversation.add_commit(prompt.asked, turn_id, completion_ids, message)
+            if not more:
+                conversation.end(prompt.asked)
+
+    def abandon(self, conversation: Conversation, prompt: RenderedPrompt) -> None:
+        """The call failed or was aborted: the session stands where it stood before `render`."""
+        with conversation.lock:
+            conversation.end(prompt.asked)
+            conversation.forget(prompt.asked)
+
+    def parse(
+        self,
+        completion_ids: Sequence[int],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        prompt: RenderedPrompt | None = None,
+        opens_reasoning: bool = False,
+    ) -> ParsedReply:
+        """What a whole completion says. Without ``tools`` nothing is read as a call. A stop token at the end is not
+        text. ``opens_reasoning`` is for when there is no ``prompt`` that knows whether it opened the model's reasoning.
+        """
+        stream = self.stream(tools=tools, prompt=prompt, opens_reasoning=opens_reasoning)
+        stream.feed(completion_ids)
+        stream.finish()
+        return stream.parsed()
+
+    def stream(
+        self,
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        prompt: RenderedPrompt | None = None,
+        choice: int = 0,
+        opens_reasoning: bool = False,
+        stops: Sequence[str] = (),
+    ) -> ReplyStream:
+        """A parser for ids as they are sampled. ``stops`` are strings that end the answer."""
+        opened = prompt.opens_reasoning if prompt is not None else opens_reasoning
+        parser = new_parser(self.grammar, tools=tools, reasoning_open=opened)
+        return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice, stops=stops)
+
+    def raw_stream(self, prompt_ids: Sequence[int], *, choice: int = 0, stops: Sequence[str] = ()) -> ReplyStream:
+        """The same for a text completion of these ids: its text is what was sampled, with nothing read into it."""
+        before = prompt_ids[-_NEAR:]
+        return ReplyStream(self.tokenizer, self.stop_token_ids, RawParser(), choice=choice, stops=stops, before=before)
+
+    def count(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Tokens of the prompt for these messages, rendered anew."""
+        return len(self.tokenizer.encode(self.template.render(messages, tools=tools, options=options)))
+
+    def logprob_entries(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> list[dict[str, Any]]:
+        """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them.
+
+        Shapes: ``ids`` and ``logprobs`` (C,). Raises: CaptureError when the lengths differ.
+        """
+        if len(ids) != len(logprobs):
+            raise CaptureError(f"{len(logprobs)} logprobs for {len(ids)} tokens")
+        entries = []
+        for token_id, logprob in zip(ids, logprobs, strict=True):
+            raw = self.tokenizer.bytes_of(token_id)
+            shown = {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+            entries.append({**shown, "top_logprobs": []})
+        return entries
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a text; ``add_special_tokens`` for the prompt of a text completion, which no template starts."""
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    def root(
+        self,
+        messages: list[dict[str, Any]],
+        conversation: Conversation,
+        tools: Sequence[dict[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+    ) -> Digest:
+        """What tells one agent of a session from another: the tools, and the system message if there is one."""
+        digest = conversation.options(tools, options)
+        first = messages[0]
+        return digest + message_digest(first) if first["role"] in ("system", "developer") else digest
+
+    def _suffix(
+        self,
+        match: Match,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+        now: float | None,
+    ) -> tuple[str, list[int]] | None:
+        """Text and ids that come after the tokens of the commit; None when everything has to be rendered."""
+        base = match.base
+        following = messages[match.covered :]
+        if base is None or not following:
+            return None
+        text = self._suffix_text(messages, match.covered, tools, options, now)
+        if text is None:
+            return None
+        ids = self.tokenizer.encode(text)
+        if not ids or ids[0] not in self._closer_ids:
+            return None
+        last = base.buffer.last(base.length)
+        closed = last == ids[0] or (not self.facts.opener_style and last in self.stop_token_ids)
+        return text, ids[1:] if closed else ids
+
+    def _suffix_text(
+        self,
+        messages: list[dict[str, Any]],
+        covered: int,
+        tools: Sequence[dict[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+        now: float | None,
+    ) -> str | None:
+        """The suffix rendered behind a stub, or, where the template looks further back, behind the whole history."""
+        answer, following = messages[covered - 1], messages[covered:]
+        calls = bool(answer.get("tool_calls"))
+        usual = calls or following[0]["role"] != "tool"
+        if usual and (self.facts.after_calls if calls else self.facts.after_text):
+            seen = tools if self.facts.needs_tools else None
+            try:
+                return self._suffixes.suffix(answer, following, tools=seen, options=options, now=now)
+            except RequestError:
+                pass  # perhaps only the stub is refused; if not, the next line says so
+        before = messages[: covered - 1]
+        return self._suffixes.suffix(answer, following, tools=tools, options=options, now=now, before=before)
+
+    @staticmethod
+    def _continued(match: Match) -> TokenBuffer:
+        base = match.base
+        assert base is not None
+        if len(base.buffer) == base.length:
+            return base.buffer
+        return base.buffer.copy(base.length, base.text_bytes)
+
+    def opens_reasoning(self, prompt: TokenBuffer) -> bool:
+        """Whether a prompt ends with the opening mark of the model's reasoning, judged by its tokens."""
+        reasoning = self.grammar.reasoning
+        if reasoning is None or reasoning[0] not in self.template.all_text:
+            return False
+        tail = prompt.tail(_TAIL)
+        mark = self.tokenizer.id_of(reasoning[0])
+        return (mark is None or mark in tail) and self._opens(self.decode(tail))
+
+    def _opens(self, text: str) -> bool:
+        reasoning = self.grammar.reasoning
+        return reasoning is not None and text.rstrip().endswith(reasoning[0])

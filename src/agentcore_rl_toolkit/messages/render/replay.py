@@ -1,0 +1,85 @@
+"""A session's history made again from what was recorded of it.
+
+Nothing is rendered and no text becomes tokens: prompts and completions are the recorded ids. The result is the
+conversation that the renderer had after those calls, so the next prompt extends the last one exactly, also in another
+process than the one that made it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import CaptureError
+from .conversation import Conversation, Match
+from .renderer import Renderer
+from .tokens import TokenBuffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastCall:
+    """One answered call.
+
+    The prompt's ids are those of the turn ``after`` (prompt and completion) and ``new`` behind them; ``whole`` gives
+    all of them, for when that turn is not what the messages go on from. ``extended`` is False for a prompt that was
+    rendered anew. ``answers`` are the turn ids, completion ids and messages of its choices.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] | None
+    options: Mapping[str, Any] | None
+    after: str | None
+    new: array[int]
+    whole: Callable[[], array[int]]
+    extended: bool
+    answers: Sequence[tuple[str, array[int], Mapping[str, Any]]]
+
+
+def replay(renderer: Renderer, past: Iterable[PastCall], *, now: float | None = None) -> Conversation:
+    """The conversation after these calls. CPU work that grows with the session: call it in a thread.
+
+    Raises: CaptureError on a call without an answer.
+    """
+    conversation = renderer.conversation(now=now)
+    for call in past:
+        if not call.answers:
+            raise CaptureError("a call without an answer is no part of a history")
+        _add(renderer, conversation, call)
+    return conversation
+
+
+def _add(renderer: Renderer, conversation: Conversation, call: PastCall) -> None:
+    match = conversation.match(call.messages, conversation.options(call.tools, call.options))
+    asked = conversation.asked.get(match.digest)
+    if asked is None:
+        root = renderer.root(call.messages, conversation, call.tools, call.options)
+        buffer, extended = _row(call, match)
+        asked = conversation.add_prompt(
+            match, root, buffer, opens_reasoning=renderer.opens_reasoning(buffer), extended=extended
+        )
+    asked.times += 1
+    for turn_id, ids, message in call.answers:
+        conversation.add_commit(asked, turn_id, ids, message)
+
+
+def _row(call: PastCall, match: Match) -> tuple[TokenBuffer, bool]:
+    """The prompt's tokens, in the row of the turn that it extends if there is one."""
+    base = match.base if call.extended else None
+    if base is not None:
+        if call.after == base.turn_id:
+            fresh = call.new
+        else:
+            whole = call.whole()
+            if whole[: base.length] != base.buffer.ids(base.length):
+                base = None
+            else:
+                fresh = whole[base.length :]
+    if base is None:
+        buffer = TokenBuffer()
+        buffer.extend(call.whole())
+        return buffer, False
+    buffer = base.buffer if len(base.buffer) == base.length else base.buffer.copy(base.length, base.text_bytes)
+    buffer.extend(fresh)
+    return buffer, True

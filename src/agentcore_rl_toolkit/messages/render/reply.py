@@ -1,0 +1,132 @@
+"""Sampled ids -> what they say, whole or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ParseStatus, ToolCall
+from .parsers import OutputParser
+from .stops import StopCutter
+from .tokens import TextDecoder, Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedReply:
+    """What a completion says. ``status``: "unparsed" = something in it looked like a tool call and did not parse."""
+
+    content: str
+    reasoning: str
+    tool_calls: list[ToolCall]
+    status: ParseStatus
+
+    def finish_reason(self, engine_reason: str | None) -> str | None:
+        """The finish reason for the agent: calls turn the engine's "stop" into "tool_calls"."""
+        return TOOL_CALLS if self.tool_calls and engine_reason in (STOP, TOOL_CALLS) else engine_reason
+
+    def to_choice(self, *, index: int = 0, engine_reason: str | None = STOP) -> Choice:
+        return Choice(
+            index=index,
+            content=self.content,
+            reasoning=self.reasoning,
+            tool_calls=self.tool_calls,
+            finish_reason=self.finish_reason(engine_reason),
+            parse_status=self.status,
+        )
+
+    def to_message(self) -> dict[str, Any]:
+        """The assistant message as the agent will send it back."""
+        return self.to_choice().to_message()
+
+
+class ReplyStream:
+    """Sampled ids, as they come, -> deltas for the agent; the same answer as `Renderer.parse` gives for all of them.
+
+    ``before`` are the last ids of a prompt that the answer goes on from without a mark in between.
+    ``settled`` counts the ids that belong to the answer for sure: with stop strings, those whose text begins in what is
+    out; without, all of them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_ids: frozenset[int],
+        parser: OutputParser,
+        *,
+        choice: int = 0,
+        stops: Sequence[str] = (),
+        before: Sequence[int] = (),
+    ) -> None:
+        self._cutter = StopCutter(stops) if stops else None
+        self._begins: list[int] = []  # where the text of each id not yet settled begins
+        self._text_size = 0
+        self.settled = 0
+        self._decoder = TextDecoder(tokenizer, before)
+        self._stop_ids = stop_ids
+        self._parser = parser
+        self._choice = choice
+        # A stop token at the end so far: only the text in front of the last one is the answer's.
+        self._held: list[int] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
+        ready = self._held + list(ids)
+        self._held = []
+        if ready and ready[-1] in self._stop_ids:
+            self._held = [ready.pop()]
+        if self._cutter is not None:
+            text = "".join(self._cut(self._cutter, token) for token in ready)
+            return self._out(self._parser.feed(text)) if text else []
+        self.settled += len(ids)
+        return self._out(self._parser.feed(self._decoder.feed(ready))) if ready else []
+
+    def finish(self) -> list[Delta]:
+        """What was held back. To be called once, at the end of the completion."""
+        text = self._decoder.finish()
+        if self._cutter is not None:
+            text = self._cutter.feed(text) + self._cutter.finish()
+            self._settle(self._cutter.released)
+            if self._cutter.stopped is None:
+                self.settled += len(self._begins) + len(self._held)
+        deltas = self._parser.feed(text)
+        return self._out([*deltas, *self._parser.finish()])
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._cutter.stopped if self._cutter is not None else None
+
+    def _cut(self, cutter: StopCutter, token: int) -> str:
+        """The text that a token adds to the answer. One at a time, so that the answer's last token is known."""
+        self._begins.append(self._text_size)
+        text = self._decoder.feed([token])
+        self._text_size += len(text)
+        text = cutter.feed(text)
+        self._settle(cutter.released)
+        return text
+
+    def _settle(self, released: int) -> None:
+        while self._begins and self._begins[0] < released:
+            del self._begins[0]
+            self.settled += 1
+
+    def parsed(self) -> ParsedReply:
+        """The whole answer; only sensible after `finish`."""
+        return ParsedReply(
+            content="".join(self._content),
+            reasoning="".join(self._reasoning),
+            tool_calls=self._calls,
+            status=self._parser.status,
+        )
+
+    def _out(self, deltas: list[Delta]) -> list[Delta]:
+        for delta in deltas:
+            delta.choice = self._choice
+            self._content.append(delta.text)
+            self._reasoning.append(delta.reasoning)
+            for call in delta.tool_calls:  # parsers give out a call when it is whole
+                self._calls.append(ToolCall(id=call.id or "", name=call.name or "", arguments=call.arguments))
+        return deltas

@@ -1,0 +1,68 @@
+"""Arguments of tool calls that are JSON to Python and not to others."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.messages.dialects.arguments import StandardNumbers, standard, value_of
+
+OWN = '{"x":  NaN, "y": [-Infinity, 1e999, 1.50], "text": "NaN \\" Infinity", "big": 12345678901234567890}'
+MEANT = {"x": "NaN", "y": ["-Infinity", "Infinity", 1.5], "text": 'NaN " Infinity', "big": 12345678901234567890}
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats()
+    | st.text(alphabet='aNI-"\\\n{}é')
+    | st.just("NaN"),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=15,
+)
+
+
+def named(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, list):
+        return [named(v) for v in value]
+    return {k: named(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+@settings(max_examples=100, deadline=None)
+@given(value=values, data=st.data(), ascii_only=st.booleans())
+def test_such_numbers_are_strings_with_their_names_in_any_slices(
+    value: Any, data: st.DataObject, ascii_only: bool
+) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    numbers = StandardNumbers()
+    pieces = [numbers.feed(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    told = "".join([*pieces, numbers.finish()])
+    assert told == standard(text)
+    assert msgspec.json.decode(told) == named(value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(alphabet='aN"\\ e19-{}:,', max_size=30), data=st.data())
+@example(text="1" * 1000, data=None)
+def test_whatever_else_it_is_stays_as_it_is(text: str, data: Any) -> None:
+    if all(name not in text for name in ("NaN", "Infinity", "e9", "e1")):
+        assert standard(text) == text
+    numbers = StandardNumbers()
+    assert "".join([*map(numbers.feed, text), numbers.finish()]) == standard(text)
+
+
+def test_half_of_a_text_is_no_value() -> None:
+    assert value_of(OWN) == MEANT
+    assert value_of("") == {}
+    for text in ('{"a": NaN', "nan", '{"a": Nan}', "{a: 1}"):
+        with pytest.raises(msgspec.DecodeError):
+            value_of(text)

@@ -1,0 +1,120 @@
+"""What is refused of a request that is relayed unread: fields nobody would honour, and what would spoil the record."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.messages.dialects import RequestError
+from agentcore_rl_toolkit.messages.dialects.passthrough import check, number
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def checked(body: bytes, *, more: tuple[str, ...] | None = ()) -> int:
+    return check(body, _fields.decode(body), more=more)
+
+
+def refused(**asked: Any) -> str | None:
+    with pytest.raises(RequestError) as told:
+        checked(json.dumps({"model": "m", **asked}).encode())
+    assert told.value.status == 400
+    assert str(told.value.param) in str(told.value)
+    return told.value.param
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("wings", 2),
+        ("audio", {"voice": "x"}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("web_search_options", {"search_context_size": "low"}),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("modalities", ["text", "audio"]),
+        ("verbosity", "low"),
+        ("suffix", "x"),
+        ("echo", True),
+        ("best_of", 4),
+        ("use_beam_search", True),
+        ("kv_transfer_params", {"remote_host": "10.0.0.1"}),
+        ("bootstrap_host", "10.0.0.1"),
+        ("custom_logit_processor", "x"),
+        ("rid", "somebody-elses"),
+        ("lora_path", "/other"),
+        ("n", 0),
+        ("n", 129),
+        ("n", "2"),
+        ("n", 2.0),
+        ("n", True),
+        ("stream", 1),
+        ("stream", "true"),
+        ("prompt", ["a", "b"]),
+        ("prompt", [[1], [2]]),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(name: str, value: Any) -> None:
+    assert refused(messages=MESSAGES, **{name: value}) == name
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"functions": None, "audio": None, "suffix": "", "echo": False, "functionz": None},
+        {"modalities": ["text"], "best_of": 1, "verbosity": "medium", "use_beam_search": False},
+        {"top_k": 5, "structured_outputs": {"json": {}}, "thinking_token_budget": 9, "return_routed_experts": True},
+        {"prompt": ["one"]},
+        {"prompt": [[1, 2]]},
+        {"prompt": [1, 2]},
+        {"n": None, "stream": None},
+        {"stream": False, "user": "ü", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+    ],
+)
+def test_what_asks_for_nothing_or_is_known_passes(asked: dict[str, Any]) -> None:
+    body = json.dumps({"model": "m", **asked}, separators=(",", ":"), ensure_ascii=False).encode()
+    assert checked(body) == 1
+
+
+def test_fields_of_the_operators_own_engine_pass_and_a_plain_endpoint_judges_for_itself() -> None:
+    body = json.dumps({"model": "m", "wings": 2, "n": 3}).encode()
+    assert checked(body, more=("wings",)) == 3
+    assert checked(body, more=None) == 3
+    with pytest.raises(RequestError):
+        checked(body)
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"caf\xe9", b"\xed\xa0\x80"])
+def test_bytes_that_are_no_utf8_are_refused(text: bytes) -> None:
+    with pytest.raises(RequestError, match="UTF-8"):
+        checked(b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % text)
+
+
+def test_a_number_of_thousands_of_digits_is_none() -> None:
+    assert number(msgspec.Raw(b"1" * 5000)) is None
+    with pytest.raises(RequestError):
+        checked(b'{"n":%b}' % (b"1" * 5000))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["n", "stream", "prompt", "echo", "best_of", "wings"]) | st.text(), JSON))
+def test_no_body_can_do_worse_than_a_400(asked: dict[str, Any]) -> None:
+    try:
+        told = checked(json.dumps(asked).encode())
+    except RequestError as e:
+        told = e.status or 0
+    except msgspec.DecodeError:
+        return  # a lone surrogate: refused before it comes here
+    assert told == 400 or 1 <= told <= 128

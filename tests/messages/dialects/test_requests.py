@@ -1,0 +1,393 @@
+"""Requests of every dialect -> one canonical request; what cannot be honoured is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.messages.dialects import DIALECTS, Request, RequestError, context_overflow
+from agentcore_rl_toolkit.messages.errors import error_body
+
+FUNCTION = {"name": "look_up", "description": "d", "parameters": {"type": "object", "properties": {}}}
+CHAT_TOOL = {"type": "function", "function": FUNCTION}
+ANTHROPIC_TOOL = {"name": "look_up", "description": "d", "input_schema": FUNCTION["parameters"]}
+RESPONSES_TOOL = {"type": "function", **FUNCTION, "strict": None}
+BASE: dict[str, dict[str, Any]] = {
+    "chat": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    "completions": {"model": "m", "prompt": "hi"},
+    "responses": {"model": "m", "input": "hi"},
+    "anthropic": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+}
+
+
+def parse(name: str, **fields: Any) -> Request:
+    return DIALECTS[name].parse_request(json.dumps({**BASE[name], **fields}).encode())
+
+
+def refused(name: str, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse(name, **fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"q": 1}'}}
+CONVERSATION = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "Looking.", "reasoning_content": "hm", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "found"},
+    {"role": "user", "content": "thanks"},
+]
+
+
+def test_one_conversation_in_three_dialects_is_the_same() -> None:
+    chat = parse("chat", messages=CONVERSATION, tools=[CHAT_TOOL])
+    anthropic = parse(
+        "anthropic",
+        system=[{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "text", "text": "Looking."},
+                    {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"q": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "found"}]},
+                    {"type": "text", "text": "thanks"},
+                ],
+            },
+        ],
+        tools=[ANTHROPIC_TOOL],
+    )
+    responses = parse(
+        "responses",
+        instructions="be brief",
+        input=[
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Looking."}]},
+            {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"q": 1}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "found"},
+            {"role": "user", "content": "thanks"},
+        ],
+        tools=[RESPONSES_TOOL],
+    )
+    assert chat.messages == anthropic.messages == responses.messages == CONVERSATION
+    assert chat.tools == anthropic.tools == responses.tools == [CHAT_TOOL]
+
+
+def test_sampling_parameters_of_each_dialect() -> None:
+    chat = parse(
+        "chat",
+        max_completion_tokens=50,
+        max_tokens=40,
+        temperature=0.5,
+        top_p=0.9,
+        seed=3,
+        stop="END",
+        top_k=5,
+        min_p=0.1,
+    )
+    assert chat.sampling.to_dict() == {
+        "max_tokens": 40,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 3,
+        "stop": ["END"],
+        "top_k": 5,
+        "min_p": 0.1,
+    }
+    anthropic = parse("anthropic", temperature=1, top_k=4, stop_sequences=["A", "B"])
+    assert anthropic.sampling.to_dict() == {"max_tokens": 9, "temperature": 1, "top_k": 4, "stop": ["A", "B"]}
+    assert parse("responses", max_output_tokens=7).sampling.to_dict() == {"max_tokens": 7}
+    assert parse("completions").sampling.to_dict() == {"max_tokens": 16}
+    assert parse("chat", ignore_eos=True, stop_token_ids=[3]).sampling.other == {
+        "ignore_eos": True,
+        "stop_token_ids": [3],
+    }
+
+
+def test_null_is_absent() -> None:
+    assert parse("chat", temperature=None, tools=None, functions=None, unknown_field=None).sampling.to_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("chat", "required", "required"),
+        ("chat", {"type": "function", "function": {"name": "look_up"}}, "tool:look_up"),
+        ("anthropic", {"type": "any"}, "required"),
+        ("anthropic", {"type": "tool", "name": "look_up"}, "tool:look_up"),
+        ("anthropic", {"type": "none"}, "none"),
+        ("responses", {"type": "function", "name": "look_up"}, "tool:look_up"),
+        ("responses", "none", "none"),
+    ],
+)
+def test_tool_choice_of_each_dialect(name, given, expected) -> None:
+    tool = {"chat": CHAT_TOOL, "anthropic": ANTHROPIC_TOOL, "responses": RESPONSES_TOOL}[name]
+    request = parse(name, tools=[tool], tool_choice=given)
+    assert request.tool_choice == expected
+    body = request.to_chat_body()
+    if expected == "tool:look_up":
+        assert body["tool_choice"] == {"type": "function", "function": {"name": "look_up"}}
+    else:
+        assert body["tool_choice"] == expected
+
+
+def test_a_tool_that_is_to_be_held_to_its_schema_says_so_in_each_dialect() -> None:
+    chat = parse("chat", tools=[{"type": "function", "function": {**FUNCTION, "strict": True}}])
+    anthropic = parse("anthropic", tools=[{**ANTHROPIC_TOOL, "strict": True}])
+    responses = parse("responses", tools=[{**RESPONSES_TOOL, "strict": True}])
+    assert chat.tools == anthropic.tools == responses.tools
+    assert chat.tools[0]["function"]["strict"] is True
+
+
+def test_structured_output_of_each_dialect() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    chat = parse("chat", response_format={"type": "json_schema", "json_schema": {"name": "o", "schema": schema}})
+    anthropic = parse("anthropic", output_config={"format": {"type": "json_schema", "schema": schema}})
+    responses = parse("responses", text={"format": {"type": "json_schema", "name": "o", "schema": schema}})
+    for request in (chat, anthropic, responses):
+        assert request.response_format is not None
+        assert request.response_format["json_schema"]["schema"] == schema
+
+
+def test_images_pass_through() -> None:
+    url = "data:image/png;base64,QUJD"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    chat = parse("chat", messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, part]}])
+    source = {"type": "base64", "media_type": "image/png", "data": "QUJD"}
+    anthropic = parse(
+        "anthropic",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image", "source": source}]}],
+    )
+    image = {"type": "input_image", "image_url": url}
+    responses = parse("responses", input=[{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
+    assert chat.messages == anthropic.messages == responses.messages
+    with pytest.raises(RequestError, match="messages"):
+        chat.require(set(), engine="tokens only")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "param"),
+    [
+        ("chat", {"wings": 2}, "wings"),
+        ("chat", {"functions": [{}]}, "functions"),
+        ("chat", {"audio": {"voice": "x"}}, "audio"),
+        ("chat", {"modalities": ["audio"]}, "modalities"),
+        ("chat", {"temperature": 3}, "temperature"),
+        ("chat", {"temperature": "hot"}, "temperature"),
+        ("chat", {"temperature": True}, "temperature"),
+        ("chat", {"max_tokens": 0}, "max_tokens"),
+        ("chat", {"max_tokens": 1.5}, "max_tokens"),
+        ("chat", {"n": 0}, "n"),
+        ("chat", {"stop": [1]}, "stop[0]"),
+        ("chat", {"top_logprobs": 3}, "top_logprobs"),
+        ("chat", {"tool_choice": "sometimes"}, "tool_choice"),
+        ("chat", {"tool_choice": "required"}, "tool_choice"),
+        ("chat", {"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        ("chat", {"tools": [{"type": "web"}]}, "tools[0].type"),
+        ("chat", {"response_format": {"type": "xml"}}, "response_format.type"),
+        ("chat", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ("chat", {"messages": []}, "messages"),
+        ("chat", {"messages": "hi"}, "messages"),
+        ("chat", {"messages": [{"role": "alien"}]}, "messages[0].role"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages[0].content[0]"),
+        ("chat", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+        ("completions", {"suffix": "x"}, "suffix"),
+        ("completions", {"echo": True}, "echo"),
+        ("completions", {"prompt": ["a", "b"]}, "prompt"),
+        ("completions", {"prompt": []}, "prompt"),
+        ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
+        ("responses", {"conversation": "c"}, "conversation"),
+        ("responses", {"background": True}, "background"),
+        ("responses", {"truncation": "auto"}, "truncation"),
+        ("responses", {"include": ["file_search_call.results"]}, "include"),
+        ("responses", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ("responses", {"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ("anthropic", {"max_tokens": None}, "max_tokens"),
+        ("anthropic", {"temperature": 1.5}, "temperature"),
+        ("anthropic", {"container": "c"}, "container"),
+        ("anthropic", {"mcp_servers": [{}]}, "mcp_servers"),
+        ("anthropic", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ("anthropic", {"tool_choice": {"type": "tool", "name": "nope"}}, "tool_choice"),
+        ("anthropic", {"thinking": {"type": "deep"}}, "thinking.type"),
+        ("anthropic", {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]"),
+        (
+            "anthropic",
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "messages[1]",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(name, fields, param) -> None:
+    error = refused(name, **fields)
+    assert error.param == param
+    body = json.loads(error_body(name, error, request_id="req_1"))
+    assert param in json.dumps(body)
+
+
+def test_what_is_harmless_is_taken() -> None:
+    parse("chat", user="u", store=True, metadata={"a": "b"}, parallel_tool_calls=True, modalities=["text"])
+    assert parse("anthropic", metadata={"user_id": "u"}, thinking={"type": "disabled"}).template_kwargs == {
+        "enable_thinking": False
+    }
+    assert parse("responses", previous_response_id=None, truncation="disabled", background=False).messages
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"null"])
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_a_body_that_is_no_object_is_a_400(name, body) -> None:
+    with pytest.raises(RequestError) as caught:
+        DIALECTS[name].parse_request(body)
+    assert caught.value.status == 400
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats(-2, 2) | st.sampled_from(["user", "text", "x", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "name", "function", "input"]), inner, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
+BLOCKS = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(
+            [
+                "text",
+                "image",
+                "image_url",
+                "tool_use",
+                "tool_result",
+                "thinking",
+                "input_text",
+                "input_image",
+                "refusal",
+            ]
+        )
+    },
+    optional=dict.fromkeys(
+        [
+            "text",
+            "image_url",
+            "source",
+            "content",
+            "input",
+            "name",
+            "id",
+            "tool_use_id",
+            "is_error",
+            "thinking",
+            "refusal",
+            "detail",
+        ],
+        ANY_JSON,
+    ),
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool", "system", "developer"])},
+        optional={
+            "content": st.text(max_size=3) | st.lists(BLOCKS | ANY_JSON, max_size=2) | ANY_JSON,
+            "tool_calls": st.lists(st.fixed_dictionaries({"function": ANY_JSON}) | ANY_JSON, max_size=2) | ANY_JSON,
+            "type": st.sampled_from(["message", "reasoning", "function_call", "function_call_output"]),
+            "summary": ANY_JSON,
+            "output": ANY_JSON,
+            "arguments": ANY_JSON,
+            "reasoning": ANY_JSON,
+        },
+    ),
+    max_size=3,
+)
+FIELDS = [
+    "messages",
+    "input",
+    "prompt",
+    "system",
+    "tools",
+    "tool_choice",
+    "temperature",
+    "stop",
+    "stop_sequences",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "stream",
+    "stream_options",
+    "response_format",
+    "text",
+    "reasoning",
+    "thinking",
+    "output_config",
+    "metadata",
+    "include",
+    "max_tokens",
+    "instructions",
+]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.sampled_from(sorted(DIALECTS)),
+    fields=st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, max_size=3),
+    messages=st.none() | MESSAGES,
+    tools=st.none() | st.lists(ANY_JSON, max_size=2),
+)
+def test_no_body_can_do_worse_than_a_400(name, fields, messages, tools) -> None:
+    if messages is not None:
+        fields["input" if name == "responses" else "messages"] = messages
+    if tools is not None:
+        fields["tools"] = tools
+    body = json.dumps({**BASE[name], **fields}).encode()
+    error = None
+    try:
+        json.dumps(DIALECTS[name].parse_request(body).to_chat_body())
+    except RequestError as refusal:
+        error = refusal
+    if error is not None:
+        assert error.status == 400
+        assert json.loads(error_body(name, error))
+
+
+def test_an_engine_without_an_ability_is_named_with_the_field() -> None:
+    request = parse(
+        "anthropic", tools=[ANTHROPIC_TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}
+    )
+    with pytest.raises(RequestError) as caught:
+        request.require({"stop"}, engine="small")
+    assert caught.value.param == "tool_choice.disable_parallel_tool_use"
+    assert "small" in caught.value.message
+    request.require({"parallel_tool_calls"}, engine="small")
+
+
+def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
+    error = context_overflow(9000, 8192, max_tokens=100)
+    chat = json.loads(error_body("chat", error))
+    assert chat["error"]["code"] == "context_length_exceeded"
+    assert "maximum context length is 8192 tokens" in chat["error"]["message"]
+    anthropic = json.loads(error_body("anthropic", error, request_id="req_1"))
+    assert anthropic["error"]["type"] == "invalid_request_error"
+    assert "prompt is too long: 9000 tokens > 8192 maximum" in anthropic["error"]["message"]
+    assert anthropic["request_id"] == "req_1"
+
+
+def test_reasoning_effort_reaches_the_template() -> None:
+    assert parse("chat", reasoning_effort="low").template_options() == {"reasoning_effort": "low"}
+    quiet = parse("responses", reasoning={"effort": "none"}, chat_template_kwargs={"x": 1})
+    assert quiet.template_options() == {"x": 1, "reasoning_effort": "none", "enable_thinking": False}

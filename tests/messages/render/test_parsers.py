@@ -1,0 +1,729 @@
+"""Reading answers back: every family's calls and reasoning, whole and in any slices."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.errors import CaptureError
+from agentcore_rl_toolkit.messages.render import GRAMMARS, TextDecoder, grammar_named, grammar_of, new_parser
+
+from ..reply_builder import ReplyBuilder
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string"},
+                    "limit": {"type": "integer"},
+                    "deep": {"type": "boolean"},
+                    "tags": {"type": "array"},
+                    "maybe": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+                    "mode": {"enum": ["fast", "slow"]},
+                },
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+def sendable(text: str) -> bytes:
+    """Arguments have to survive the wire."""
+    return text.encode()
+
+
+def read(grammar: str, pieces: list[str], *, tools: Any = TOOLS, reasoning_open: bool = False) -> dict[str, Any]:
+    parser = new_parser(grammar_named(grammar), tools=tools, reasoning_open=reasoning_open)
+    builder = ReplyBuilder()
+    for piece in pieces:
+        for delta in parser.feed(piece):
+            builder.add(delta)
+    for delta in parser.finish():
+        builder.add(delta)
+    choices = builder.reply().choices
+    said = choices[0] if choices else None
+    return {
+        "status": parser.status,
+        "content": said.content if said else "",
+        "reasoning": said.reasoning if said else "",
+        "calls": [(c.name, json.loads(sendable(c.arguments), parse_constant=str)) for c in said.tool_calls]
+        if said
+        else [],
+    }
+
+
+def expect(content: str = "", reasoning: str = "", status: str = "none", calls: Any = ()) -> dict[str, Any]:
+    return {"status": status, "content": content, "reasoning": reasoning, "calls": list(calls)}
+
+
+X = ("look_up", {"query": "x"})
+DSML = "<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>"
+INVOKE = '<｜DSML｜invoke name="{}">\n{}\n</｜DSML｜invoke>'
+PARAMETER = '<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>'
+DSML_X = INVOKE.format("look_up", PARAMETER.format("query", "true", "x"))
+DSML_NOW = INVOKE.format("now", "")
+DS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+
+CASES: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("hermes", "plain text", "Just text.", expect("Just text.")),
+    ("hermes", "trailing blanks are part of an answer", "Text. \n", expect("Text. \n")),
+    (
+        "hermes",
+        "reasoning, text and a call",
+        '<think>\nwhy\n</think>\n\nSee:\n<tool_call>\n{"name": "look_up", "arguments": {"query": "x"}}\n</tool_call>',
+        expect("See:", "why", "parsed", [X]),
+    ),
+    (
+        "hermes",
+        "two calls",
+        '<tool_call>{"name": "look_up", "arguments": {"query": "x"}}</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n',
+        expect(status="parsed", calls=[X, ("now", {})]),
+    ),
+    (
+        "hermes",
+        "text between calls",
+        '<tool_call>{"name": "now"}</tool_call>\nand\n<tool_call>{"name": "now", "arguments": null}</tool_call>',
+        expect("and", status="parsed", calls=[("now", {}), ("now", {})]),
+    ),
+    (
+        "hermes",
+        "the closing mark is missing",
+        '<tool_call>\n{"name": "look_up", "parameters": {"query": "x"}}',
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "hermes",
+        "arguments as a string of JSON",
+        '<tool_call>{"name": "look_up", "arguments": "{\\"query\\": \\"x\\"}"}</tool_call>',
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "hermes",
+        "a raw line end inside a string",
+        '<tool_call>{"name": "look_up", "arguments": {"query": "x\ny"}}</tool_call>',
+        expect(status="parsed", calls=[("look_up", {"query": "x\ny"})]),
+    ),
+    (
+        "hermes",
+        "broken JSON stays visible",
+        "Well\n<tool_call>\n{name: look_up}\n</tool_call> bye",
+        expect("Well\n<tool_call>\n{name: look_up}\n</tool_call> bye", status="unparsed"),
+    ),
+    (
+        "hermes",
+        "one call good, one broken",
+        '<tool_call>{"name": "now"}</tool_call><tool_call>{</tool_call>',
+        expect("<tool_call>{</tool_call>", status="unparsed", calls=[("now", {})]),
+    ),
+    (
+        "hermes",
+        "cut off in the middle",
+        '<tool_call>\n{"name": "look_up", "argu',
+        expect('<tool_call>\n{"name": "look_up", "argu', status="unparsed"),
+    ),
+    (
+        "hermes",
+        "a call without its marks",
+        '{"name": "look_up", "arguments": {"query": "x"}}',
+        expect('{"name": "look_up", "arguments": {"query": "x"}}', status="unparsed"),
+    ),
+    ("hermes", "JSON that is no call", '{"name": "Bob"}', expect('{"name": "Bob"}')),
+    ("hermes", "a closing mark alone", "x</tool_call>", expect("x</tool_call>", status="unparsed")),
+    ("hermes", "reasoning that never ends", "<think>on and on", expect(reasoning="on and on")),
+    (
+        "hermes",
+        "a call inside reasoning that never ends",
+        '<think>so <tool_call>{"name": "now"}</tool_call>',
+        expect(reasoning='so <tool_call>{"name": "now"}</tool_call>', status="unparsed"),
+    ),
+    (
+        "hermes",
+        "a call mentioned in reasoning that ends",
+        "<think>a <tool_call> would do</think>No.",
+        expect("No.", "a <tool_call> would do"),
+    ),
+    ("hermes", "the reasoning mark inside text", "a <think> b", expect("a <think> b")),
+    ("hermes", "empty reasoning", "<think>\n\n</think>\n\nSo.", expect("So.")),
+    (
+        "qwen_coder",
+        "values by their schema",
+        "Go.\n<tool_call>\n<function=look_up>\n<parameter=query>\n42\n</parameter>\n<parameter=limit>\n42\n</parameter>\n"
+        '<parameter=deep>\nTrue\n</parameter>\n<parameter=tags>\n["a", 1]\n</parameter>\n<parameter=maybe>\nnull\n'
+        "</parameter>\n<parameter=mode>\nfast\n</parameter>\n</function>\n</tool_call>",
+        expect(
+            "Go.",
+            status="parsed",
+            calls=[
+                (
+                    "look_up",
+                    {"query": "42", "limit": 42, "deep": True, "tags": ["a", 1], "maybe": None, "mode": "fast"},
+                )
+            ],
+        ),
+    ),
+    (
+        "qwen_coder",
+        "lines of a value are kept",
+        "<tool_call>\n<function=look_up>\n<parameter=query>\n\n a\n  b\n\n</parameter>\n</function>\n</tool_call>",
+        expect(status="parsed", calls=[("look_up", {"query": "\n a\n  b\n"})]),
+    ),
+    (
+        "qwen_coder",
+        "without the outer marks",
+        "<function=look_up>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>",
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "qwen_coder",
+        "no parameters",
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        expect(status="parsed", calls=[("now", {})]),
+    ),
+    (
+        "qwen_coder",
+        "something else between the marks",
+        '<tool_call>\n{"name": "now"}\n</tool_call>',
+        expect('<tool_call>\n{"name": "now"}\n</tool_call>', status="unparsed"),
+    ),
+    ("qwen_coder", "half a mark in text", "if a <func", expect("if a <func")),
+    ("llama", "text", "Hello [1].", expect("Hello [1].")),
+    (
+        "llama",
+        "one call",
+        '{"name": "look_up", "parameters": {"query": "x"}}',
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "llama",
+        "two calls behind the tag",
+        '<|python_tag|>{"name": "look_up", "parameters": {"query": "x"}}; {"name": "now", "parameters": {}}',
+        expect(status="parsed", calls=[X, ("now", {})]),
+    ),
+    (
+        "llama",
+        "Python",
+        '[look_up(query="x", limit=3, deep=True, tags=["a"]), now()]',
+        expect(
+            status="parsed",
+            calls=[("look_up", {"query": "x", "limit": 3, "deep": True, "tags": ["a"]}), ("now", {})],
+        ),
+    ),
+    (
+        "llama",
+        "Python with everything in quotes",
+        '[look_up(query="7", limit="7", deep="true")]',
+        expect(status="parsed", calls=[("look_up", {"query": "7", "limit": 7, "deep": True})]),
+    ),
+    ("llama", "JSON as an answer", '{"answer": 42}', expect('{"answer": 42}')),
+    ("llama", "a list as an answer", "[1, 2, 3]", expect("[1, 2, 3]")),
+    (
+        "llama",
+        "an unknown tool",
+        '{"name": "fly", "parameters": {}}',
+        expect('{"name": "fly", "parameters": {}}', status="unparsed"),
+    ),
+    (
+        "llama",
+        "broken",
+        '{"name": "look_up", "parameters": {"query": "x"',
+        expect('{"name": "look_up", "parameters": {"query": "x"', status="unparsed"),
+    ),
+    ("llama", "code behind the tag", "<|python_tag|>print(1)", expect("<|python_tag|>print(1)", status="unparsed")),
+    ("llama", "positional arguments", "[look_up(1)]", expect("[look_up(1)]", status="unparsed")),
+    (
+        "glm",
+        "reasoning and a call",
+        "\n<think>why</think>\nSee.\n<tool_call>look_up\n<arg_key>query</arg_key>\n<arg_value>7</arg_value>\n"
+        "<arg_key>limit</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+        expect("See.", "why", "parsed", [("look_up", {"query": "7", "limit": 7})]),
+    ),
+    ("glm", "no arguments", "<tool_call>now\n</tool_call>", expect(status="parsed", calls=[("now", {})])),
+    (
+        "glm",
+        "an argument without a value",
+        "<tool_call>look_up\n<arg_key>query</arg_key>\n</tool_call>",
+        expect("<tool_call>look_up\n<arg_key>query</arg_key>\n</tool_call>", status="unparsed"),
+    ),
+    (
+        "deepseek",
+        "V3: fenced",
+        "See." + DS.format('function<｜tool▁sep｜>look_up\n```json\n{"query": "x"}\n```'),
+        expect("See.", status="parsed", calls=[X]),
+    ),
+    ("deepseek", "V3.1: bare", DS.format('look_up<｜tool▁sep｜>{"query": "x"}'), expect(status="parsed", calls=[X])),
+    (
+        "deepseek",
+        "two calls",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>\n"
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        expect(status="parsed", calls=[("now", {}), ("now", {})]),
+    ),
+    (
+        "deepseek",
+        "broken",
+        "<｜tool▁call▁begin｜>look_up{}<｜tool▁call▁end｜>",
+        expect("<｜tool▁call▁begin｜>look_up{}<｜tool▁call▁end｜>", status="unparsed"),
+    ),
+    (
+        "deepseek",
+        "marks without a call",
+        "Well<｜tool▁calls▁begin｜>\nlook_up",
+        expect("Well<｜tool▁calls▁begin｜>\nlook_up", status="unparsed"),
+    ),
+    (
+        "dsml",
+        "reasoning, text and a call",
+        f"<think>why</think>See.\n\n{DSML.format(DSML_X)}",
+        expect("See.", "why", "parsed", [X]),
+    ),
+    ("dsml", "no parameters", DSML.format(DSML_NOW), expect(status="parsed", calls=[("now", {})])),
+    ("dsml", "two calls", DSML.format(f"{DSML_X}\n{DSML_NOW}"), expect(status="parsed", calls=[X, ("now", {})])),
+    (
+        "dsml",
+        "V4's outer marks",
+        DSML.replace("function_calls", "tool_calls").format(DSML_X),
+        expect(status="parsed", calls=[X]),
+    ),
+    ("dsml", "no outer marks", f"See.\n{DSML_X} So.", expect("See.\nSo.", status="parsed", calls=[X])),
+    (
+        "dsml",
+        "strings as they are, all else as JSON",
+        INVOKE.format(
+            "look_up",
+            "\n".join(
+                PARAMETER.format(*each)
+                for each in (
+                    ("query", "true", ' 7\n"a" </b>\n'),
+                    ("limit", "false", "3"),
+                    ("deep", "false", "true"),
+                    ("tags", "false", '["a", {"b": null}]'),
+                    ("maybe", "false", "null"),
+                )
+            ),
+        ),
+        expect(
+            status="parsed",
+            calls=[
+                (
+                    "look_up",
+                    {
+                        "query": ' 7\n"a" </b>\n',
+                        "limit": 3,
+                        "deep": True,
+                        "tags": ["a", {"b": None}],
+                        "maybe": None,
+                    },
+                )
+            ],
+        ),
+    ),
+    (
+        "dsml",
+        "what is said to be JSON and is none has the schema's type",
+        INVOKE.format("look_up", PARAMETER.format("deep", "false", "True") + PARAMETER.format("query", "false", "x")),
+        expect(status="parsed", calls=[("look_up", {"deep": True, "query": "x"})]),
+    ),
+    (
+        "dsml",
+        "an object in place of parameters",
+        DSML.format(INVOKE.format("look_up", '{"query": "x"}')),
+        expect(status="parsed", calls=[X]),
+    ),
+    (
+        "dsml",
+        "closing marks inside values",
+        INVOKE.format(
+            "look_up",
+            PARAMETER.format("query", "true", "a </｜DSML｜invoke> b")
+            + PARAMETER.format("mode", "true", "c </｜DSML｜parameter> d"),
+        ),
+        expect(
+            status="parsed",
+            calls=[("look_up", {"query": "a </｜DSML｜invoke> b", "mode": "c </｜DSML｜parameter> d"})],
+        ),
+    ),
+    *(
+        ("dsml", what, text, expect(text, status="unparsed"))
+        for what, text in (
+            ("a parameter is not closed", DSML.format(DSML_X.replace("</｜DSML｜parameter>", "</｜DSML｜param>"))),
+            (
+                "a parameter opens inside another",
+                INVOKE.format(
+                    "look_up",
+                    PARAMETER.format("query", "true", "x").replace("parameter>", "param>")
+                    + PARAMETER.format("limit", "false", "3"),
+                ),
+            ),
+            ("a parameter twice", INVOKE.format("look_up", PARAMETER.format("query", "true", "x") * 2)),
+            ("a parameter that does not say what it is", DSML_X.replace(' string="true"', "")),
+            ("text between parameters", DSML_X.replace("\n</｜DSML｜invoke", "and</｜DSML｜invoke")),
+            ("text in place of parameters", INVOKE.format("look_up", "query=x")),
+            ("a list in place of parameters", INVOKE.format("look_up", '["x"]')),
+            ("a name without its quotes", DSML_X.replace('"look_up"', "look_up")),
+            ("a name with a blank", DSML_X.replace("look_up", "look up")),
+            ("no call between the outer marks", DSML.format('{"name": "now"}')),
+            ("an outer mark at the end", "Well\n\n<｜DSML｜function_calls>\n"),
+            ("a call cut behind its last parameter", DSML_X.partition("\n</｜DSML｜invoke")[0]),
+        )
+    ),
+    (
+        "dsml",
+        "one call good, one broken",
+        DSML.format(f"{DSML_NOW}\n{INVOKE.format('now', 'x')}"),
+        expect(INVOKE.format("now", "x"), status="unparsed", calls=[("now", {})]),
+    ),
+    (
+        "dsml",
+        "outer marks of nothing behind a call",
+        f"{DSML.format(DSML_NOW)}\n",
+        expect(status="parsed", calls=[("now", {})]),
+    ),
+    (
+        "harmony",
+        "analysis and final",
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>So.",
+        expect("So.", "why"),
+    ),
+    (
+        "harmony",
+        "a call",
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=functions.look_up "
+        '<|constrain|>json<|message|>{"query": "x"}',
+        expect("", "why", "parsed", [X]),
+    ),
+    (
+        "harmony",
+        "the recipient before the channel",
+        ' to=functions.look_up<|channel|>commentary json<|message|>{"query": "x"}<|call|>',
+        expect(status="parsed", calls=[X]),
+    ),
+    ("harmony", "a preamble", "<|channel|>commentary<|message|>Wait.<|end|>", expect("Wait.")),
+    ("harmony", "no format at all", "Sorry.", expect("Sorry.")),
+    (
+        "harmony",
+        "a call that is no JSON",
+        "<|channel|>commentary to=functions.look_up<|message|>x",
+        expect("<|channel|>commentary to=functions.look_up<|message|>x", status="unparsed"),
+    ),
+    ("plain", "anything", "<tool_call>x</tool_call>", expect("<tool_call>x</tool_call>")),
+    (
+        "hermes",
+        "the closing marker inside a string",
+        '<tool_call>{"name": "look_up", "arguments": {"query": "a </tool_call> b"}}</tool_call>',
+        expect(status="parsed", calls=[("look_up", {"query": "a </tool_call> b"})]),
+    ),
+    (
+        "hermes",
+        "a string without its end before a good call",
+        '<tool_call>{"name": "now", "arguments": {"q": "a}}</tool_call>\n<tool_call>{"name": "now"}</tool_call>',
+        expect(
+            '<tool_call>{"name": "now", "arguments": {"q": "a}}</tool_call>', status="unparsed", calls=[("now", {})]
+        ),
+    ),
+    (
+        "hermes",
+        "text between calls",
+        'a\n<tool_call>{"name": "now"}</tool_call> b <tool_call>{"name": "now"}</tool_call>\n c',
+        expect("a\nb\nc", status="parsed", calls=[("now", {}), ("now", {})]),
+    ),
+    (
+        "hermes",
+        "a whole call whose closing marker is cut",
+        '<tool_call>{"name": "now"}\n</tool_c',
+        expect(status="parsed", calls=[("now", {})]),
+    ),
+    (
+        "hermes",
+        "half of a surrogate pair stays an escape",
+        '<tool_call>{"name": "look_up", "arguments": {"query": "\\ud83d"}}</tool_call>',
+        expect(status="parsed", calls=[("look_up", {"query": "\ud83d"})]),
+    ),
+    (
+        "hermes",
+        "a number that is none",
+        '<tool_call>{"name": "look_up", "arguments": {"limit": NaN}}</tool_call>',
+        expect(status="parsed", calls=[("look_up", {"limit": "NaN"})]),
+    ),
+    (
+        "qwen_coder",
+        "closing tags inside values",
+        "<tool_call><function=look_up><parameter=query>a </function> c</tool_call> d</parameter>"
+        "</function></tool_call>",
+        expect(status="parsed", calls=[("look_up", {"query": "a </function> c</tool_call> d"})]),
+    ),
+    (
+        "qwen_coder",
+        "half a call",
+        "<tool_call><function=look_up><parameter=query>rm -rf /tmp",
+        expect("<tool_call><function=look_up><parameter=query>rm -rf /tmp", status="unparsed"),
+    ),
+    (
+        "qwen_coder",
+        "an integer written as a float",
+        "<tool_call><function=look_up><parameter=limit>3.0</parameter></function></tool_call>",
+        expect(status="parsed", calls=[("look_up", {"limit": 3})]),
+    ),
+    (
+        "glm",
+        "a name without the rest",
+        "<tool_call>look_up",
+        expect("<tool_call>look_up", status="unparsed"),
+    ),
+    (
+        "deepseek",
+        "a name without the rest",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n",
+        expect("<｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n", status="unparsed"),
+    ),
+    (
+        "llama",
+        "a call after prose",
+        'Sure: {"name": "look_up", "parameters": {}}',
+        expect('Sure: {"name": "look_up", "parameters": {}}', status="unparsed"),
+    ),
+    ("llama", "a call without its brackets", "now()", expect("now()", status="unparsed")),
+    (
+        "llama",
+        "an infinite number",
+        "[look_up(limit=1e999)]",
+        expect(status="parsed", calls=[("look_up", {"limit": "Infinity"})]),
+    ),
+]
+
+ARGUMENTS = {"query": "rm -rf </tool_call> x", "limit": 3, "tags": ["a", "b"], "deep": True}
+_PAIRS = {k: v if isinstance(v, str) else json.dumps(v) for k, v in ARGUMENTS.items()}
+WRITTEN = {
+    "hermes": "<tool_call>\n" + json.dumps({"name": "look_up", "arguments": ARGUMENTS}) + "\n</tool_call>",
+    "qwen_coder": "<tool_call>\n<function=look_up>\n"
+    + "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in _PAIRS.items())
+    + "</function>\n</tool_call>",
+    "glm": "<tool_call>look_up\n"
+    + "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in _PAIRS.items())
+    + "</tool_call>",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n"
+    + json.dumps(ARGUMENTS)
+    + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "dsml": DSML.format(
+        INVOKE.format(
+            "look_up",
+            "\n".join(
+                PARAMETER.format(k, str(isinstance(ARGUMENTS[k], str)).lower(), written)
+                for k, written in _PAIRS.items()
+            ),
+        )
+    ),
+    "llama": json.dumps({"name": "look_up", "parameters": ARGUMENTS}),
+    "harmony": "<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>"
+    + json.dumps(ARGUMENTS)
+    + "<|call|>",
+}
+
+
+@pytest.mark.parametrize("grammar", WRITTEN)
+def test_half_a_call_is_no_call_wherever_the_answer_was_cut(grammar: str) -> None:
+    text = WRITTEN[grammar]
+    assert read(grammar, [text])["calls"] == [("look_up", ARGUMENTS)]
+    for at in range(len(text)):
+        assert read(grammar, [text[:at]])["calls"] in ([], [("look_up", ARGUMENTS)]), text[:at]
+
+
+@pytest.mark.parametrize(("grammar", "what", "text", "expected"), CASES, ids=[f"{g}: {w}" for g, w, _, _ in CASES])
+def test_an_answer_is_read_the_same_in_any_two_slices(grammar, what, text, expected) -> None:
+    assert read(grammar, [text]) == expected
+    for at in range(1, len(text)):
+        assert read(grammar, [text[:at], text[at:]]) == expected, f"cut at {at}: {text[:at]!r}"
+    assert read(grammar, list(text)) == expected
+
+
+MARKERS = sorted(
+    {marker for g in GRAMMARS.values() for block in g.blocks for marker in block}
+    | {"<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|python_tag|>"}
+    | {"<parameter=", "</parameter>", "<arg_key>", "</arg_key>", "<｜tool▁sep｜>", "to=functions.now", "analysis"}
+    | {"<｜DSML｜parameter", "</｜DSML｜parameter>", "<｜DSML｜function_calls>", "</｜DSML｜tool_calls>", "｜DSML｜"}
+    | {' name="now">', ' name="a" string="false">', ' name="b" string="true">'}
+)
+FRAGMENTS = st.lists(
+    st.one_of(
+        st.sampled_from(MARKERS),
+        st.sampled_from(['"', "\\ud83d", "NaN", "1e999", '{"name": "now", "arguments": {"a": ']),
+        st.sampled_from(['{"name": "now"}', "now", "now()", "[", "{", "<", "｜", " ", "\n", "\n\n", "x", "final"]),
+        st.text(max_size=3),
+    ),
+    max_size=8,
+).map("".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(GRAMMARS)), FRAGMENTS, st.data(), st.booleans(), st.booleans())
+def test_slices_never_change_what_is_read(grammar, text, data, with_tools, opened) -> None:
+    tools = TOOLS if with_tools else None
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = read(grammar, [text], tools=tools, reasoning_open=opened)
+    assert read(grammar, pieces, tools=tools, reasoning_open=opened) == whole
+    assert (whole["status"] == "parsed") <= bool(whole["calls"])
+    if not with_tools:
+        assert whole["calls"] == []
+
+
+@settings(max_examples=130, deadline=None)
+@given(st.sampled_from(["hermes", "qwen_coder", "glm", "deepseek", "dsml"]), FRAGMENTS)
+def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> None:
+    found = read(grammar, [text])
+    if not found["calls"] and "<think>" not in text:
+        assert found["content"] == text.lstrip("\n")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60))
+def test_plain_text_comes_through_unchanged(text) -> None:
+    # Blank lines at the very start are the template's.
+    assert read("plain", list(text))["content"] == text.lstrip("\n")
+
+
+NUMBERS = '{"limit":   NaN, "deep": [-Infinity,1e999], "query": "NaN \\" Infinity"}'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ("hermes", f'<tool_call>\n{{"name": "look_up", "arguments": {NUMBERS}}}\n</tool_call>'),
+        ("hermes", f'<tool_call>{{"arguments": {NUMBERS} , "name": "look_up"}}</tool_call>'),
+        ("hermes", f'<tool_call>{{"id": {{"limit": 1}}, "name": "look_up", "parameters": {NUMBERS}}}</tool_call>'),
+        ("llama", f'{{"name": "look_up", "parameters": {NUMBERS}}}'),
+        ("deepseek", f"<｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{NUMBERS}<｜tool▁call▁end｜>"),
+        ("harmony", f"<|channel|>commentary to=functions.look_up<|message|>{NUMBERS}<|call|>"),
+        ("dsml", DSML.format(INVOKE.format("look_up", NUMBERS))),
+    ],
+)
+def test_numbers_that_json_does_not_have_stay_as_they_were_sampled(grammar, text) -> None:
+    parser = new_parser(grammar_named(grammar), tools=TOOLS)
+    [call] = [piece for delta in [*parser.feed(text), *parser.finish()] for piece in delta.tool_calls]
+    assert (parser.status, call.name, call.arguments) == ("parsed", "look_up", NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ("qwen_coder", "<tool_call><function=look_up>{}</function></tool_call>"),
+        ("glm", "<tool_call>look_up{}</tool_call>"),
+    ],
+)
+def test_where_json_is_written_here_such_numbers_are_strings(grammar, text) -> None:
+    pair = "<arg_key>{}</arg_key><arg_value>{}</arg_value>" if grammar == "glm" else "<parameter={}>{}</parameter>"
+    kinds = {"n": "number", "i": "integer", "o": "object", "s": "string", "l": "array"}
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"properties": {}}}}
+    tool["function"]["parameters"]["properties"] = {k: {"type": t} for k, t in kinds.items()}  # type: ignore[index]
+    values = {"n": "NaN", "i": "Infinity", "o": '{"a": NaN}', "s": "-Infinity", "l": "[1, 1e999]"}
+    text = text.format("".join(pair.format(k, v) for k, v in values.items()))
+    parser = new_parser(grammar_named(grammar), tools=[tool])
+    [call] = [piece for delta in [*parser.feed(text), *parser.finish()] for piece in delta.tool_calls]
+    told = msgspec.json.decode(call.arguments)  # as strict as any
+    assert told == {"n": "NaN", "i": "Infinity", "o": {"a": "NaN"}, "s": "-Infinity", "l": [1, "Infinity"]}
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=4),
+    st.sampled_from(["hermes", "deepseek", "dsml", "harmony"]),
+)
+def test_any_json_arguments_come_back_as_they_were(arguments, grammar) -> None:
+    written = json.dumps(arguments, ensure_ascii=False)
+    if any(marker in written for marker in MARKERS) or (grammar == "dsml" and any('"' in key for key in arguments)):
+        return
+    told = [
+        PARAMETER.format(key, *(("true", value) if isinstance(value, str) else ("false", json.dumps(value))))
+        for key, value in arguments.items()
+    ]
+    text = {
+        "hermes": f'<tool_call>\n{{"name": "now", "arguments": {written}}}\n</tool_call>',
+        "deepseek": f"<｜tool▁call▁begin｜>now<｜tool▁sep｜>{written}<｜tool▁call▁end｜>",
+        "dsml": DSML.format(INVOKE.format("now", "\n".join(told))),
+        "harmony": f"<|channel|>commentary to=functions.now<|message|>{written}<|call|>",
+    }[grammar]
+    assert read(grammar, [text]) == expect(status="parsed", calls=[("now", arguments)])
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_decoding_in_slices_is_decoding_the_whole(data, renderer_for) -> None:
+    tokenizer = renderer_for(data.draw(st.sampled_from(["qwen3", "harmony"]))).tokenizer
+    some_text = st.text(max_size=12).map(tokenizer.encode)
+    any_ids = st.lists(st.integers(0, tokenizer.vocabulary_size - 1), max_size=12)
+    ids = data.draw(st.lists(some_text | any_ids, max_size=4).map(lambda parts: [i for part in parts for i in part]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    decoder = TextDecoder(tokenizer)
+    pieces = [decoder.feed(ids[a:b]) for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    assert "".join([*pieces, decoder.finish()]) == tokenizer.decode(ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    stop = renderer.tokenizer.id_of("<|im_end|>")
+    text = data.draw(FRAGMENTS)
+    ids = [*renderer.encode(text), *data.draw(st.sampled_from([[], [stop]]))]
+    whole = renderer.parse(ids, tools=TOOLS)
+    stream = renderer.stream(tools=TOOLS)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+        stream.feed(ids[a:b])
+    stream.finish()
+    parsed = stream.parsed()
+    assert (parsed.content, parsed.reasoning, parsed.status) == (whole.content, whole.reasoning, whole.status)
+    assert [(c.name, c.arguments) for c in parsed.tool_calls] == [(c.name, c.arguments) for c in whole.tool_calls]
+    assert "<|im_end|>" not in whole.content or "<|im_end|>" in text
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=10))
+def test_bytes_of_tokens_joined_are_the_texts_bytes(text, renderer_for) -> None:
+    tokenizer = renderer_for("qwen3").tokenizer
+    assert b"".join(tokenizer.bytes_of(i) for i in tokenizer.encode(text)) == text.encode()
+
+
+def test_logprobs_are_shown_token_by_token(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    ids = renderer.encode("漢")
+    assert len(ids) > 1  # a character in several tokens
+    entries = renderer.logprob_entries(ids, [-0.5] * len(ids))
+    assert bytes(b for entry in entries for b in entry["bytes"]) == "漢".encode()
+    with pytest.raises(CaptureError):
+        renderer.logprob_entries(ids, [-0.5])
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("... <tool_call> {{ x }}", "hermes"),
+        ("<tool_call>\n<function=", "qwen_coder"),
+        ("<tool_call>{{ n }}<arg_key>", "glm"),
+        ("<|channel|>x<|message|>", "harmony"),
+        ("<｜tool▁call▁begin｜>", "deepseek"),
+        ("{% set dsml_token = '｜DSML｜' %}", "dsml"),
+        ("<|python_tag|>", "llama"),
+        ("role == 'ipython'", "llama"),
+        ("{{ messages }}", "plain"),
+    ],
+)
+def test_the_parser_is_chosen_by_the_templates_text(template, name) -> None:
+    assert grammar_of(template).name == name

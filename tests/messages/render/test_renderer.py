@@ -1,0 +1,680 @@
+"""Turns of a conversation as tokens, for every family of templates."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+import time
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from agentcore_rl_toolkit.errors import CaptureError, ConfigError
+from agentcore_rl_toolkit.messages.dialects import RequestError
+from agentcore_rl_toolkit.messages.render import (
+    ChatTemplate,
+    PastCall,
+    Renderer,
+    Tokenizer,
+    algebra,
+    examine,
+    replay,
+)
+from agentcore_rl_toolkit.messages.render.doctor import sampled_body
+
+USER = {"role": "user", "content": "hello there"}
+SYSTEM = {"role": "system", "content": "be brief"}
+
+
+def answer(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def calling(*names: str, query: str = "x") -> dict[str, Any]:
+    calls = [
+        {"id": f"call_{i:05}", "type": "function", "function": {"name": n, "arguments": json.dumps({"query": query})}}
+        for i, n in enumerate(names)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def result(text: str, i: int = 0) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{i:05}", "content": text}
+
+
+def body_of(renderer: Renderer, family: Any, message: dict[str, Any], following: str, tools: Any) -> list[int]:
+    """What a model that writes exactly like its template would sample."""
+    body = sampled_body(renderer, message, tools=tools)
+    assert body
+    if family.name == "glm":  # its answers end with the opening mark of what comes next
+        mark = renderer.tokenizer.id_of("<|observation|>" if following == "tool" else "<|user|>")
+        assert mark is not None
+        body = [*body, mark]
+    return body
+
+
+def play(
+    renderer: Renderer, family: Any, script: list[tuple[dict[str, Any], list[dict[str, Any]]]], tools: Any
+) -> list[tuple[list[int], list[int]]]:
+    """Render, answer, go on; returns (prompt ids, completion ids) of every turn and checks that each extends the last."""
+    conversation = renderer.conversation(now=0.0)
+    messages = [SYSTEM, USER]
+    turns: list[tuple[list[int], list[int]]] = []
+    for number, (said, following) in enumerate(script):
+        prompt = renderer.render(conversation, list(messages), tools)
+        if turns:
+            before = [*turns[-1][0], *turns[-1][1]]
+            assert prompt.extended
+            assert prompt.branch_reason is None
+            assert prompt.reused_tokens == len(before)
+            assert prompt.token_ids[: len(before)] == before
+            assert prompt.parent_turn == f"t{number - 1}"
+        assert json.loads(prompt.json) == prompt.token_ids
+        assert prompt.length == len(prompt.token_ids)
+        completion = body_of(renderer, family, said, following[0]["role"] if following else "user", tools)
+        turns.append((prompt.token_ids, completion))
+        renderer.commit(conversation, prompt, completion, said, turn_id=f"t{number}")
+        messages += [said, *following]
+    return turns
+
+
+SCRIPT = [
+    (answer("An answer of some words."), [{"role": "user", "content": "and then?"}]),
+    (calling("look_up"), [result("found it")]),
+    (answer("So it is."), [{"role": "user", "content": "thanks\n\nand more"}]),
+    (calling("look_up", query="Grüße"), [result("nothing"), {"role": "user", "content": "go on"}]),
+    (answer("Done."), []),
+]
+
+
+def test_each_turn_extends_the_one_before(family, renderer, tools) -> None:
+    turns = play(renderer, family, SCRIPT, tools)
+    assert len(turns) == len(SCRIPT)
+
+
+# A model that writes like its template leaves nothing for the renderer to differ in, unless the template writes history
+# differently from answers: gpt-oss ends them with another token; Qwen3, GLM and R1 put reasoning marks in or leave them
+# out.
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "llama3", "pythonic", "deepseek_v3", "deepseek_dsml"])
+def test_extension_equals_a_full_rendering_when_answers_are_the_templates_own(name, renderer_for, tools) -> None:
+    renderer = renderer_for(name)
+    turns = play(renderer, SimpleNamespace(name=name), SCRIPT, tools)
+    messages = [SYSTEM, USER]
+    for (prompt, _), (said, following) in zip(turns, SCRIPT, strict=True):
+        assert renderer.decode(prompt) == renderer.template.render(messages, tools=tools, now=0.0)
+        messages += [said, *following]
+
+
+@pytest.mark.parametrize(
+    "name", ["hermes", "qwen3", "qwen_coder", "glm", "deepseek_v3", "deepseek_r1", "deepseek_dsml", "pythonic"]
+)
+def test_results_of_parallel_calls_come_in_one_step(name, renderer_for, tools) -> None:
+    script = [(calling("look_up", "look_up"), [result("one"), result("two", 1)]), (answer("Both."), [])]
+    turns = play(renderer_for(name), SimpleNamespace(name=name), script, tools)
+    added = renderer_for(name).decode(turns[1][0][len(turns[0][0]) + len(turns[0][1]) :])
+    assert added.index("one") < added.index("two")
+
+
+def first_turn(renderer: Renderer, completion: list[int], message: dict[str, Any], tools: Any = None) -> Any:
+    conversation = renderer.conversation(now=0.0)
+    prompt = renderer.render(conversation, [USER], tools)
+    renderer.commit(conversation, prompt, completion, message, turn_id="t0")
+    return conversation, [*prompt.token_ids, *completion]
+
+
+def test_sampled_tokens_that_do_not_retokenise_are_kept_as_they_are(family, renderer) -> None:
+    letters = [renderer.tokenizer.id_of(c) for c in "hello"]
+    stop = min(renderer.tokenizer.eos_ids)
+    completion = [*letters, stop]
+    assert renderer.encode("hello") != letters  # a merge exists, the model took the long way
+    conversation, before = first_turn(renderer, completion, answer("hello"))
+    prompt = renderer.render(conversation, [USER, answer("hello"), {"role": "user", "content": "go on"}])
+    assert prompt.token_ids[: len(before)] == before
+    assert "go on" in renderer.decode(prompt.token_ids[len(before) :])
+
+
+class Watched(ChatTemplate):
+    """A template that shows what it was given."""
+
+    given: list[Any]
+
+    def render(self, messages, *, tools=None, options=None, **more) -> str:  # type: ignore[no-untyped-def,override]
+        self.__dict__.setdefault("given", []).append([messages, tools, options])
+        return super().render(messages, tools=tools, options=options, **more)
+
+    def words(self) -> list[str]:
+        """What stood in the place of an answer, in all renderings so far."""
+        return re.findall(r"zqx\w+?qxz", json.dumps(self.given))
+
+
+@pytest.fixture
+def watched(family, renderer) -> Any:
+    template = Watched(renderer.template.source, special_tokens=renderer.tokenizer.special_tokens)
+    return Renderer(renderer.tokenizer, template, grammar=renderer.grammar)
+
+
+@pytest.mark.threat(
+    who="a session",
+    tries="cut text out of a prompt with a message that holds the renderer's own marker",
+    stopped_by="the marker is random, another one for each rendering, and stands nowhere in the conversation",
+    leaves="",
+)
+def test_no_word_of_the_renderer_cuts_a_message(family, watched, tools) -> None:
+    said, results = calling("look_up"), [result("found it")]
+    turns: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [(answer("one"), [USER]), (said, results)]
+    play(watched, family, turns, tools)
+    known = watched.template.words()
+    assert known
+    # Whoever has seen every word so far, and writes them into texts, results, ids, tools and options, loses nothing.
+    spoilt = "before " + " ".join(["zqxSAMPLEDqxz", *known]) + " after"
+    spoilt_tools = [
+        *tools,
+        {"type": "function", "function": {"name": "other", "description": spoilt, "parameters": {}}},
+    ]
+    conversation = watched.conversation(now=0.0)
+    messages: list[dict[str, Any]] = [USER]
+    following = [[{"role": "user", "content": spoilt}], [result(spoilt)], [{"role": "user", "content": spoilt}]]
+    for number, (said, more) in enumerate(
+        zip([answer("hi"), calling("look_up"), answer("ok")], following, strict=True)
+    ):
+        prompt = watched.render(conversation, list(messages), spoilt_tools, {"note": spoilt})
+        completion = body_of(watched, family, said, more[0]["role"], spoilt_tools)
+        watched.commit(conversation, prompt, completion, said, turn_id=f"t{number}")
+        messages += [said, *more]
+        after = watched.render(conversation, list(messages), spoilt_tools, {"note": spoilt})
+        assert after.extended
+        assert spoilt in watched.decode(after.token_ids[prompt.length + len(completion) :])
+        watched.abandon(conversation, after)
+    fresh = watched.template.words()[len(known) :]
+    assert not set(known) & {word for word in fresh if word not in spoilt}
+
+
+def test_a_word_that_the_conversation_holds_is_not_taken(renderer_for, monkeypatch) -> None:
+    renderer = renderer_for("hermes")
+    drawn = [*("00" * 16 for _ in range(3)), "11" * 16]
+    monkeypatch.setattr(algebra.secrets, "token_hex", lambda _size: drawn.pop(0))
+    spoilt = f"before zqx{'00' * 16}qxz after"
+    completion = renderer.encode("hi<|im_end|>")
+    conversation, before = first_turn(renderer, completion, answer("hi"))
+    prompt = renderer.render(conversation, [USER, answer("hi"), {"role": "user", "content": spoilt}])
+    assert spoilt in renderer.decode(prompt.token_ids[len(before) :])
+    assert not drawn
+
+
+def test_an_answer_cut_by_its_length_is_closed_by_the_suffix(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    completion = renderer.encode("an unfinished")
+    conversation, before = first_turn(renderer, completion, answer("an unfinished"))
+    prompt = renderer.render(conversation, [USER, answer("an unfinished"), USER])
+    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("<|im_end|>\n<|im_start|>user\n")
+
+
+def test_another_stop_token_closes_an_answer_too(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    completion = [*renderer.encode("over"), renderer.tokenizer.id_of("<|endoftext|>")]
+    conversation, before = first_turn(renderer, completion, answer("over"))
+    prompt = renderer.render(conversation, [USER, answer("over"), USER])
+    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("\n<|im_start|>user\n")
+
+
+def test_glm_keeps_a_stop_token_that_opens_the_wrong_role(renderer_for) -> None:
+    renderer = renderer_for("glm")
+    completion = [*renderer.encode("\n<think></think>\nok"), renderer.tokenizer.id_of("<|observation|>")]
+    conversation, before = first_turn(renderer, completion, answer("ok"))
+    prompt = renderer.render(conversation, [USER, answer("ok"), USER])
+    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("<|user|>\n")
+
+
+@pytest.mark.parametrize(
+    "sent_back",
+    [
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [("c9", '{"limit":3,"query":"x"}')]},
+        {"role": "assistant", "content": "Let me see.\n", "tool_calls": [("c9", '{"query": "x", "limit": 3}')]},
+        {"role": "assistant", "content": None, "tool_calls": [("c9", '{"query": "x", "limit": 3}')]},
+        {"role": "assistant", "content": "", "tool_calls": [("other", '{"query": "x", "limit": 3}')], "refusal": None},
+    ],
+)
+def test_what_frameworks_do_to_an_answer_does_not_hide_it(sent_back, renderer_for, tools) -> None:
+    renderer = renderer_for("hermes")
+    said = '<tool_call>\n{"name": "look_up", "arguments": {"query": "x", "limit": 3}}\n</tool_call><|im_end|>'
+    completion = renderer.encode("Let me see.\n" + said)
+    conversation = renderer.conversation()
+    prompt = renderer.render(conversation, [USER], tools)
+    parsed = renderer.parse(completion, tools=tools, prompt=prompt)
+    assert parsed.status == "parsed"
+    assert parsed.content == "Let me see."
+    renderer.commit(conversation, prompt, completion, parsed.to_message(), turn_id="t0")
+    calls = [
+        {"id": i, "type": "function", "function": {"name": "look_up", "arguments": a}}
+        for i, a in sent_back["tool_calls"]
+    ]
+    again = {**sent_back, "tool_calls": calls}
+    following = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "r"}
+    second = renderer.render(conversation, [USER, again, following], tools)
+    assert second.extended
+    assert second.token_ids[: len(prompt.token_ids) + len(completion)] == [*prompt.token_ids, *completion]
+    # and a third turn still finds the second
+    done = renderer.encode("ok<|im_end|>")
+    renderer.commit(conversation, second, done, answer("ok"), turn_id="t1")
+    third = renderer.render(conversation, [USER, again, following, answer("ok"), USER], tools)
+    assert third.parent_turn == "t1"
+
+
+def test_reasoning_that_the_agent_drops_stays_in_the_tokens(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    completion = renderer.encode("<think>\nbecause\n</think>\n\nSo.<|im_end|>")
+    parsed = renderer.parse(completion)
+    assert (parsed.reasoning, parsed.content) == ("because", "So.")
+    conversation, before = first_turn(renderer, completion, parsed.to_message())
+    prompt = renderer.render(conversation, [USER, answer("So."), USER])
+    assert prompt.token_ids[: len(before)] == before
+
+
+def test_an_edited_answer_opens_a_branch_at_the_last_turn_that_still_stands(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    messages = [SYSTEM, USER]
+    for number, said in enumerate(["one", "two"]):
+        prompt = renderer.render(conversation, messages)
+        completion = renderer.encode(f"{said}<|im_end|>")
+        renderer.commit(conversation, prompt, completion, answer(said), turn_id=f"t{number}")
+        messages = [*messages, answer(said), USER]
+    edited = [*messages[:4], answer("TWO"), USER]
+    prompt = renderer.render(conversation, edited)
+    assert prompt.branch_reason == "history_rewritten"
+    assert prompt.parent_turn == "t0"
+    assert renderer.decode(prompt.token_ids) == renderer.template.render(edited)
+
+
+def test_reasons_for_branches(renderer_for, tools) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    first = renderer.render(conversation, [SYSTEM, USER])
+    assert first.branch_reason is None
+    side = renderer.render(conversation, [{"role": "system", "content": "you plan"}, USER])
+    assert side.branch_reason == "sub_agent"
+    tooled = renderer.render(conversation, [SYSTEM, USER], tools)
+    assert tooled.branch_reason == "sub_agent"
+    same = renderer.render(conversation, [SYSTEM, USER])
+    assert same.branch_reason == "parallel_calls"
+    assert same.token_ids == first.token_ids
+    beside = renderer.render(conversation, [SYSTEM, {"role": "user", "content": "other"}])
+    assert beside.branch_reason == "parallel_calls"
+    done = renderer.encode("ok<|im_end|>")
+    for number, prompt in enumerate([first, side, tooled, same, beside]):
+        renderer.commit(conversation, prompt, done, answer(f"ok {number}"), turn_id=f"t{number}")
+    assert renderer.render(conversation, [SYSTEM, USER]).branch_reason == "resampled"
+    left = renderer.render(conversation, [SYSTEM, USER, answer("ok 0"), {"role": "user", "content": "left"}])
+    right = renderer.render(conversation, [SYSTEM, USER, answer("ok 0"), {"role": "user", "content": "right"}])
+    assert (left.branch_reason, right.branch_reason) == (None, "parallel_calls")
+    before = [*first.token_ids, *done]
+    assert left.token_ids[: len(before)] == right.token_ids[: len(before)] == before
+    assert "left" in renderer.decode(left.token_ids)
+    assert "left" not in renderer.decode(right.token_ids)
+    compacted = [SYSTEM, {"role": "user", "content": "summary of it all"}]
+    renderer.commit(conversation, left, done, answer("l"), turn_id="tl")
+    renderer.commit(conversation, right, done, answer("r"), turn_id="tr")
+    assert renderer.render(conversation, compacted).branch_reason in ("parallel_calls", "history_rewritten")
+
+
+def test_a_system_message_that_changes_every_turn_is_a_rewritten_history(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    messages: list[dict[str, Any]] = [USER]
+    reasons = []
+    for number in range(3):
+        prompt = renderer.render(conversation, [{"role": "system", "content": f"it is {number} o'clock"}, *messages])
+        reasons.append(prompt.branch_reason)
+        renderer.commit(conversation, prompt, renderer.encode("a<|im_end|>"), answer("a"), turn_id=f"t{number}")
+        messages = [*messages, answer("a"), USER]
+    assert reasons == [None, "history_rewritten", "history_rewritten"]
+
+
+def test_a_failed_call_leaves_the_session_as_it_was(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
+    messages = [USER, answer("a"), USER]
+    failed = renderer.render(conversation, messages)
+    tokens = failed.token_ids
+    renderer.abandon(conversation, failed)
+    again = renderer.render(conversation, messages)
+    assert again.branch_reason is None
+    assert again.token_ids == tokens
+    renderer.abandon(conversation, again)
+    other = renderer.render(conversation, [USER, answer("a"), {"role": "user", "content": "something else"}])
+    assert other.branch_reason is None
+    assert other.token_ids[: len(before)] == before
+    assert conversation.running == 1
+
+
+def test_two_choices_of_one_call_are_both_at_hand(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    prompt = renderer.render(conversation, [USER])
+    one, two = renderer.encode("one<|im_end|>"), renderer.encode("two<|im_end|>")
+    renderer.commit(conversation, prompt, one, answer("one"), turn_id="t0.0", more=True)
+    renderer.commit(conversation, prompt, two, answer("two"), turn_id="t0.1")
+    assert conversation.running == 0
+    for said, ids, turn_id in (("one", one, "t0.0"), ("two", two, "t0.1")):
+        following = renderer.render(conversation, [USER, answer(said), USER])
+        assert following.parent_turn == turn_id
+        assert following.token_ids[: prompt.length + len(ids)] == [*prompt.token_ids, *ids]
+
+
+def test_a_template_that_looks_back_extends_too(renderer_for) -> None:
+    renderer = renderer_for("counting")
+    assert not renderer.facts.after_text
+    assert renderer.facts.problems
+    completion = [*(i for c in "hello" for i in renderer.encode(c)), renderer.tokenizer.id_of("<|im_end|>")]
+    conversation, before = first_turn(renderer, completion, answer("hello"))
+    prompt = renderer.render(conversation, [USER, answer("hello"), USER])
+    assert prompt.extended
+    assert prompt.token_ids[: len(before)] == before
+    assert renderer.decode(prompt.token_ids) == renderer.template.render([USER, answer("hello"), USER])
+    assert "looks back" in str(examine(renderer))
+
+
+def test_a_template_without_marks_is_rendered_in_full(renderer_for) -> None:
+    renderer = renderer_for("markless")
+    conversation, _ = first_turn(renderer, renderer.encode(" a"), answer("a"))
+    prompt = renderer.render(conversation, [USER, answer("a"), USER])
+    assert not prompt.extended
+    assert (prompt.reused_tokens, prompt.parent_turn) == (0, None)
+    assert renderer.decode(prompt.token_ids) == renderer.template.render([USER, answer("a"), USER])
+    assert not examine(renderer).ok
+
+
+def test_harmony_goes_on_after_the_mark_of_a_final_answer(renderer_for) -> None:
+    renderer = renderer_for("harmony")
+    completion = renderer.encode("<|channel|>final<|message|>ok<|return|>")
+    conversation, before = first_turn(renderer, completion, answer("ok"))
+    prompt = renderer.render(conversation, [USER, answer("ok"), USER])
+    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("<|start|>user<|message|>")
+
+
+def test_a_template_that_takes_arguments_as_text_gets_the_models_own_characters(renderer_for, tools) -> None:
+    renderer = renderer_for("deepseek_v3")
+    odd = '{"query":   "x", "limit": 1.0e2}'
+    said = {**calling("look_up"), "tool_calls": [{"id": "c", "function": {"name": "look_up", "arguments": odd}}]}
+    assert odd in renderer.template.render([USER, said], tools=tools)
+    said["tool_calls"] = [{"id": "c", "function": {"name": "look_up", "arguments": {"query": "x"}}}]
+    assert '{"query": "x"}' in renderer.template.render([USER, said], tools=tools)
+
+
+def past(messages: list[dict[str, Any]], ids: list[int], name: str, said: str, completion: list[int]) -> PastCall:
+    """A call that was recorded with its prompt whole."""
+    return PastCall(
+        messages=messages,
+        tools=None,
+        options=None,
+        after=None,
+        new=array("I", ids),
+        whole=lambda: array("I", ids),
+        extended=name != "t0",
+        answers=[(name, array("I", completion), answer(said))],
+    )
+
+
+def test_a_session_made_again_from_its_records_goes_on(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    a, b = renderer.encode("a<|im_end|>"), renderer.encode("b<|im_end|>")
+    conversation, before = first_turn(renderer, a, answer("a"))
+    second = renderer.render(conversation, [USER, answer("a"), USER])
+    renderer.commit(conversation, second, b, answer("b"), turn_id="t1")
+    history = [
+        past([USER], before[: -len(a)], "t0", "a", a),
+        past([USER, answer("a"), USER], second.token_ids, "t1", "b", b),
+    ]
+    copy = replay(renderer, history)
+    assert copy.size_bytes == conversation.size_bytes > 4 * second.length
+    messages = [USER, answer("a"), USER, answer("b"), USER]
+    restored = renderer.render(copy, messages)
+    assert restored.parent_turn == "t1"
+    assert restored.branch_reason is None
+    assert restored.token_ids == renderer.render(conversation, messages).token_ids
+    assert restored.token_ids[: len(before)] == before
+    assert json.loads(restored.json) == restored.token_ids
+    again = renderer.render(copy, [USER, answer("a"), USER])
+    assert (again.branch_reason, again.token_ids) == ("resampled", second.token_ids)
+
+
+def test_a_record_whose_messages_do_not_go_on_from_its_tokens_stands_alone(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    a = renderer.encode("a<|im_end|>")
+    _, before = first_turn(renderer, a, answer("a"))
+    history = [
+        past([USER], before[: -len(a)], "t0", "a", a),
+        past([USER, answer("a"), USER], [5, 6, 7], "t1", "b", [8]),
+    ]
+    prompt = renderer.render(replay(renderer, history), [USER, answer("a"), USER, answer("b"), USER])
+    assert prompt.token_ids[:4] == [5, 6, 7, 8]
+    with pytest.raises(CaptureError, match="answer"):
+        replay(renderer, [PastCall(**{**vars(history[0]), "answers": []})])
+
+
+def test_a_prompt_that_opened_reasoning_still_does_after_a_restart(renderer_for) -> None:
+    renderer = renderer_for("deepseek_r1")
+    first = renderer.render(renderer.conversation(), [USER])
+    assert first.opens_reasoning
+    completion = renderer.encode("hm</think>a")
+    copy = replay(renderer, [past([USER], first.token_ids, "t0", "a", completion)])
+    assert renderer.render(copy, [USER]).opens_reasoning
+
+
+def test_what_a_conversation_takes_is_counted_per_branch_and_given_back(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
+    one = conversation.size_bytes
+    long = {"role": "user", "content": "what is this? " * 500}
+    failed = renderer.render(conversation, [USER, answer("a"), long])
+    grown = conversation.size_bytes
+    assert grown > one + 4 * (failed.length - len(before)) + len(long["content"])
+    renderer.abandon(conversation, failed)
+    renderer.abandon(conversation, renderer.render(conversation, [USER, answer("a"), USER]))
+    assert conversation.size_bytes < grown
+    fork = renderer.render(conversation, [USER, answer("other"), USER])
+    assert conversation.size_bytes > one
+    renderer.abandon(conversation, fork)
+
+
+def test_threads_of_one_session_do_not_mix_their_tokens(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
+    seen: dict[int, list[int]] = {}
+
+    def call(number: int) -> None:
+        messages = [USER, answer("a"), {"role": "user", "content": f"question {number}"}]
+        for step in range(5):
+            prompt = renderer.render(conversation, messages)
+            said = f"answer {number} {step}"
+            renderer.commit(
+                conversation, prompt, renderer.encode(said + "<|im_end|>"), answer(said), turn_id=f"{number}.{step}"
+            )
+            messages = [*messages, answer(said), {"role": "user", "content": f"step {step}"}]
+        seen[number] = renderer.render(conversation, messages).token_ids
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number in range(8):
+        text = renderer.decode(seen[number])
+        assert seen[number][: len(before)] == before
+        assert all(f"answer {number} {step}" in text for step in range(5))
+        assert all(f"question {other}" not in text for other in range(8) if other != number)
+
+
+def test_what_the_template_refuses_is_the_agents_error(renderer_for, tools) -> None:
+    renderer = renderer_for("llama3")
+    with pytest.raises(RequestError, match="one tool call at a time") as caught:
+        renderer.render(renderer.conversation(), [USER, calling("look_up", "look_up"), result("x")], tools)
+    assert caught.value.status == 400
+    with pytest.raises(RequestError, match="empty"):
+        renderer.render(renderer.conversation(), [])
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+    with pytest.raises(RequestError) as caught:
+        renderer.render(renderer.conversation(), [image])
+    assert caught.value.param == "messages[0].content[0]"
+
+
+def test_template_options_belong_to_the_history(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    conversation = renderer.conversation()
+    quiet = renderer.render(conversation, [USER], options={"enable_thinking": False})
+    assert renderer.decode(quiet.token_ids).endswith("<think>\n\n</think>\n\n")
+    completion = renderer.encode("a<|im_end|>")
+    renderer.commit(conversation, quiet, completion, answer("a"), turn_id="t0")
+    following = renderer.render(conversation, [USER, answer("a"), USER], options={"enable_thinking": False})
+    assert following.extended
+    assert renderer.decode(following.token_ids).endswith("<think>\n\n</think>\n\n")
+    other = renderer.render(conversation, [USER, answer("a"), USER])
+    assert not other.extended
+
+
+def test_reasoning_that_the_prompt_opened_is_read_as_reasoning(renderer_for) -> None:
+    renderer = renderer_for("deepseek_r1")
+    conversation = renderer.conversation()
+    prompt = renderer.render(conversation, [USER])
+    assert prompt.opens_reasoning
+    parsed = renderer.parse(renderer.encode("because</think>\n\nSo."), prompt=prompt)
+    assert (parsed.reasoning, parsed.content) == ("because", "So.")
+
+
+def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
+    renderer = renderer_for("deepseek_dsml")
+    conversation = renderer.conversation()
+    thinking = {"enable_thinking": True}
+    call = (
+        'why</think>See.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look_up">\n<｜DSML｜parameter name="query" '
+        'string="true">7</｜DSML｜parameter>\n<｜DSML｜parameter name="limit" string="false">7</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
+    )
+    first = renderer.render(conversation, [USER], tools, thinking)
+    completion = renderer.encode(call)
+    parsed = renderer.parse(completion, tools=tools, prompt=first)
+    assert (parsed.reasoning, parsed.content, parsed.status) == ("why", "See.", "parsed")
+    said = parsed.to_message()
+    renderer.commit(conversation, first, completion, said, turn_id="t0")
+    found = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "found"}
+    second = renderer.render(conversation, [USER, said, found], tools, thinking)
+    sampled = [*first.token_ids, *completion]
+    assert second.token_ids[: len(sampled)] == sampled
+    added = "\n\n<function_results>\n<result>found</result>\n</function_results>\n\n<think>"
+    assert renderer.decode(second.token_ids[len(sampled) :]) == added
+    parsed = renderer.parse(renderer.encode("so</think>7."), tools=tools, prompt=second)
+    assert (parsed.reasoning, parsed.content, parsed.status) == ("so", "7.", "none")
+
+
+def test_one_session_has_one_date(renderer_for) -> None:
+    renderer = renderer_for("llama3")
+    text = renderer.decode(renderer.render(renderer.conversation(now=86_400 * 365.0), [USER]).token_ids)
+    assert "Jan 1971" in text or "Dec 1970" in text
+
+
+def test_counting_tokens_is_a_full_rendering(renderer_for, tools) -> None:
+    renderer = renderer_for("hermes")
+    expected = renderer.render(renderer.conversation(), [SYSTEM, USER], tools).length
+    assert renderer.count([SYSTEM, USER], tools) == expected
+
+
+def test_loading_says_what_is_missing(tmp_path, model_dir) -> None:
+    with pytest.raises(ConfigError, match="not a directory"):
+        Renderer.from_path(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_bytes((model_dir("hermes") / "tokenizer.json").read_bytes())
+    with pytest.raises(ConfigError, match="no chat template"):
+        Renderer.from_path(tmp_path)
+    (tmp_path / "encoding").mkdir()
+    (tmp_path / "encoding" / "encoding_dsv32.py").write_text("raise SystemExit")
+    with pytest.raises(ConfigError, match=r"encoding_dsv32\.py is a program of the model's"):
+        Renderer.from_path(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ConfigError, match="line 1"):
+        Renderer.from_path(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not a tokenizer"):
+        Renderer.from_path(tmp_path)
+
+
+def test_template_and_parser_can_be_chosen(model_dir, tmp_path) -> None:
+    other = tmp_path / "other.jinja"
+    other.write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    renderer = Renderer.from_path(model_dir("hermes"), template=other, parser="glm", stop_token_ids=[5])
+    assert renderer.grammar.name == "glm"
+    assert 5 in renderer.stop_token_ids
+    with pytest.raises(ConfigError, match="hermes"):
+        Renderer.from_path(model_dir("hermes"), parser="no_such")
+
+
+def test_a_named_template_for_tools_is_used_when_there_are_some(tmp_path, model_dir, tools) -> None:
+    for name in ("tokenizer.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((model_dir("hermes") / name).read_bytes())
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tooled <tool_call>"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    template = ChatTemplate.from_path(tmp_path)
+    assert template.render([USER]) == "plain"
+    assert template.render([USER], tools=tools) == "tooled <tool_call>"
+
+
+def test_rendering_equals_what_transformers_gives(family, model_dir, renderer, tools) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = model_dir(family.name)
+    loaded = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token=family.bos, eos_token=family.eos[0]
+    )
+    loaded.chat_template = (folder / "chat_template.jinja").read_text("utf-8")
+    said = calling("look_up")
+    prepared = renderer.template.prepare([SYSTEM, USER, said, result("r")])
+    theirs = loaded.apply_chat_template(
+        prepared, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    ours = renderer.encode(renderer.template.render([SYSTEM, USER, said, result("r")], tools=tools))
+    assert ours == list(theirs)
+    assert Tokenizer.from_transformers(loaded).encode("hello <|im_end|>") == renderer.encode("hello <|im_end|>")
+
+
+def test_a_turn_late_in_a_session_costs_what_an_early_one_costs(renderer_for) -> None:
+    renderer = renderer_for("qwen3")
+    conversation = renderer.conversation()
+    messages: list[dict[str, Any]] = [SYSTEM, USER]
+    spent: list[float] = []
+    completion = renderer.encode("word " * 140 + "<|im_end|>")
+    for number in range(200):
+        said = f"answer {number} " + "word " * 140
+        # Messages as they come off the wire: equal, but not the same objects.
+        fresh = json.loads(json.dumps(messages))
+        start = time.process_time()
+        prompt = renderer.render(conversation, fresh)
+        prompt.json  # noqa: B018  # what is sent to the engine
+        renderer.commit(conversation, prompt, completion, answer(said), turn_id=f"t{number}")
+        spent.append(time.process_time() - start)
+        messages += [answer(said), {"role": "user", "content": f"question {number} " + "more " * 30}]
+    assert prompt.length > 50_000
+    early, late = sorted(spent[2:22])[10], sorted(spent[180:])[10]
+    # 2 to 3 times on an idle core: what is left is comparing 400 messages and copying 100,000 ids into a request.
+    assert late < 6 * early, f"turn 190: {late * 1e3:.2f} ms, turn 10: {early * 1e3:.2f} ms"
+
+
+def test_the_first_blank_of_a_text_completion_is_kept(tmp_path, model_dir) -> None:
+    """Decoders of the SentencePiece kind drop the blank in front of a text: a completion has a text before it."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir("hermes"), folder)
+    words = ["<|im_end|>", "<|im_start|>", "\u2581hello", "\u2581world", "\u2581", "a"]
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens([AddedToken(t, special=True) for t in words[:2]])
+    backend.save(str(folder / "tokenizer.json"))
+    renderer = Renderer.from_path(folder)
+    hello, world, end = 2, 3, 0
+    for pieces in ([[world, hello, end]], [[world], [hello], [end]]):
+        stream = renderer.raw_stream([hello])
+        said = "".join(delta.text for ids in pieces for delta in stream.feed(ids))
+        said += "".join(delta.text for delta in stream.finish())
+        assert said == stream.parsed().content == " world hello"

@@ -1,0 +1,194 @@
+"""The families' true chat templates, as packages carry them: self-test, and a long session of tools and reasoning.
+
+The tokenizers are small stand-ins with the families' markers; what a template writes does not depend on the rest. TRL has
+most of the templates, the source archive of llama-cpp-python (llama.cpp's collection, fetched from the models) the others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.messages.render import Renderer, examine
+from agentcore_rl_toolkit.messages.render.doctor import sampled_body
+
+ROOT = Path(__file__).parents[3]
+ARCHIVE = "llama-cpp-python==0.3.36"
+ARCHIVE_S = 240.0  # 77 MB
+
+# template -> the family of tests/messages/render/conftest.py that has its markers; parser that it must suggest
+IN_TRL = {
+    "qwen2_5": ("hermes", "hermes"),
+    "qwen3": ("qwen3", "hermes"),
+    "qwen3_instruct_2507": ("qwen3", "hermes"),
+    "qwen3_5_think": ("qwen_coder", "qwen_coder"),
+    "qwen3_5_nothink": ("qwen_coder", "qwen_coder"),
+    "qwen3_6": ("qwen_coder", "qwen_coder"),
+    "llama3": ("llama3", "plain"),
+    "llama3_1": ("llama3", "llama"),
+    "llama3_2": ("llama3", "llama"),
+    "glm4moe": ("glm", "glm"),
+    "gptoss": ("harmony", "harmony"),
+    "deepseekv3": ("deepseek_v3", "deepseek"),
+    "deepseek_r1_distill": ("deepseek_r1", "deepseek"),
+    "nemotron_3_nano": ("qwen_coder", "qwen_coder"),
+}
+IN_ARCHIVE = {
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("hermes", "hermes"),
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("hermes", "hermes"),
+    "Qwen3-Coder": ("qwen_coder", "qwen_coder"),
+    "meta-llama-Llama-3.3-70B-Instruct": ("llama3", "llama"),
+    "GLM-4.6": ("glm", "glm"),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek_r1", "deepseek"),
+    "deepseek-ai-DeepSeek-V3.2": ("deepseek_dsml", "dsml"),
+    "deepseek-ai-DeepSeek-V4": ("deepseek_dsml", "dsml"),
+    "deepseek-ai-DeepSeek-V4-Flash-0731": ("deepseek_dsml", "dsml"),
+}
+TEMPLATES = {**IN_TRL, **IN_ARCHIVE}
+EVERY = [*IN_TRL, *(pytest.param(name, marks=pytest.mark.nightly) for name in IN_ARCHIVE)]  # 77 MB to fetch
+WITHOUT_TOOLS = {"llama3", "deepseek_r1_distill"}
+# Hermes has two templates: this one where there are no tools, and the archive's.
+HERMES_DEFAULT = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def in_trl(trl_python: str) -> Path:
+    asked = [trl_python, "-c", "import importlib.util; print(importlib.util.find_spec('trl').origin)"]
+    return (
+        Path(subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout).parent
+        / "chat_templates"
+    )
+
+
+@pytest.fixture(scope="module")
+def in_archive() -> Path:
+    """The templates of the source archive, which is fetched once; nothing of it is built."""
+    home = ROOT / ".venvs" / "llama-cpp-templates"
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home.parent / f"{home.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready = home / "ready"
+        if not ready.exists() or ready.read_text() != ARCHIVE:
+            if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
+                pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+            pip += ["--no-binary", "llama-cpp-python", "-d", str(home), ARCHIVE]
+            try:
+                done = subprocess.run(pip, capture_output=True, text=True, timeout=ARCHIVE_S)
+            except subprocess.TimeoutExpired:
+                pytest.skip(f"{ARCHIVE} did not come within {ARCHIVE_S:g} s")
+            if done.returncode != 0:
+                pytest.skip(f"{ARCHIVE} cannot be had: {done.stderr[-400:]}")
+            [archive] = home.glob("*.tar.gz")
+            with tarfile.open(archive) as members:
+                for member in members:
+                    file = members.extractfile(member) if "/models/templates/" in member.name else None
+                    if file is not None and member.name.endswith(".jinja"):
+                        (home / Path(member.name).name).write_bytes(file.read())
+            archive.unlink()
+            ready.write_text(ARCHIVE)
+    return home
+
+
+@pytest.fixture
+def load(request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Renderer]:
+    def load(name: str) -> Renderer:
+        folder = model_dir(TEMPLATES[name][0])
+        home: Path = request.getfixturevalue("in_trl" if name in IN_TRL else "in_archive")
+        template = home / f"{name}.jinja"
+        if "Hermes" not in name:
+            return Renderer.from_path(folder, template=template)
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        named = {"default": HERMES_DEFAULT, "tool_use": template.read_text("utf-8")}
+        config["chat_template"] = [{"name": each, "template": text} for each, text in named.items()]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<|endoftext|>"}))
+        for other in ("tokenizer.json", "generation_config.json"):
+            (tmp_path / other).write_bytes((folder / other).read_bytes())
+        return Renderer.from_path(tmp_path)
+
+    return load
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_true_template_passes_the_self_test(name: str, load: Callable[[str], Renderer]) -> None:
+    report = examine(load(name))
+    assert report.ok, str(report)
+    assert report.parser == TEMPLATES[name][1]
+    skipped = {check.name for check in report.checks if check.ok is None}
+    tools = {check.name for check in report.checks if "tool calls" in check.name}
+    assert skipped & tools == (tools if name in WITHOUT_TOOLS else set())
+
+
+def answer(step: int, *, calls: bool) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant", "content": "" if calls else f"Answer {step}: naïve ✓"}
+    if calls:
+        function = {"name": "look_up", "arguments": json.dumps({"query": f'"{step}"\n<漢字>', "limit": step})}
+        said["tool_calls"] = [{"id": f"call_{step:05}", "type": "function", "function": function}]
+    return said
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_ten_turns_of_tools_and_text_extend_each_other(
+    name: str, load: Callable[[str], Renderer], tools: list[dict[str, Any]]
+) -> None:
+    renderer = load(name)
+    offered = None if name in WITHOUT_TOOLS else tools
+    conversation = renderer.conversation(now=0.0)
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hello"},
+    ]
+    before: list[int] = []
+    for step in range(10):
+        said = answer(step, calls=offered is not None and step % 3 != 2)
+        prompt = renderer.render(conversation, json.loads(json.dumps(messages)), offered)
+        assert prompt.token_ids[: len(before)] == before
+        assert prompt.extended == bool(step)
+        completion = sampled_body(renderer, said, tools=offered)
+        assert completion
+        if prompt.opens_reasoning and "</think>" not in renderer.decode(completion):
+            completion = [*renderer.encode("hm</think>"), *completion]  # the template leaves it out of a history
+        parsed = renderer.parse(completion, tools=offered, prompt=prompt).to_message()
+        wanted = [json.loads(c["function"]["arguments"]) for c in said.get("tool_calls", [])]
+        assert [json.loads(c["function"]["arguments"]) for c in parsed.get("tool_calls", [])] == wanted
+        assert (parsed["content"] or "").strip() == said["content"]
+        renderer.commit(conversation, prompt, completion, parsed, turn_id=f"t{step}")
+        before = [*prompt.token_ids, *completion]
+        messages.append(parsed)
+        for call in parsed.get("tool_calls", []):
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"found {step}"})
+        if not wanted:
+            messages.append({"role": "user", "content": f"and {step}?"})
+
+
+def test_a_template_for_tools_is_found_where_transformers_saves_it(
+    model_dir: Callable[[str], Path], tmp_path: Path, tools: list[dict[str, Any]]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = model_dir("hermes")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    with_tools = (folder / "chat_template.jinja").read_text("utf-8")
+    tokenizer.chat_template = {"default": HERMES_DEFAULT, "tool_use": with_tools}
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.save_pretrained(tmp_path)
+    assert (tmp_path / "chat_template.jinja").read_text("utf-8") == HERMES_DEFAULT  # the layout in question
+    saved = Renderer.from_path(tmp_path)
+    messages = [{"role": "user", "content": "hello"}]
+    for offered in (tools, None):
+        rendered = saved.render(saved.conversation(now=0.0), messages, offered).token_ids
+        assert rendered == tokenizer.apply_chat_template(
+            messages, tools=offered, add_generation_prompt=True, return_dict=False
+        )
