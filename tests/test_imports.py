@@ -46,8 +46,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_protobuf",
     },
     "isolation": {"_servers"},
+    "s3": {"_servers", "_installation"},
     "runtime": {
         "isolation",
+        "s3",
         "store",
         "logs",
         "_parsing",
@@ -146,7 +148,6 @@ ROOMS = {
             "service",
             "local",
             "remote",
-            "s3",
             "http",
             "runtime",
             "metrics",
@@ -156,7 +157,7 @@ ROOMS = {
             "sessions",
         ),
         *("config", "api", "agents", "roots", "template", "launcher"),
-        *("private_files", "wire"),
+        "wire",
     ],
     "client": [
         *(
@@ -285,6 +286,7 @@ LIGHT = {
     "agentcore_rl_toolkit.gateway": {"torch", "boto3"},
     "agentcore_rl_toolkit.runtime": {"torch", "transformers", "boto3", "aiodocker", "kubernetes_asyncio"},
     "agentcore_rl_toolkit.isolation": {"torch", "boto3", "uvicorn", "starlette", "httptools", "obstore", "msgspec"},
+    "agentcore_rl_toolkit.s3": {"torch", "boto3", "botocore", "uvicorn", "starlette", "obstore"},
     "agentcore_rl_toolkit.weights": {"torch", "transformers", "boto3", "starlette", "obstore", "msgspec"},
     "agentcore_rl_toolkit.cli.main": {"torch", "transformers", "boto3", "starlette", "uvicorn", "obstore"},
 }

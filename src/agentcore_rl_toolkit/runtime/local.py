@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from .._servers.private_files import credentials_from
 from ..errors import LocalRuntimeError
-from .private_files import credentials_from
 from .remote import RuntimeView
 
 START_TIMEOUT_S = 180.0

@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import ConfigError, LocalRuntimeError
 from . import roots
 from .agents.version_fields import LOCAL_ARTIFACT
-from .api import sigv4
+from .api import signatures
 
 TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
@@ -70,7 +70,7 @@ class RuntimeView:
         data = json.dumps(body).encode() if body is not None else None
         url, headers = self.url + path, {"content-type": "application/json"}
         if self._credential is not None:
-            headers |= sigv4.sign(self._credential, method=method, url=url, body=data or b"", now=time.time())
+            headers |= signatures.sign(self._credential, method=method, url=url, body=data or b"", now=time.time())
         request = urllib.request.Request(url, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:

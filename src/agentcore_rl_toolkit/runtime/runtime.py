@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._servers.private_files import make_private
 from ..errors import AgentLoadError, ConfigError, LocalRuntimeError
 from . import roots
 from .agents import environments, zip_code
@@ -26,7 +27,6 @@ from .containers import images
 from .launcher.session_log import KeptLogs, log_bytes
 from .local_node import LocalNode
 from .metrics import Metrics
-from .private_files import make_private
 from .sessions.s3_keys import SessionKeys
 from .sessions.session import Session
 from .sessions.table import SessionFolders, SessionTable

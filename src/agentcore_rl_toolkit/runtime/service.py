@@ -22,14 +22,14 @@ from .._servers.host_check import HostCheck
 from .._servers.open_files import raise_file_limit
 from .._servers.process import bind, parent_gone, url_of, write_ready
 from ..errors import ConfigError
+from ..s3.callers import SessionAccess
+from ..s3.wire.xml import refusal_document
 from . import roots
 from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .http.app import RuntimeApp
 from .http.protocol import RuntimeProtocol, aws_error
 from .runtime import Runtime
-from .s3.callers import SessionAccess
-from .s3.wire.xml import refusal_document
 from .sessions.s3_keys import SessionKeys
 
 AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
@@ -63,7 +63,7 @@ async def serve(
     session_keys: SessionKeys | None = None
     own_key: dict[str, str] = {}
     if config.s3_dir is not None:
-        from .s3 import S3App, S3Config
+        from ..s3 import S3App, S3Config
 
         s3_host = "127.0.0.1" if cluster is None else host  # the nodes of a cluster have to reach it
         if s3_host in ("0.0.0.0", "::"):

@@ -146,12 +146,12 @@ def serve(**options: Any) -> None:
     Example:
         agentcore-rl runtime serve --agent math=examples/strands_math_agent/rl_app.py
     """
+    from ..._servers.private_files import ON_A_COMMAND_LINE, credentials_from
     from ...errors import ConfigError
     from ...runtime.agents.agent import parse_agent_option
     from ...runtime.api.faults import FaultPlan
     from ...runtime.api.quotas import profile
     from ...runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
-    from ...runtime.private_files import ON_A_COMMAND_LINE, credentials_from
     from ...runtime.service import run
     from ...runtime.wire import parse_environment
 

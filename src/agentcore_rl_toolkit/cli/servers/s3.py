@@ -72,10 +72,10 @@ def serve(
 
     Point them at it with AWS_ENDPOINT_URL_S3. Without a credential this machine's user may use it, with any.
     """
+    from ..._servers.private_files import ON_A_COMMAND_LINE, credentials_from
     from ...errors import ConfigError
-    from ...runtime.private_files import ON_A_COMMAND_LINE, credentials_from
-    from ...runtime.s3 import S3Config
-    from ...runtime.s3.server import serve as run
+    from ...s3 import S3Config
+    from ...s3.server import serve as run
 
     if access_key is not None or secret_key is not None:
         raise ConfigError(f"--access-key and --secret-key are not taken: {ON_A_COMMAND_LINE}")

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..._servers.private_files import make_private
 from ..._servers.process import write_private
 from ...errors import ConfigError
-from ..private_files import make_private
 from ..wire import Named, WireError, not_found
 from .agent import make_runtime_id, runtime_arn
 

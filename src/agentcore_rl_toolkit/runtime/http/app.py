@@ -13,13 +13,14 @@ from urllib.parse import parse_qs
 
 import websockets
 
+from ..._servers.callers import USER, Caller, Callers
 from ..agents.agent import Agent
-from ..api import control, sigv4
+from ..api import control, signatures
 from ..api.faults import INIT_TIMEOUT, Effects
 from ..api.idempotency import Tokens
 from ..local_node import LocalNode
+from ..roots import MARKER
 from ..runtime import Runtime
-from ..sessions.callers import HOW, USER, Caller, Callers, refuse_management
 from ..sessions.connection import UpstreamLostError
 from ..sessions.grants import add, grant_of
 from ..sessions.session import Key, Session
@@ -36,10 +37,11 @@ from ..wire import (
     trace_headers,
 )
 from . import local_api
+from .admission import HOW, refuse_management
 from .commands import parse_command, run_command
 from .fast_path import DirectInvocations
 from .invoke import AWS_REQUEST_ID, INVOKE, Work, new_request_id, relay, request_id_of
-from .protocol import PEER, Peer, Receive, Send, break_off, hang_up
+from .protocol import Receive, Send, break_off, hang_up
 from .responses import Receiving, as_wire_error, failed, read_body, reply
 from .shells import Shells, check_shell_id
 from .websocket import bridge, with_query
@@ -72,7 +74,8 @@ class RuntimeApp:
         self._receiving = Receiving()
         self._shells = Shells()
         node = runtime.node
-        self.callers = Callers(self._sessions_here, *((node.carried,) if isinstance(node, LocalNode) else ()))
+        carried = (node.carried,) if isinstance(node, LocalNode) else ()
+        self.callers: Callers[Session] = Callers(self._sessions_here, *carried, mark=MARKER)
         self.direct = DirectInvocations(runtime, self.callers, self.finish)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,11 +143,11 @@ class RuntimeApp:
         finally:
             self.runtime.metrics.request(operation, status)
 
-    def _authenticate(self, scope: Scope) -> sigv4.Pending | None:
+    def _authenticate(self, scope: Scope) -> signatures.Pending | None:
         """Check the signature as far as the head tells; None where requests are not signed. Raises: WireError 403."""
         if not self.runtime.config.credentials:
             return None
-        return sigv4.begin(
+        return signatures.begin(
             self.runtime.config.credentials,
             method=scope["method"],
             raw_path=scope["raw_path"],
@@ -165,17 +168,13 @@ class RuntimeApp:
     def _sessions_here(self) -> Iterable[Session]:
         return self.runtime.table.sessions.values() if self.runtime.cluster is None else ()
 
-    async def _caller(self, scope: Scope) -> Caller:
+    async def _caller(self, scope: Scope) -> Caller[Session]:
         """Who sends: asked once per connection. Where requests are signed, the signature says it."""
         if self.runtime.config.credentials:
             return USER
-        peer: Peer = scope.get(PEER) or Peer()
-        if peer.caller is None:
-            peer.caller = await self.callers.ask(scope["client"], scope["server"])
-        caller: Caller = peer.caller
-        return caller
+        return await self.callers.of_scope(scope)
 
-    def _admit(self, caller: Caller, route: Route, headers: Headers) -> None:
+    def _admit(self, caller: Caller[Session], route: Route, headers: Headers) -> None:
         """Whether this caller may do something with this session. Raises: WireError 403 with the reason."""
         if caller.is_user or (self.runtime.config.callers == "any" and not caller.confined):
             return
@@ -244,7 +243,7 @@ class RuntimeApp:
         body: list[bytes],
         send: Send,
         effects: Effects,
-        caller: Caller,
+        caller: Caller[Session],
     ) -> None:
         headers: Headers = scope["headers"]
         if operation == "StopRuntimeSession":
@@ -284,7 +283,7 @@ class RuntimeApp:
         uptime_s = time.monotonic() - self.runtime.started_s
         return Effects(plan.draw(operation, agent.name, uptime_s, starts=key not in self.runtime.table.sessions))
 
-    async def _acquire(self, agent: Agent, key: Key, effects: Effects, caller: Caller) -> Session:
+    async def _acquire(self, agent: Agent, key: Key, effects: Effects, caller: Caller[Session]) -> Session:
         if effects.init_timeout_s is not None:
             await asyncio.sleep(effects.init_timeout_s)
             raise WireError("RuntimeClientError", INIT_TIMEOUT.format(self.runtime.config.times.init_timeout_s))
@@ -308,7 +307,7 @@ class RuntimeApp:
         status, answer = await (self._tokens.answer((key, token), "", work) if isinstance(token, str) else work())
         await reply(send, status, json.dumps(answer).encode(), [(SESSION_HEADER, key[2].encode())])
 
-    async def _grant(self, session: Session, body: list[bytes], caller: Caller) -> None:
+    async def _grant(self, session: Session, body: list[bytes], caller: Caller[Session]) -> None:
         """Let a session keep the record that its caller asks for with this payload.
 
         A stranger (``--callers any``) names no directory of this machine: the runtime would write there as its user.

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..api import sigv4
+from ..._servers.callers import Callers
+from ..api import signatures
 from ..runtime import Runtime
-from ..sessions.callers import Callers
 from ..sessions.connection import Connection, header
 from ..sessions.grants import ASKS_FOR_A_RECORD
 from ..sessions.session import Session
@@ -60,7 +60,7 @@ def target_of(url: bytes) -> Target | None:
 class DirectInvocations:
     """The calls that are under way. ``finish`` is what `RuntimeApp.finish` is."""
 
-    def __init__(self, runtime: Runtime, callers: Callers, finish: Finish) -> None:
+    def __init__(self, runtime: Runtime, callers: Callers[Session], finish: Finish) -> None:
         self.runtime = runtime
         self.finish = finish
         self._callers = callers
@@ -123,7 +123,7 @@ class DirectInvocations:
         """Raises: WireError 403, 400."""
         credentials = self.runtime.config.credentials
         if credentials:
-            sigv4.verify(
+            signatures.verify(
                 credentials,
                 method="POST",
                 raw_path=request.target.raw_path,

@@ -9,16 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..._parsing import parse_json
+from ..._servers.callers import Caller
 from ...errors import ConfigError, LocalRuntimeError
 from .. import metrics
 from ..api.faults import FaultPlan
 from ..launcher.session_log import log_bytes, read_log
 from ..runtime import Runtime
-from ..sessions.callers import HOW, Caller
 from ..sessions.endings import MAX_ASKED, endings_of
 from ..sessions.session import Session
 from ..sessions.usage import usage
 from ..wire import Route, WireError, invalid, not_found
+from .admission import HOW
 from .protocol import Send
 from .responses import reply
 
@@ -36,7 +37,7 @@ async def answer(
     body: bytes,
     send: Send,
     *,
-    caller: Caller,
+    caller: Caller[Session],
 ) -> None:
     """Reply to a local request. Raises: WireError 404, 403, 400."""
     match (method, *path):
@@ -82,7 +83,7 @@ async def answer(
             raise not_found(f"{method} /_local/{'/'.join(path)}")
 
 
-def _endings(runtime: Runtime, asked: Any, caller: Caller) -> dict[str, dict[str, Any]]:
+def _endings(runtime: Runtime, asked: Any, caller: Caller[Session]) -> dict[str, dict[str, Any]]:
     """What became of sessions that the caller may call. Raises: WireError 403, 400."""
     if not isinstance(asked, dict) or not isinstance(asked.get("sessions"), list):
         raise invalid('an object with "agentRuntimeArn" and "sessions"', reason="CannotParse")

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ..._servers.bounded_http import BoundedProtocol
+from ..._servers.callers import PEER, Peer
 from ..._servers.host_check import Refusal
 from ..wire import Headers, WireError, invalid
 
@@ -29,7 +30,6 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 _KEY = "agentcore_rl.transport"
-PEER = "agentcore_rl.peer"  # in a scope: the `Peer` of its connection
 DIRECT_BYTES = 64 * 1024  # larger bodies are worth a task
 
 
@@ -43,13 +43,6 @@ class Request:
     by_name: dict[bytes, bytes]
     body: list[bytes] = field(default_factory=list)
     keep_alive: bool = True
-
-
-@dataclass(slots=True)
-class Peer:
-    """The other end of a connection. ``caller``: who that is, once somebody has asked."""
-
-    caller: Any = None
 
 
 class Direct(Protocol):

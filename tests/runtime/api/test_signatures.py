@@ -27,7 +27,7 @@ from websockets.asyncio.client import connect
 from agentcore_rl_toolkit.cli.servers.runtime import group
 from agentcore_rl_toolkit.errors import LocalRuntimeError
 from agentcore_rl_toolkit.runtime import LocalRuntime
-from agentcore_rl_toolkit.runtime.api.sigv4 import verify
+from agentcore_rl_toolkit.runtime.api.signatures import verify
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from agentcore_rl_toolkit.runtime.wire import WireError
 

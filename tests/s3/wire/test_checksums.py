@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentcore_rl_toolkit.runtime.s3.wire import checksums
-from agentcore_rl_toolkit.runtime.s3.wire.errors import S3Error
+from agentcore_rl_toolkit.s3.wire import checksums
+from agentcore_rl_toolkit.s3.wire.errors import S3Error
 
 # The "check" values of the CRC catalogue, for b"123456789"; the SHA digests of the empty string.
 KNOWN = {"CRC32": 0xCBF43926, "CRC32C": 0xE3069283, "CRC64NVME": 0xAE8B14860A799888}

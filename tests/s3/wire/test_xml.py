@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentcore_rl_toolkit.runtime.s3.wire.errors import S3Error
-from agentcore_rl_toolkit.runtime.s3.wire.xml import parse
+from agentcore_rl_toolkit.s3.wire.errors import S3Error
+from agentcore_rl_toolkit.s3.wire.xml import parse
 
 ENTITIES = '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE x [<!ENTITY a "b">]><Delete><Key>&a;</Key></Delete>'
 

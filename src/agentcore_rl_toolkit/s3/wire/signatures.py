@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from ...api import sigv4
+from ..._servers import sigv4
 from .errors import S3Error
 
 _SKEW_S = 900

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agentcore_rl_toolkit.runtime.s3.disk import Disk, StoredObject
-from agentcore_rl_toolkit.runtime.s3.multipart import Uploads
+from agentcore_rl_toolkit.s3.disk import Disk, StoredObject
+from agentcore_rl_toolkit.s3.multipart import Uploads
 
 
 def put(disk: Disk, bucket: str, key: str, body: bytes = b"{}") -> Path:

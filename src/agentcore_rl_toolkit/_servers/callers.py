@@ -35,12 +35,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
-from ..._servers.peers import owner_of
-from ..._servers.procfs import parent, status
-from ..roots import MARKER
-from ..wire import WireError
-from .session import Session
+from .peers import owner_of
+from .procfs import parent, status
 
 log = logging.getLogger(__name__)
 Address = tuple[str, int]
@@ -48,18 +47,31 @@ Owner = tuple[int, str]  # of a carried connection: the process that handed it o
 REMEMBERED_HOLDERS = 16
 LIKELY = 4
 _NO_HOLDER = "sessions (no other process holds the connection)"
-HOW = "give the runtime credentials (AGENTCORE_RL_CREDENTIALS or --credential-file) and sign the request"
+PEER = "agentcore_rl.peer"  # in an ASGI scope: the `Peer` of its connection
+
+
+class Session(Protocol):
+    """What is asked of a session: its first process (``pid``, ``command_pids``; None before there is one), and its folder."""
+
+    @property
+    def process(self) -> Any: ...
+
+    @property
+    def directory(self) -> Path: ...
+
+
+S = TypeVar("S", bound=Session)
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Generic[S]):
     """Who sends. ``reason`` None: this machine's user; else in words who it is instead.
 
     ``session``: the session of this runtime that it is. ``confined``: it is a session, known or not; otherwise a stranger.
     """
 
     reason: str | None = None
-    session: Session | None = None
+    session: S | None = None
     confined: bool = False
 
     @property
@@ -67,21 +79,22 @@ class Caller:
         return self.reason is None
 
 
-USER = Caller()
+USER: Caller[Any] = Caller()
 
 
-def _stranger(reason: str) -> Caller:
+def _stranger(reason: str) -> Caller[Any]:
     return Caller(reason)
 
 
-def _confined(reason: str) -> Caller:
+def _confined(reason: str) -> Caller[Any]:
     return Caller(reason, confined=True)
 
 
-def refuse_management(caller: Caller) -> None:
-    """Raises: WireError 403 with the reason, unless it is this machine's user."""
-    if not caller.is_user:
-        raise WireError("AccessDeniedException", f"Managing this runtime is not open to {caller.reason}; {HOW}.")
+@dataclass(slots=True)
+class Peer:
+    """The other end of a connection. ``caller``: who that is, once somebody has asked."""
+
+    caller: Any = None
 
 
 @dataclass(slots=True)
@@ -106,36 +119,47 @@ class _Holder:
         return False
 
 
-class Callers:
+class Callers(Generic[S]):
     """Answers who sends on a connection, and remembers whom it found.
 
     ``sessions``: the live ones of this machine. ``carried``: for a connection's two ends, whose it is where a relay of this
-    process carries it.
+    process carries it. ``mark``: the variable that stands in the environment of every process that a runtime starts.
     """
 
     def __init__(
         self,
-        sessions: Callable[[], Iterable[Session]],
+        sessions: Callable[[], Iterable[S]],
         carried: Callable[[Address, Address], Owner | None] = lambda client, server: None,
+        *,
+        mark: str | None = None,
     ) -> None:
         self._sessions = sessions
         self._carried = carried
+        self._mark = None if mark is None else mark.encode() + b"="
         self._holders: OrderedDict[int, _Holder] = OrderedDict()  # users' processes, by id; last used last
         self._wanted: dict[int, asyncio.Future[int | None]] = {}  # inodes that wait for the next search
         self._searching: asyncio.Task[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
 
-    def known(self, client: Address | None, server: Address | None) -> Caller | None:
+    def known(self, client: Address | None, server: Address | None) -> Caller[S] | None:
         """Who sends, where that is known without a search (some 50 microseconds); else None."""
         found = self._first_look(client, server)
         return found if isinstance(found, Caller) else None
 
-    async def ask(self, client: Address | None, server: Address | None) -> Caller:
+    async def ask(self, client: Address | None, server: Address | None) -> Caller[S]:
         """Who sends. The first time it searches the machine's processes, which takes some milliseconds."""
         found = self._first_look(client, server)
         if isinstance(found, Caller):
             return found
         return self._judge(await self._search_for(found))
+
+    async def of_scope(self, scope: Mapping[str, Any]) -> Caller[S]:
+        """Who sends the request of an ASGI scope; asked once for its connection."""
+        peer: Peer = scope.get(PEER) or Peer()
+        if peer.caller is None:
+            peer.caller = await self.ask(scope["client"], scope["server"])
+        caller: Caller[S] = peer.caller
+        return caller
 
     def close(self) -> None:
         """Let go of what is remembered."""
@@ -145,9 +169,9 @@ class Callers:
         if self._thread is not None:
             self._thread.shutdown(wait=False)
 
-    def session_of(self, pid: int) -> Session | None:
+    def session_of(self, pid: int) -> S | None:
         """The session that a process of this machine belongs to."""
-        firsts: dict[int, Session] = {}
+        firsts: dict[int, S] = {}
         for session in self._sessions():
             process = session.process
             for first in (getattr(process, "pid", None), *getattr(process, "command_pids", ())):
@@ -156,7 +180,7 @@ class Callers:
         return owner_of(pid, firsts)
 
     # -- looking
-    def _first_look(self, client: Address | None, server: Address | None) -> Caller | int:
+    def _first_look(self, client: Address | None, server: Address | None) -> Caller[S] | int:
         """Who sends, or the inode of the socket whose holder is not known."""
         if client is None or server is None:
             return _stranger("callers without an address")
@@ -177,7 +201,7 @@ class Callers:
                 return USER
         return inode
 
-    def _carried_for(self, owner: Owner) -> Caller:
+    def _carried_for(self, owner: Owner) -> Caller[S]:
         pid, name = owner
         if pid == os.getpid():  # a container's: the runtime handed it over, and says whose it is
             session = next((s for s in self._sessions() if s.directory.name == name), None)
@@ -185,7 +209,7 @@ class Callers:
             session = self.session_of(pid)
         return self._is_session(session)
 
-    def _is_session(self, session: Session | None) -> Caller:
+    def _is_session(self, session: S | None) -> Caller[S]:
         if session is None:
             return _confined("sessions, and what they leave behind")
         return Caller("sessions", session, confined=True)
@@ -225,7 +249,7 @@ class Callers:
         finally:
             self._searching = None
 
-    def _judge(self, pid: int | None) -> Caller:
+    def _judge(self, pid: int | None) -> Caller[S]:
         own = os.getpid()
         if pid is None:
             return _confined(_NO_HOLDER)
@@ -233,7 +257,7 @@ class Callers:
             return USER
         if _below(pid, own):
             return self._is_session(self.session_of(pid))
-        if (_may_not_gain(pid) and not _may_not_gain(own)) or (_marked(pid) and not _marked(own)):
+        if (_may_not_gain(pid) and not _may_not_gain(own)) or (self._marked(pid) and not self._marked(own)):
             return _confined(f"sessions (process {pid} is confined)")
         self._remember(pid)
         return USER
@@ -244,6 +268,18 @@ class Callers:
                 self._holders[pid] = _Holder(pid, os.pidfd_open(pid))
             while len(self._holders) > REMEMBERED_HOLDERS:
                 os.close(self._holders.popitem(last=False)[1].descriptor)
+
+    def _marked(self, pid: int) -> bool:
+        """Whether it, or a process above it, was started by a runtime."""
+        while self._mark is not None and pid > 1:
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as f:
+                    if any(entry.startswith(self._mark) for entry in f.read().split(b"\0")):
+                        return True
+            except OSError:  # another user's, or gone
+                return False
+            pid = parent(pid)
+        return False
 
 
 def _other_end(client: Address, server: Address) -> tuple[int, int] | None:
@@ -363,20 +399,6 @@ def _file(pid: int, number: int | str) -> str:
         return os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:
         return ""
-
-
-def _marked(pid: int) -> bool:
-    """Whether it, or a process above it, was started by a runtime."""
-    mark = MARKER.encode() + b"="
-    while pid > 1:
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                if any(entry.startswith(mark) for entry in f.read().split(b"\0")):
-                    return True
-        except OSError:  # another user's, or gone
-            return False
-        pid = parent(pid)
-    return False
 
 
 def _may_not_gain(pid: int) -> bool:

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..._installation import missing_extra
-from ...errors import ConfigError
+from .._installation import missing_extra
+from ..errors import ConfigError
 from .wire.errors import S3Error
 
 try:

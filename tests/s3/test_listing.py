@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sortedcontainers import SortedList
 
-from agentcore_rl_toolkit.runtime.s3.listing import page
+from agentcore_rl_toolkit.s3.listing import page
 
 LETTERS = st.sampled_from(["a", "b", "/", "-", "é", "\ud7ff", "\ue000", "\U0010ffff"])
 KEYS = st.lists(st.text(LETTERS, min_size=1, max_size=7), max_size=25)

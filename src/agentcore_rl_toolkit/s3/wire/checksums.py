@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol
 
-from ...._installation import missing_extra
+from ..._installation import missing_extra
 from .errors import S3Error
 
 ALGORITHMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")

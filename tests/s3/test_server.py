@@ -352,8 +352,8 @@ def test_documents_with_entities_are_refused(server: Server, bucket: str, s3: An
 def test_told_to_stop_the_moment_it_says_where_it_is_it_stops(tmp_path: Path) -> None:
     code = (
         "import signal, sys, pathlib\n"
-        "from agentcore_rl_toolkit.runtime.s3 import S3Config\n"
-        "from agentcore_rl_toolkit.runtime.s3.server import serve\n"
+        "from agentcore_rl_toolkit.s3 import S3Config\n"
+        "from agentcore_rl_toolkit.s3.server import serve\n"
         "stop = lambda text: signal.raise_signal(signal.SIGTERM)\n"
         "serve(S3Config(root=pathlib.Path(sys.argv[1])), announce=stop)\n"
     )

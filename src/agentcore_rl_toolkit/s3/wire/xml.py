@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from ...._servers.host_check import Refusal
+from ..._servers.host_check import Refusal
 from .errors import S3Error
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentcore_rl_toolkit.runtime.s3.wire.chunked import ChunkedDecoder
-from agentcore_rl_toolkit.runtime.s3.wire.errors import S3Error
+from agentcore_rl_toolkit.s3.wire.chunked import ChunkedDecoder
+from agentcore_rl_toolkit.s3.wire.errors import S3Error
 
 WIRE = (
     b"5\r\nhello\r\na;chunk-signature=00\r\n, chunks\r\n\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\nx-other: y \r\n\r\n"

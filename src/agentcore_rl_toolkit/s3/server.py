@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from ..._installation import missing_extra
-from ..._servers.host_check import HostCheck
-from ..._servers.open_files import raise_file_limit
-from ..._servers.process import listen, parent_gone, url_of, write_ready
+from .._installation import missing_extra
+from .._servers.host_check import HostCheck
+from .._servers.open_files import raise_file_limit
+from .._servers.process import listen, parent_gone, url_of, write_ready
 from .app import S3App, S3Config
 from .wire.xml import refusal_document
 
@@ -43,19 +43,16 @@ def serve(
         import uvicorn
         import uvloop
 
-        from ..._servers.bounded_http import Bounds
-        from ..http.protocol import RuntimeProtocol
-        from ..sessions.callers import Callers
-        from .callers import UsersOnly
+        from .._servers.bounded_http import Bounds
+        from .._servers.callers import Callers
+        from .callers import Connection, UsersOnly
     except ImportError as e:
         raise missing_extra("the S3 endpoint needs uvicorn", "runtime") from e
     raise_file_limit()
     sock = listen(host, port)
     bounds = Bounds(hosts=HostCheck((host, sock.getsockname()[0]), allowed_hosts), error=refusal_document)
-    protocol: Any = functools.partial(
-        RuntimeProtocol, bounds=bounds, asgi_port=sock.getsockname()[1], asgi_error=refusal_document
-    )
-    asked = Callers(tuple)
+    protocol: Any = functools.partial(Connection, bounds=bounds)
+    asked: Callers[Any] = Callers(tuple)
     app = S3App(config, access=UsersOnly(asked) if callers == "user" and not config.credentials else None)
     app.ensure_buckets(buckets)
     server = uvicorn.Server(

@@ -13,7 +13,7 @@ import uvicorn
 
 from agentcore_rl_toolkit._servers.process import listen, url_of
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.runtime.s3 import S3App, S3Config
+from agentcore_rl_toolkit.s3 import S3App, S3Config
 
 from .cases import fetch, keys_of, refused
 from .conftest import ACCESS, SECRET, client_for

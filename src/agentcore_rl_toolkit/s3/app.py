@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError
+from ..errors import ConfigError
 from . import buckets, objects
 from .access import Access, Scope
 from .disk import Bucket, Disk, pieces

@@ -1,0 +1,94 @@
+"""Secrets of a runtime: in no process list, in no file that others can read, and in no session."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import AGENTS, Server, wait_for
+
+REBEL = AGENTS / "rebel.py"
+
+
+def private(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_no_process_shows_the_credential(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    file = private(tmp_path / "credential", "AKLOCAL:secret-of-the-runtime\n")
+    server = start_server("--credential-file", str(file), wait=False, agent=REBEL)
+    wait_for(lambda: server.ready_file.exists() or server.process.poll() is not None)
+    assert "secret-of-the-runtime" not in Path(f"/proc/{server.process.pid}/cmdline").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.threat(
+    who="a session",
+    tries="read the runtime's credential: environment and command lines of processes, its own environment",
+    stopped_by="sessions get no variable of the runtime but the documented ones, and may read no other process's environment",
+    leaves="the process tier confines nothing",
+)
+@pytest.mark.parametrize("tier", ["namespaces", "landlock"])
+def test_a_session_finds_the_credential_nowhere(start_server: Callable[..., Server], tier: str) -> None:
+    server = start_server("--isolation", tier, agent=REBEL, credential="AKLOCAL:secret")
+    found = server.invoke({"do": "search", "text": "AKLOCAL:secret"})
+    assert found == []
+    assert server.invoke({"do": "search", "text": "AGENTCORE_RL_CREDENTIALS"}) == []
+
+
+def test_state_files_are_this_users_alone(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    old = os.umask(0)
+    try:
+        server = start_server("--state-dir", str(state))
+    finally:
+        os.umask(old)
+    view = server.view
+    arn = view.deploy(AGENTS / "probe.py", "other", {"SECRET": "s3cret"})
+    assert arn
+    server.invoke({})
+    root = Path(json.loads((state / "server.json").read_text())["root"])
+    assert "s3cret" in (state / "agents.json").read_text()
+    for file in (state / "agents.json", state / "server.json", root / "server.json"):
+        assert mode_of(file) == 0o600, file
+    for folder in (state, root, state / "logs", state / "sessions", *(state / "logs").glob("*/")):
+        assert mode_of(folder) & 0o077 == 0, folder
+
+
+def test_a_state_file_of_before_is_made_private(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    (state / "logs").mkdir(parents=True, mode=0o755)
+    private(state / "agents.json", "[]", 0o644)
+    start_server("--state-dir", str(state))
+    assert mode_of(state / "agents.json") == 0o600
+    assert mode_of(state / "logs") == 0o700
+
+
+def test_a_variable_may_be_named_without_its_value(start_server: Callable[..., Server], monkeypatch: Any) -> None:
+    """So that the secret of a variable is on no command line."""
+    monkeypatch.setenv("KEY_OF_THE_MODEL", "from here")
+    server = start_server("--session-env", "KEY_OF_THE_MODEL")
+    assert server.invoke({"do": "where"})["env"]["KEY_OF_THE_MODEL"] == "from here"
+    done = subprocess.run(
+        [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--session-env", "NO_SUCH_VARIABLE"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "NO_SUCH_VARIABLE" in done.stderr
