@@ -22,7 +22,6 @@ from .._servers.host_check import HostCheck
 from .._servers.open_files import raise_file_limit
 from .._servers.process import bind, parent_gone, url_of, write_ready
 from ..errors import ConfigError
-from ..s3.callers import SessionAccess
 from ..s3.wire.xml import refusal_document
 from . import roots
 from .cluster.machines import SessionCluster
@@ -30,6 +29,7 @@ from .config import RuntimeConfig
 from .http.app import RuntimeApp
 from .http.protocol import RuntimeProtocol, aws_error
 from .runtime import Runtime
+from .sessions.s3_access import SessionAccess
 from .sessions.s3_keys import SessionKeys
 
 AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
