@@ -61,13 +61,13 @@ def session(renderer: Renderer, turns: int) -> tuple[list[float], int]:
     conversation = renderer.conversation()
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Use the calculator."}]
     messages.append({"role": "user", "content": "What is 2 + 3?"})
-    said = "12 apples and 30 pears " * 25
-    completion = renderer.encode(said + "<|im_end|>")
+    text = "12 apples and 30 pears " * 25
+    completion = renderer.encode(text + "<|im_end|>")
     spent = []
     length = 0
     for number in range(turns):
         fresh = json.loads(json.dumps(messages))  # as they come off the wire: equal, but not the same objects
-        answer = {"role": "assistant", "content": f"{number} {said}"}
+        answer = {"role": "assistant", "content": f"{number} {text}"}
         start = time.process_time()
         prompt = renderer.render(conversation, fresh, TOOLS)
         length = len(prompt.json) and prompt.length
@@ -118,7 +118,7 @@ def recorded(renderer: Renderer, turns: int, tokens: int) -> list[CallRecord]:
         renderer.commit(conversation, prompt, completion, answer, turn_id=f"c{number}")
         text = json.dumps(messages, separators=(",", ":")).encode()
         logprobs = pack_logprobs([-0.5] * len(completion))
-        said = ChoiceRecord(0, pack_ids(completion), logprobs, "stop", "none", json.dumps(answer).encode())
+        choice = ChoiceRecord(0, pack_ids(completion), logprobs, "stop", "none", json.dumps(answer).encode())
         records.append(
             CallRecord(
                 call_id=f"c{number}",
@@ -135,7 +135,7 @@ def recorded(renderer: Renderer, turns: int, tokens: int) -> list[CallRecord]:
                 prompt_ids=pack_ids(ids[ids_before:]),
                 messages_base=Base(f"c{number - 1}", -1, text_before - 1) if number else NO_BASE,
                 messages=text[text_before - 1 :] if number else text,
-                choices=[said],
+                choices=[choice],
                 request=b"" if number else b"{}",
                 request_of="c0" if number else None,
                 parent_turn=prompt.parent_turn,
@@ -182,18 +182,18 @@ async def play(session: SessionHandle, turns: int, question: str) -> None:
     host, port = session.base_url.split("/")[2].split(":")
     path = "/" + session.base_url.split("/", 3)[3] + "/chat/completions"
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**22)
-    said = b""
+    messages = b""
     try:
         for number in range(turns):
-            said += b'{"role":"user","content":"%d %b"}' % (number, question.encode())
-            body = b'{"model":"m","messages":[%b]}' % said
+            messages += b'{"role":"user","content":"%d %b"}' % (number, question.encode())
+            body = b'{"model":"m","messages":[%b]}' % messages
             head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {session.api_key}\r\n"
             writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
             answer = await reader.readuntil(b"\r\n\r\n")
             length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             reply = json.loads(await reader.readexactly(length))
             answer = {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
-            said += b"," + json.dumps(answer, separators=(",", ":")).encode() + b","
+            messages += b"," + json.dumps(answer, separators=(",", ":")).encode() + b","
     finally:
         writer.close()
 

@@ -192,8 +192,8 @@ def judge(
     checks.append(check("sessions left at the gateway", kept, 0))
     checks += [check(f"{what} left", len(items), 0) for what, items in left.items()]
     if not options.calm:
-        for what, said in (("kill", "killed"), ("stop", "stopped")):
-            checks += [check(f"times {said}: {role}", done[f"{what} {role}"], 1, least=True) for role in ROLES]
+        for what, name in (("kill", "killed"), ("stop", "stopped")):
+            checks += [check(f"times {name}: {role}", done[f"{what} {role}"], 1, least=True) for role in ROLES]
         checks.append(check("times the disk was full", done["disk full"], 2, least=True))
         stepped = sum(n for name, n in done.items() if name.startswith("clock "))
         checks.append(check("times a clock was stepped", stepped, 1 if options.quick else 8, least=True))

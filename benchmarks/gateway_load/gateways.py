@@ -108,7 +108,7 @@ def gateway(
         folder = Path(temporary)
         rows = folder / "sessions.txt"
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
-        said = folder / "stderr.txt"
+        stderr_file = folder / "stderr.txt"
         if name == "direct":
             rows.write_text("/v1/chat/completions k\n")
             yield Target(name, server.url, None, rows)
@@ -153,11 +153,14 @@ def gateway(
             command += ["--upstream", server.url, "--store", str(folder / "store"), "--ready-file", str(ready)]
             if name == "ours+tok":
                 command += ["--model", str(WEIGHTS)]
-            with said.open("wb") as stderr, process(command, core=core, **{**quiet, "stderr": stderr}) as running:
+            with (
+                stderr_file.open("wb") as stderr,
+                process(command, core=core, **{**quiet, "stderr": stderr}) as running,
+            ):
                 deadline = time.monotonic() + 60
                 while not ready.exists():
                     if running.poll() is not None or time.monotonic() > deadline:
-                        raise SystemExit(f"the gateway did not start: {said.read_text()[-2000:]}")
+                        raise SystemExit(f"the gateway did not start: {stderr_file.read_text()[-2000:]}")
                     time.sleep(0.05)
                 target = Target(name, json.loads(ready.read_text())["url"], running.pid, rows)
                 ids = [f"bench-session-{i:06d}-{'x' * 24}" for i in range(sessions)]

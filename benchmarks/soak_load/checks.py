@@ -69,11 +69,11 @@ def _seen(path: Path) -> list[list[int]]:
 def outcomes(found: Found) -> list[Check]:
     missing = sorted(found.expected - found.ended.keys())
     foreign = sorted(found.ended.keys() - found.expected)
-    said = {
+    endings = {
         key: {(line["outcome"], line["session"], line["reward"]) for line in lines}
         for key, lines in found.ended.items()
     }
-    several = [(key, sorted(map(str, told))) for key, told in said.items() if len(told) > 1]
+    several = [(key, sorted(map(str, seen))) for key, seen in endings.items() if len(seen) > 1]
     wrong, counted = [], []
     for (task, _), lines in found.ended.items():
         for line in lines:
@@ -104,11 +104,11 @@ def _ledgers(found: Found) -> list[Any]:
         for place in range(min(found.step, found.rollouts - step * found.step)):
             task, index = task_of(step, place)
             attempts = by_row.get(place, [])
-            told = found.ended.get((task, index))
+            endings = found.ended.get((task, index))
             good = [a for a in attempts if a.outcome is not None and str(a.outcome) == "ok"]
             last = max(attempts, key=lambda a: a.attempt, default=None)
-            if last is None or told is None or str(last.outcome) != told[-1]["outcome"] or len(good) > 1:
-                wrong.append((task, [(a.attempt, str(a.outcome), a.session_id) for a in attempts], told))
+            if last is None or endings is None or str(last.outcome) != endings[-1]["outcome"] or len(good) > 1:
+                wrong.append((task, [(a.attempt, str(a.outcome), a.session_id) for a in attempts], endings))
     return wrong
 
 

@@ -70,7 +70,7 @@ def evaluate(name: str, n: int, *, client: Any, gateway: Any, config: CollectCon
     ]
     groups = collect(requests, client=client, gateway=gateway, config=config)
     stats = summarize(groups)
-    print(f"{name}: {stats.said()} on {n} held-out problems", flush=True)
+    print(f"{name}: {stats.described()} on {n} held-out problems", flush=True)
     failed = next((r for g in groups for r in g.rollouts if not r.usable), None)
     if failed is not None:
         print(

@@ -203,7 +203,7 @@ def test_a_full_queue_drops_and_says_so_and_never_waits(tmp_path: Path, caplog: 
     assert f"{writer.dropped} rollouts were not kept" in caplog.text
     with RunReader(tmp_path) as reader:
         assert reader.count() == writer.written
-        assert reader.said() == {"not_kept_full": writer.dropped}
+        assert reader.counters() == {"not_kept_full": writer.dropped}
 
 
 def test_one_that_cannot_be_written_takes_no_other_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -95,7 +95,12 @@ def show(
         elif worst is not None or step is not None or phase is not None:
             chosen = _chosen(reader, steps, phase, step, worst)
         else:
-            facts = {"name": reader.name, "config": dict(reader.config()), "steps": steps, "not_kept": reader.said()}
+            facts = {
+                "name": reader.name,
+                "config": dict(reader.config()),
+                "steps": steps,
+                "not_kept": reader.counters(),
+            }
             click.echo(json.dumps(facts, indent=2) if as_json else visible("\n".join(_overview(facts))))
             return
         shown = [reader.rollout(rollout) or {} for rollout in chosen]

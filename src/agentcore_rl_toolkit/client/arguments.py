@@ -100,8 +100,8 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     """Raises: ConfigError unless it is one of these."""
     if any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
         return
-    said = [repr(choice) for choice in choices]
-    raise ConfigError(f"{name} must be {', '.join(said[:-1])} or {said[-1]}, got {value!r}")
+    names = [repr(choice) for choice in choices]
+    raise ConfigError(f"{name} must be {', '.join(names[:-1])} or {names[-1]}, got {value!r}")
 
 
 def check_instance(name: str, value: Any, kind: type[Any]) -> None:

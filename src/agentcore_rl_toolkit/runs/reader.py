@@ -311,7 +311,7 @@ class RunReader:
         sql += f"FROM rollouts WHERE input_key IS NOT NULL AND phase = ?{where} GROUP BY input_key"
         return {row["input_key"]: dict(row) for row in self._all(sql, values)}
 
-    def said(self) -> dict[str, Any]:
+    def counters(self) -> dict[str, Any]:
         """What the writer says of itself: how many rollouts it could not keep."""
         return dict(map(tuple, self._all("SELECT name, value FROM run")))
 

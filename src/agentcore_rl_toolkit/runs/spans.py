@@ -137,17 +137,17 @@ def _calls(
         asked = answers[number].get("tool_calls") or () if number < len(answers) else ()
         for place, tool in enumerate(asked if following is not None else ()):
             function = (tool.get("function") or {}) if isinstance(tool, Mapping) else {}
-            told = str(function.get("name") or "unknown")
+            name = str(function.get("name") or "unknown")
             facts = {
                 "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": told,
+                "gen_ai.tool.name": name,
                 "gen_ai.conversation.id": session_id,
             }
             if isinstance(tool, Mapping) and tool.get("id"):
                 facts["gen_ai.tool.call.id"] = str(tool["id"])
             assert following is not None
             yield SpanFacts(
-                name=f"execute_tool {told}",
+                name=f"execute_tool {name}",
                 start_s=call["finished_s"] or call["started_s"],
                 end_s=max(following["started_s"], call["finished_s"] or call["started_s"]),
                 span_id=span_id_of(f"{name}/tool/{place}"),

@@ -52,8 +52,8 @@ def _same_text(turn: Turn, rival: Turn, shared: int, decode: Decode | None) -> b
     window = turn.prompt_ids[shared : shared + 2 * len(rest) + 2 * _TAIL]
     if decode is not None:
         # The last token may be a stop token that the template writes differently; it is not part of the text.
-        said, repeated = decode(rest), decode(window)
-        return repeated.startswith(said) or (len(rest) > 1 and repeated.startswith(decode(rest[:-1])))
+        text, repeated = decode(rest), decode(window)
+        return repeated.startswith(text) or (len(rest) > 1 and repeated.startswith(decode(rest[:-1])))
     tail = list(rest[-_TAIL:])
     span = list(window)
     # Without a tokenizer: the same ending close by means other tokens for the same words. A lone token proves little.

@@ -51,9 +51,9 @@ def pack(numbers: Sequence[int]) -> bytes:
 
 def as_file(shape: Sequence[int], numbers: Sequence[int]) -> bytes:
     """int32 numbers with their shape, as `numpy.save` writes them."""
-    told = repr({"descr": "<i4", "fortran_order": False, "shape": tuple(shape)}).encode()
-    size = -(-(len(MAGIC) + 4 + len(told) + 1) // _ALIGNED) * _ALIGNED - len(MAGIC) - 4
-    return b"%b\x01\x00%b%b\n%b" % (MAGIC, struct.pack("<H", size), told.ljust(size - 1), pack(numbers))
+    header = repr({"descr": "<i4", "fortran_order": False, "shape": tuple(shape)}).encode()
+    size = -(-(len(MAGIC) + 4 + len(header) + 1) // _ALIGNED) * _ALIGNED - len(MAGIC) - 4
+    return b"%b\x01\x00%b%b\n%b" % (MAGIC, struct.pack("<H", size), header.ljust(size - 1), pack(numbers))
 
 
 def _header(data: bytes) -> tuple[tuple[int, ...], str, int]:
@@ -62,8 +62,8 @@ def _header(data: bytes) -> tuple[tuple[int, ...], str, int]:
         wide = data[6] > 1
         (size,) = struct.unpack_from("<I" if wide else "<H", data, 8)
         begin = (12 if wide else 10) + size
-        told: dict[str, Any] = ast.literal_eval(data[begin - size : begin].decode("latin-1").strip())
-        shape, kind, fortran = told["shape"], told["descr"], told["fortran_order"]
+        header: dict[str, Any] = ast.literal_eval(data[begin - size : begin].decode("latin-1").strip())
+        shape, kind, fortran = header["shape"], header["descr"], header["fortran_order"]
     except (IndexError, struct.error, SyntaxError, ValueError, KeyError, TypeError) as e:
         raise CaptureError(f"expert routing is no array file: {e}") from e
     if fortran or not isinstance(kind, str) or not all(isinstance(n, int) for n in shape):

@@ -84,7 +84,7 @@ def overview(run: RunReader) -> dict[str, Any]:
         "steps": run.steps(),
         "metrics": run.metrics(),
         "facets": run.facets(),
-        "not_kept": run.said(),
+        "not_kept": run.counters(),
     }
 
 

@@ -121,11 +121,11 @@ def _wanted(payload: Any) -> str:
 
 def _explained(row: Mapping[str, Any]) -> str:
     """What the trainer made of the reward."""
-    said = [f"outcome {row['outcome']}"]
-    said += [f"cause {row['cause']}"] if row["cause"] else []
-    said += [f"advantage {row['advantage']:.3g}"] if row["advantage"] is not None else []
-    said += [f"not trained: {row['mask_reason']}"] if row["mask_reason"] else []
-    return ", ".join(said)
+    parts = [f"outcome {row['outcome']}"]
+    parts += [f"cause {row['cause']}"] if row["cause"] else []
+    parts += [f"advantage {row['advantage']:.3g}"] if row["advantage"] is not None else []
+    parts += [f"not trained: {row['mask_reason']}"] if row["mask_reason"] else []
+    return ", ".join(parts)
 
 
 def _usage(run: RunReader, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

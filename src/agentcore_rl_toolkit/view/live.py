@@ -121,5 +121,5 @@ def as_row(session: Mapping[str, Any], capture: Any) -> Rollout:
 
 
 def _last_error(errors: Iterable[Mapping[str, Any]]) -> str | None:
-    told = [f"{e.get('status')}: {e.get('message')}" for e in errors]
-    return told[-1] if told else None
+    messages = [f"{e.get('status')}: {e.get('message')}" for e in errors]
+    return messages[-1] if messages else None

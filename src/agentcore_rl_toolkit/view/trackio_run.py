@@ -28,7 +28,7 @@ def send_to_trackio(run: RunReader, *, traces: int, project: str = PROJECT) -> t
     config = json.loads(json.dumps(dict(run.config()), default=str))
     trackio.init(project=project, name=run.name, config=config, embed=False, auto_log_gpu=False, auto_log_cpu=False)
     events = {e["step"]: e for e in run.metrics() if e.get("event") == "step" and isinstance(e.get("step"), int)}
-    steps = told = 0
+    steps = written = 0
     try:
         for entry in run.steps():
             trained = entry["phase"] == "train" and entry["step"] is not None
@@ -47,12 +47,12 @@ def send_to_trackio(run: RunReader, *, traces: int, project: str = PROJECT) -> t
                         n: row[n] for n in ("outcome", "cause", "reward", "advantage", "grp") if row[n] is not None
                     }
                     values[f"{prefix}rollouts/lowest {place + 1}"] = trackio.Trace(messages=messages, metadata=facts)
-                    told += 1
+                    written += 1
             trackio.log(values, step=entry["step"])
             steps += 1
     finally:
         trackio.finish()
-    return steps, told
+    return steps, written
 
 
 def _messages(run: RunReader, rollout: int) -> list[dict[str, Any]]:

@@ -99,8 +99,8 @@ class _Server:
                 content = reply.read()
         except urllib.error.HTTPError as e:
             with e:
-                said = e.read(2000).decode("utf-8", "replace")
-            raise WeightsError(f"{at.engine} at {at.url} refused {path}: {e.code} {said}{self._hint(e.code)}") from e
+                text = e.read(2000).decode("utf-8", "replace")
+            raise WeightsError(f"{at.engine} at {at.url} refused {path}: {e.code} {text}{self._hint(e.code)}") from e
         except OSError as e:
             raise WeightsError(f"{at.engine} at {at.url} did not answer {path}: {e}") from e
         try:
@@ -236,8 +236,10 @@ class SGLangServer(_Server):
             body["lora_path"] = self._at.adapter
         answer = self._ask("/generate", body)
         try:
-            told = [a["meta_info"]["output_token_logprobs"] for a in (answer if isinstance(answer, list) else [answer])]
-            return [Sampled(ids=[int(e[1]) for e in t], logprobs=[float(e[0]) for e in t]) for t in told]
+            found = [
+                a["meta_info"]["output_token_logprobs"] for a in (answer if isinstance(answer, list) else [answer])
+            ]
+            return [Sampled(ids=[int(e[1]) for e in t], logprobs=[float(e[0]) for e in t]) for t in found]
         except (KeyError, TypeError, ValueError, IndexError) as e:
             raise WeightsError(f"sglang at {self._at.url} gave no token ids and logprobs: {answer}") from e
 
@@ -247,8 +249,8 @@ def has_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_FILE).is_file()
 
 
-def _number(said: Any) -> int | None:
+def _number(value: Any) -> int | None:
     try:
-        return int(said)
+        return int(value)
     except (TypeError, ValueError):
         return None

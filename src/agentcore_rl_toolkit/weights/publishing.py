@@ -46,9 +46,11 @@ def publish(folder: Path, version: int, engines: Sequence[EngineAddress], *, in_
         everywhere(lambda server: server.load(folder, version))
     finally:
         everywhere(lambda server: server.resume())
-    said = set(everywhere(lambda server: server.version()))
-    if said != {version}:
-        raise WeightsError(f"the weights did not arrive: version {version} was published, engines say {said} ({PAGE})")
+    versions = set(everywhere(lambda server: server.version()))
+    if versions != {version}:
+        raise WeightsError(
+            f"the weights did not arrive: version {version} was published, engines say {versions} ({PAGE})"
+        )
     return version
 
 

@@ -275,7 +275,7 @@ class CollectStats:
             "policy_failures": dict(self.policy_failures),
         }
 
-    def said(self) -> str:
+    def described(self) -> str:
         """Both means in words, for people."""
         if self.score_mean is None:
             return "no rollout can be scored"

@@ -144,10 +144,10 @@ def line(result: StepResult) -> str:
     stats = result.stats
     reward = "  none" if stats.reward_mean is None else f"{stats.reward_mean:6.3f}"
     failed = stats.causes.get(Cause.POLICY, 0)
-    said = f"step {result.step:4d}  reward {reward}  usable {stats.usable}/{stats.rollouts}  weights {result.weight_version}"
+    line = f"step {result.step:4d}  reward {reward}  usable {stats.usable}/{stats.rollouts}  weights {result.weight_version}"
     losses = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-    said += f"  policy failed {failed}" if failed else ""
-    return f"{said}  {losses or 'nothing to learn from'}"
+    line += f"  policy failed {failed}" if failed else ""
+    return f"{line}  {losses or 'nothing to learn from'}"
 
 
 def _read_state(folder: Path) -> dict[str, Any] | None:

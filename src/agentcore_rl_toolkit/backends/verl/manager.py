@@ -135,9 +135,9 @@ class AgentCoreManager:
         except Exception:  # the trainer waits for a final tag of every prompt, whatever went wrong here
             log.exception("prompt %s failed", uid)
         finally:
-            said = self._validation.ended(group) if validate else None
-            if said is not None:
-                log.warning("validation: %s", said)  # verl's processes show nothing below a warning
+            summary = self._validation.ended(group) if validate else None
+            if summary is not None:
+                log.warning("validation: %s", summary)  # verl's processes show nothing below a warning
             await asyncio.to_thread(tq.kv_put, key=uid, partition_id=partition, tag={"status": status})
 
     def _request(self, row: dict[str, Any], uid: str, validate: bool) -> GroupRequest:

@@ -49,10 +49,10 @@ class TrainerNumbers:
 
     def wrote(self, key: str, output: Mapping[str, Any]) -> None:
         """A row of this output, as `to_verl` gives it, goes into the queue."""
-        said = output["extra_fields"]
+        fields = output["extra_fields"]
         self._rows[key] = Row(
-            said["agentcore_session"],
-            said["agentcore_branch"],
+            fields["agentcore_session"],
+            fields["agentcore_branch"],
             len(output["prompt_ids"]),
             bytes(output["response_mask"]),
         )

@@ -33,4 +33,4 @@ class Validation:
                 return None
             stats, self._groups = summarize(self._groups), []
         failed = ", ".join(f"{n} {cause}" for cause, n in sorted(stats.causes.items()))
-        return f"{stats.said()}; failures: {failed}" if failed else stats.said()
+        return f"{stats.described()}; failures: {failed}" if failed else stats.described()

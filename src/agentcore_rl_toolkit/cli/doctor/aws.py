@@ -315,7 +315,7 @@ class Account:
             if model is None or (served and model not in served):
                 advice = f"--model-id one of: {', '.join(served) or 'nothing is served'}"
                 return fail("model", f"{model!r} is not served", advice)
-            said = ask(
+            reply = ask(
                 "chat/completions",
                 {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Say one word."}]},
             )
@@ -324,7 +324,7 @@ class Account:
             return fail("model", f"HTTP {e.code}: {text}", "look at the inference server's log")
         except (OSError, ValueError, KeyError) as e:
             return fail("model", f"{type(e).__name__}: {e}", "look at the inference server's log")
-        return ok("model", f"{model!r} answered, {said.get('usage', {}).get('completion_tokens', '?')} token")
+        return ok("model", f"{model!r} answered, {reply.get('usage', {}).get('completion_tokens', '?')} token")
 
 
 def checks(account: Account) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:

@@ -82,9 +82,9 @@ def torch_build() -> Finding:
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        error = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return fail(
-            "torch", f"cannot be imported: {said}", "install it again; `make clean` and `make setup` in a clone"
+            "torch", f"cannot be imported: {error}", "install it again; `make clean` and `make setup` in a clone"
         )
     version, cuda, devices, threads = done.stdout.split()
     if devices != "0":

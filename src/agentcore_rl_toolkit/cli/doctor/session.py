@@ -47,7 +47,7 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
         reply = client.invoke_agent_runtime(
             agentRuntimeArn=arn, runtimeSessionId=session_id, contentType="application/json", payload=body
         )
-        said = json.loads(reply["response"].read(MOST_REPLY_BYTES))
+        result = json.loads(reply["response"].read(MOST_REPLY_BYTES))
     except ClientError as e:
         code, message = e.response["Error"].get("Code", ""), e.response["Error"].get("Message", "")
         return [fail("session", f"{code}: {message}"[:500], ADVICE.get(code, "see AWS's message"))]
@@ -57,13 +57,13 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
         with contextlib.suppress(ClientError, BotoCoreError):
             client.stop_runtime_session(agentRuntimeArn=arn, runtimeSessionId=session_id)
     answered_s = time.time()
-    if not isinstance(said, dict) or said.get("status") != PROBED:
-        told = said.get("error") if isinstance(said, dict) else None
-        if told:
-            return [fail("session", f"the agent refused: {told}"[:500], "deploy it again, and see its log")]
+    if not isinstance(result, dict) or result.get("status") != PROBED:
+        error = result.get("error") if isinstance(result, dict) else None
+        if error:
+            return [fail("session", f"the agent refused: {error}"[:500], "deploy it again, and see its log")]
         advice = "it runs the published toolkit, or an older version of this one: deploy it again to have this checked"
         return [note("session", "a session starts, and its agent knows no probe", advice)]
-    return findings(said["probe"], rollout, asked_s, answered_s)
+    return findings(result["probe"], rollout, asked_s, answered_s)
 
 
 def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: float, answered_s: float) -> list[Finding]:

@@ -99,11 +99,11 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
     """The running stack of this folder, if it has this agent and model."""
     if settings.session_env:
         if Stack.running() is not None:
-            told = "`agentcore-rl up` runs here, without this --session-env: this run starts its own services"
-            console.print(told, style="dim")
+            notice = "`agentcore-rl up` runs here, without this --session-env: this run starts its own services"
+            console.print(notice, style="dim")
         return None
     stack = Stack.serving(settings.agent, settings.model, settings.engine)
     if stack is None and Stack.running() is not None:
-        told = "`agentcore-rl up` runs here with another agent, model or engine: this run starts its own services"
-        console.print(told, style="dim")
+        notice = "`agentcore-rl up` runs here with another agent, model or engine: this run starts its own services"
+        console.print(notice, style="dim")
     return stack

@@ -28,7 +28,7 @@ class AgentWord:
         self._in_a_row = 0
         self._needed = 1
 
-    def heard(self, reply: Mapping[str, Any]) -> None:
+    def answered(self, reply: Mapping[str, Any]) -> None:
         """The agent answered an invoke."""
         with self._lock:
             if reply.get(RUNS_ONCE_FIELD) is True:

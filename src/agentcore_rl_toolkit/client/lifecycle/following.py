@@ -121,11 +121,11 @@ class Follower:
                 if flight.notified:
                     watcher.pushed(waiter)
                 await waiter.found
-                told, flight.notified = flight.notified, False
+                pushed, flight.notified = flight.notified, False
                 progress.enter(Stage.RESULT)
                 verdict = await reader.read(progress.key, flight.request.deadlines.result_s, flight.expected)
                 if verdict is not None:
-                    if told:
+                    if pushed:
                         watcher.push_was_true()
                     return await self._with_ending(verdict, progress)
                 progress.stage = Stage.RUN  # announced, but not there: the store is the truth

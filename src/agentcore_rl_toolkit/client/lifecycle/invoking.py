@@ -84,7 +84,7 @@ class Invoker:
                     raw = await asyncio.shield(call)
                 reply = parse_reply(raw, session_id)
                 flight.server_error = None
-                self._word.heard(reply)
+                self._word.answered(reply)
                 return reply
             except InvokeServerError as e:
                 flight.server_errors, flight.server_error = flight.server_errors + 1, e

@@ -257,11 +257,11 @@ def _goes_on(earlier: dict[str, Any], messages: list[dict[str, Any]]) -> bool:
     """Whether these messages start with an earlier call's messages and its reply."""
     before = [*earlier["messages"], earlier["response_message"]]
     return len(before) <= len(messages) and all(
-        a == b or _said(a) == _said(b) for a, b in zip(before, messages, strict=False)
+        a == b or _content(a) == _content(b) for a, b in zip(before, messages, strict=False)
     )
 
 
-def _said(message: dict[str, Any]) -> dict[str, Any]:
+def _content(message: dict[str, Any]) -> dict[str, Any]:
     """A message without what clients add or rename when they send it back."""
     left_out = ("reasoning", "provider_specific_fields")
     kept = {k: v for k, v in message.items() if v is not None and v != [] and k not in left_out}

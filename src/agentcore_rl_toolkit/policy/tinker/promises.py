@@ -56,8 +56,8 @@ class Promises:
             return refuse(410, f"there is no request {request_id!r}")
         done, _ = await asyncio.wait({promise.result}, timeout=hold_s)
         if not done:
-            told = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
-            return Answer(status=408, body=json.dumps(told).encode())
+            pending = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+            return Answer(status=408, body=json.dumps(pending).encode())
         data, kind = promise.result.result()
         return Answer(body=data, content_type=kind, drop_after=promise.drop_after)
 

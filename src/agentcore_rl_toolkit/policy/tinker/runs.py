@@ -90,16 +90,16 @@ class Runs:
         if path in self.model.paths and not body.get("overwrite"):
             return refuse(409, f"{path} is there already")
 
-        told = {"type": "save_weights", "path": path}
-        return self._queue(run, body["seq_id"], lambda: self.model.save(run, path), lambda _: told)
+        answer = {"type": "save_weights", "path": path}
+        return self._queue(run, body["seq_id"], lambda: self.model.save(run, path), lambda _: answer)
 
     def save_for_sampler(self, body: dict[str, Any]) -> Answer:
         run, name = body["model_id"], body.get("path")
         path = f"tinker://{run}/sampler_weights/{name or 'ephemeral-' + str(next(self._numbers))}"
 
         def done(_: Any) -> dict[str, Any]:
-            told = {"type": "save_weights_for_sampler"}
-            return told | ({"path": path} if name else {"sampling_session_id": self._new_sampler(path)})
+            answer = {"type": "save_weights_for_sampler"}
+            return answer | ({"path": path} if name else {"sampling_session_id": self._new_sampler(path)})
 
         return self._queue(run, body["seq_id"], lambda: self.model.publish(run, path), done)
 
@@ -125,14 +125,14 @@ class Runs:
             raise ConfigError(f"there is no model {run!r}")
         return self._runs[run]
 
-    def _queue(self, name: str, seq: int, work: Callable[[], Any], told: Callable[[Any], Any]) -> Answer:
+    def _queue(self, name: str, seq: int, work: Callable[[], Any], answer: Callable[[Any], Any]) -> Answer:
         """Do some work when its number is due; the answer names the promise."""
         run = self._run(name)
         request_id = run.promises.get(seq)
         if request_id is None:
             request_id = run.promises[seq] = f"{name}:{seq}"
             promise = self._promises.make(request_id)
-            run.waiting[seq] = lambda: self._do(promise, work, told)
+            run.waiting[seq] = lambda: self._do(promise, work, answer)
             self._promises.start(self._due(run))
         return Answer(body=json.dumps({"request_id": request_id, "model_id": name}).encode())
 
@@ -141,9 +141,9 @@ class Runs:
             run.next_seq += 1
             await do()
 
-    async def _do(self, promise: Promise, work: Callable[[], Any], told: Callable[[Any], Any]) -> None:
+    async def _do(self, promise: Promise, work: Callable[[], Any], answer: Callable[[Any], Any]) -> None:
         try:
-            made = told(await asyncio.get_running_loop().run_in_executor(self._trainer, work))
+            made = answer(await asyncio.get_running_loop().run_in_executor(self._trainer, work))
         except (AgentCoreRLError, KeyError, ValueError) as e:
             promise.fail(f"{type(e).__name__}: {e}")
             return

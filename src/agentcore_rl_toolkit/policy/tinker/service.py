@@ -207,19 +207,19 @@ class TinkerServer:
         made = routes.get(name)
         parts = name.split("/")
         if made is not None:
-            told = made(body)
+            answer = made(body)
         elif method == "GET" and parts[0] == "samplers" and parts[1] in self.samplers:
-            told = {
+            answer = {
                 "sampler_id": parts[1],
                 "base_model": self.model.base_model,
                 "model_path": self.samplers[parts[1]],
             }
         elif parts[0] == "sessions" and parts[-1] == "finish":
             self.finished.append(parts[1])
-            told = {}
+            answer = {}
         else:
-            told = refuse(404, f"there is no {method} {API}{name} here")
-        return told if isinstance(told, Answer) else Answer(body=json.dumps(told).encode())
+            answer = refuse(404, f"there is no {method} {API}{name} here")
+        return answer if isinstance(answer, Answer) else Answer(body=json.dumps(answer).encode())
 
     # -- sessions
 
@@ -260,19 +260,19 @@ class TinkerServer:
             return refuse(404, f"there is no sampling session {sampler!r}")
         request_id = f"{sampler}:sample:{body['seq_id']}"
         if request_id in self._sampling:  # asked again
-            return self._promise_told(request_id, body)
+            return self._promised(request_id, body)
         fault = self.faults.popleft() if self.faults else Fault()
         if fault.status != 200 or fault.body is not None:
-            told = fault.body if fault.body is not None else json.dumps({"detail": "scripted failure"}).encode()
-            return Answer(status=fault.status, body=told, headers=fault.headers)
+            body = fault.body if fault.body is not None else json.dumps({"detail": "scripted failure"}).encode()
+            return Answer(status=fault.status, body=body, headers=fault.headers)
         ids = [token for chunk in body["prompt"]["chunks"] for token in chunk["tokens"]]
         call = SampleCall(sampler, self.samplers[sampler], body, asked.headers, ids)
         self.calls.append(call)
         promise = self._promises.make(request_id, drop_after=fault.drop_after)
         self._sampling[request_id] = call, self._promises.start(self._sample(promise, call, fault))
-        return self._promise_told(request_id, body)
+        return self._promised(request_id, body)
 
-    def _promise_told(self, request_id: str, body: dict[str, Any]) -> Answer:
+    def _promised(self, request_id: str, body: dict[str, Any]) -> Answer:
         named = [f"{request_id}:{i}" for i in range(body.get("num_samples") or 1)]
         return Answer(body=json.dumps({"request_id": request_id, "sample_sequence_ids": named}).encode())
 

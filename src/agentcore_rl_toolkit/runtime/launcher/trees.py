@@ -43,7 +43,7 @@ def remove(
     except NotADirectoryError:  # a link among others
         return _reason(os.unlink, path)
     except OSError as e:
-        return _reason(os.unlink, path) if e.errno == errno.ELOOP else _said(e, path)
+        return _reason(os.unlink, path) if e.errno == errno.ELOOP else _description(e, path)
     try:
         why = _Removal(top, time.monotonic() + within_s, stop).empty()
     finally:
@@ -57,11 +57,11 @@ def _reason(call: object, path: object) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as e:
-        return _said(e, path)
+        return _description(e, path)
     return None
 
 
-def _said(error: OSError, name: object) -> str:
+def _description(error: OSError, name: object) -> str:
     return f"{os.fsdecode(name)[-200:]!r}: {error.strerror}"  # type: ignore[arg-type]
 
 
@@ -165,7 +165,7 @@ class _Removal:
 
     def _fail(self, error: OSError, name: str) -> None:
         if self._why is None and error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-            self._why = _said(error, name)
+            self._why = _description(error, name)
 
 
 @dataclass(frozen=True)

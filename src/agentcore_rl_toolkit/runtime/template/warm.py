@@ -169,10 +169,10 @@ class Learning:
 def _names(line: bytes) -> list[str]:
     """Module names of a report. A session writes it, so it may be anything."""
     try:
-        said = json.loads(line)
+        names = json.loads(line)
     except (ValueError, RecursionError):
         return []
-    return [name for name in said if isinstance(name, str) and name.isascii()] if isinstance(said, list) else []
+    return [name for name in names if isinstance(name, str) and name.isascii()] if isinstance(names, list) else []
 
 
 class Student:
