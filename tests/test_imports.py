@@ -143,6 +143,11 @@ ROOMS = {
         "config",
     ],
     "messages": ["render", "dialects", "errors"],
+    "isolation": ["run", "tiers", "base", "engines", "limits", "linux", "relay", "pipe", "spec", "boot"],
+    "s3": [
+        *("server", "callers", "app", "access", "buckets", "multipart", "objects", "incoming", "conditions", "listing"),
+        *("disk", "wire"),
+    ],
     "runtime": [
         *(
             "service",

@@ -263,8 +263,8 @@ class TinkerServer:
             return self._promised(request_id, body)
         fault = self.faults.popleft() if self.faults else Fault()
         if fault.status != 200 or fault.body is not None:
-            body = fault.body if fault.body is not None else json.dumps({"detail": "scripted failure"}).encode()
-            return Answer(status=fault.status, body=body, headers=fault.headers)
+            content = fault.body if fault.body is not None else json.dumps({"detail": "scripted failure"}).encode()
+            return Answer(status=fault.status, body=content, headers=fault.headers)
         ids = [token for chunk in body["prompt"]["chunks"] for token in chunk["tokens"]]
         call = SampleCall(sampler, self.samplers[sampler], body, asked.headers, ids)
         self.calls.append(call)
