@@ -212,8 +212,8 @@ def _safely(call: Callable[..., None], *given: Any, **more: Any) -> None:
 def _end(future: Any, episode: Any, session_id: str, input_id: str) -> End:
     """How the rollout ended, by our client; where the invoke itself failed, by rLLM."""
     ids = {"session_id": session_id, "input_id": input_id}
-    error = (episode.metadata or {}).get("error") or {}
-    message = str(error.get("error_message") or "it ended without a record")
+    reported = (episode.metadata or {}).get("error") or {}
+    message = str(reported.get("error_message") or "it ended without a record")
     if future is None:
         return End(outcome=Outcome.LOST, error=RolloutLostError(message, **ids), ended_s=time.time())
     if future.record is not None:

@@ -211,7 +211,7 @@ class RuntimeApp:
         return status
 
     async def _data_plane(
-        self, operation: str, route: Route, scope: Scope, body: list[bytes], send: Send, caller: Caller
+        self, operation: str, route: Route, scope: Scope, body: list[bytes], send: Send, caller: Caller[Session]
     ) -> None:
         headers: Headers = scope["headers"]
         by_name = dict(headers)
