@@ -50,7 +50,7 @@ def test_who_connects_is_searched_once_and_known_afterwards(tmp_path: Path) -> N
     script.write_text(
         """
 import asyncio, os, socket, sys
-from agentcore_rl_toolkit.runtime.sessions import callers
+from agentcore_rl_toolkit._servers import callers
 listener = socket.socket(fileno=int(sys.argv[1]))
 ends = [listener.accept()[0] for _ in range(40)]
 searches = []
