@@ -67,6 +67,15 @@ def reserved_port() -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
+ReservePort = Callable[[], contextlib.AbstractContextManager[int]]
+
+
+@pytest.fixture(scope="session")
+def reserve_port() -> ReservePort:
+    """`reserved_port`, for tests that cannot import it."""
+    return reserved_port
+
+
 class MakeEnvironment(Protocol):
     """Python of a virtual environment with these requirements, made on first use and kept for those who ask for the same.
 

@@ -21,7 +21,7 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, 
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.runtime import LocalRuntime
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 DASHBOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "agentcore-rl.json"
 AGENT = """
 from agentcore_rl_toolkit import AgentCoreRLApp

@@ -61,7 +61,7 @@ def test_a_misspelt_name_gets_the_right_one_suggested() -> None:
         [sys.executable, "-c", "import agentcore_rl_toolkit as t; t.RolloutCleint"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert "Did you mean: 'RolloutClient'?" in done.stderr
 

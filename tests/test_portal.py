@@ -43,7 +43,7 @@ async def test_it_works_from_inside_a_running_loop_sync_and_async() -> None:
     portal.close()
 
 
-@pytest.mark.parametrize("clean_up_s", [0.0, 5.0])
+@pytest.mark.parametrize("clean_up_s", [0.0, 60.0])
 def test_an_interrupted_wait_cancels_the_work_and_grants_it_its_clean_up(clean_up_s: float) -> None:
     portal = Portal("test-portal")
     started, cleaned = threading.Event(), threading.Event()
@@ -65,7 +65,7 @@ def test_an_interrupted_wait_cancels_the_work_and_grants_it_its_clean_up(clean_u
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         portal.call(long(), clean_up_s=clean_up_s)
-    assert time.monotonic() - began_s < 4
+    assert time.monotonic() - began_s < 30  # it waits for the clean-up, and not for all of its time
     assert cleaned.is_set() is bool(clean_up_s)
     assert cleaned.wait(10)
     thread.join()

@@ -21,7 +21,7 @@ def push(folder: Path, *options: str, **settings: str) -> subprocess.CompletedPr
         env={**clean, **settings},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -55,5 +55,5 @@ def test_what_is_missing_is_named(tmp_path: Path, options: list[str], says: str)
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck (apt-get install shellcheck)")
 def test_scripts_pass_shellcheck() -> None:
     scripts = sorted((ROOT / "scripts").glob("*.sh"))
-    done = subprocess.run(["shellcheck", *map(str, scripts)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["shellcheck", *map(str, scripts)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout

@@ -41,7 +41,7 @@ def new_session() -> str:
     return "session-" + uuid.uuid4().hex
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """The first true value of `condition`; fails the test when there is none in time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -67,7 +67,7 @@ class Agent:
         return f"file://{self.results}"
 
     def request(
-        self, method: str, path: str, body: Any = None, *, session: str | None = None, timeout_s: float = 20.0
+        self, method: str, path: str, body: Any = None, *, session: str | None = None, timeout_s: float = 60.0
     ) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         headers = {"Content-Type": "application/json"} | ({SESSION_HEADER: session} if session else {})
@@ -98,7 +98,7 @@ class Agent:
         assert status == 200, reply
         return self.results / reply["result_key"], reply
 
-    def record(self, path: Path, timeout_s: float = 20.0) -> dict[str, Any]:
+    def record(self, path: Path, timeout_s: float = 60.0) -> dict[str, Any]:
         wait_for(path.exists, timeout_s)
         record = json.loads(path.read_text())
         assert isinstance(record, dict)
@@ -108,7 +108,7 @@ class Agent:
         """A rollout from start to record."""
         return self.record(self.rollout(payload, **config)[0])
 
-    def terminate(self, timeout_s: float = 20.0) -> int:
+    def terminate(self, timeout_s: float = 60.0) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 

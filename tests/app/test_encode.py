@@ -184,7 +184,7 @@ def test_sets_come_out_the_same_in_every_process() -> None:
             [sys.executable, "-W", "ignore", "-c", code],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             env={"PYTHONHASHSEED": seed},
             check=True,
         ).stdout

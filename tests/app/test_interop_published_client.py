@@ -173,7 +173,7 @@ def test_the_published_client_reads_from_our_agent_what_it_reads_from_the_publis
         [published, "-c", "import boto3; boto3.client('s3').create_bucket(Bucket='results')"],
         env={**os.environ, **aws},
         check=True,
-        timeout=120,
+        timeout=300,
     )
     ours = start_agent(AGENT, env=aws)
     theirs = start_agent(AGENT, env=aws, python=published)
@@ -193,7 +193,7 @@ def test_the_published_client_reads_from_our_agent_what_it_reads_from_the_publis
             },
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         read[exp_id] = json.loads(done.stdout)
@@ -238,7 +238,7 @@ def test_every_name_of_the_published_package_is_here_or_named_in_moving_here(
     make_environment: Callable[..., str],
 ) -> None:
     published = make_environment("published-0.2.0", "agentcore-rl-toolkit[core]==0.2.0")
-    done = subprocess.run([published, "-c", SURFACE], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([published, "-c", SURFACE], capture_output=True, text=True, timeout=300, check=True)
     surface = json.loads(done.stdout)
     page = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
     package = importlib.import_module("agentcore_rl_toolkit")

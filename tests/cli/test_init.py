@@ -15,7 +15,7 @@ from agentcore_rl_toolkit.errors import ConfigError
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

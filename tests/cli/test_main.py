@@ -20,7 +20,7 @@ COMMANDS = ("quickstart", "runtime", "gateway", "policy", "eval", "train", "s3")
 
 def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-W", "ignore", "-c", code] if code else [sys.executable, "-m", "agentcore_rl_toolkit.cli"]
-    return subprocess.run([*argv, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*argv, *arguments], capture_output=True, text=True, timeout=300)
 
 
 def test_version_prints_the_installed_version() -> None:
@@ -64,7 +64,7 @@ def test_a_missing_extra_is_answered_with_the_install_command(arguments: list[st
 
 def test_the_version_is_an_option_and_the_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "agentcore_rl_toolkit", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, version("agentcore-rl-toolkit"))
 
 
@@ -83,7 +83,7 @@ def test_completion_prints_a_script_and_completes_options_of_commands(shell: str
         words = {"COMP_WORDS": "agentcore-rl gateway serve --upstr", "COMP_CWORD": "3"}
         env = {**os.environ, **words, "_AGENTCORE_RL_COMPLETE": f"{shell}_complete"}
         command = [sys.executable, "-m", "agentcore_rl_toolkit"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
         assert "--upstream" in done.stdout
 
 

@@ -21,7 +21,7 @@ import pytest
 from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 
 SMALL = ("--steps", "2", "--groups", "2", "--rollouts", "4", "--held-out", "12")
 

@@ -27,7 +27,7 @@ from agentcore_rl_toolkit.runs import RunWriter
 from agentcore_rl_toolkit.runs.in_flight import IN_FLIGHT
 from agentcore_rl_toolkit.runtime import LocalRuntime
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 DEADLINE_S = 90.0
 AGENT = """
 import json

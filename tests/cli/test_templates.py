@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from ..conftest import MakeEnvironment
 
 # 23 CPU seconds; tests/cli/test_up.py has one framework in every `make test`. The first may have to install the others.
-pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(800)]
 DEADLINE_S = 150.0
 MISSING_HERE = (
     "langchain>=1",

@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.cli.training.trackers import check_installed
 from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
 from agentcore_rl_toolkit.runs import Query, RunReader
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = ("--groups", "2", "--rollouts", "4")
 
 

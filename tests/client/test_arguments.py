@@ -48,7 +48,7 @@ def test_what_goes_to_the_agent_has_a_parameter_of_its_own(make_client: MakeClie
     client = make_client(rollout_config={"tool_budget": 3, "colour": "red"}, temperature=0.5)
     assert client.extra_config == {"tool_budget": 3, "colour": "red", "temperature": 0.5}
     future = client.invoke({"script": {}}, rollout_config={"colour": "blue"}, top_p=0.9)
-    future.result(10)
+    future.result(60)
     block = runtime.sessions[future.session_id].payload["_rollout"]
     assert (block["tool_budget"], block["colour"], block["temperature"], block["top_p"]) == (3, "blue", 0.5, 0.9)
 
@@ -137,7 +137,7 @@ def outcome_with(runtime: ScriptedRuntime, tmp_path: Path, **env: str) -> tuple[
     """How a rollout ends in a process with nothing of AWS but this in its environment."""
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true", **env}
     command = [sys.executable, "-c", WITHOUT, runtime.arn, f"file://{tmp_path}/store", runtime.url]
-    done = subprocess.run(command, env=bare, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=bare, capture_output=True, text=True, timeout=300, check=True)
     outcome, error = json.loads(done.stdout)
     assert "Traceback" not in done.stderr
     return outcome, error

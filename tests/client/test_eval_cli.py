@@ -53,7 +53,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     given = ["--data", "data.jsonl"] if "--data" not in arguments else []
     if "agent.py" in arguments:
         given += ["--model", "none"]  # these agents call no model
-    return subprocess.run([*COMMAND[:6], *given, *arguments], cwd=folder, capture_output=True, text=True, timeout=110)
+    return subprocess.run([*COMMAND[:6], *given, *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ def published_records(
         env=environment(s3, AWS_ENDPOINT_URL_BEDROCK_AGENTCORE=endpoint),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     items = json.loads(done.stdout.strip().splitlines()[-1])
@@ -302,7 +302,7 @@ def seen_by_the_published_client(python: Path, arn: str, endpoint: str, s3: str,
         env=environment(s3, AWS_ENDPOINT_URL_BEDROCK_AGENTCORE=endpoint),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     seen: Seen = json.loads(done.stdout.strip().splitlines()[-1])
@@ -404,7 +404,7 @@ def test_a_call_of_the_published_client_that_is_refused_ends_its_session(
         env=environment(s3, AWS_ENDPOINT_URL_BEDROCK_AGENTCORE=endpoint),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert done.stdout.split() == ["RuntimeClientError"] * 4, done.stderr[-2000:]
     assert status()["started"] == before["started"] + 4

@@ -81,7 +81,7 @@ async def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -
         "except ConfigError as e:\n    print('refused', e)\n"
     )
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60
+        subprocess.run, [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300
     )
     assert "refused" in done.stdout, done.stderr
     other = FileLedger(path)

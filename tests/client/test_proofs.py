@@ -33,7 +33,7 @@ def secret_of(runtime: ScriptedRuntime, session_id: str) -> str:
 
 def test_a_record_that_proves_its_origin_counts_as_proven(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     future = client.invoke(script())
-    record = future.result(20)
+    record = future.result(60)
     assert record["rewards"] == 1.0
     assert record["_proof"].startswith("hmac-sha256:")
     assert client.stats["proven"] == 1
@@ -64,7 +64,7 @@ def test_a_forged_record_is_invalid_and_its_reward_is_never_seen(
 ) -> None:
     store = open_store(store_url)
     victim, other = client.invoke(WAITING, input_id="victim"), client.invoke(script(), input_id="attacker")
-    other.result(20)
+    other.result(60)
     key, body = victim.result_key, json.dumps(FORGED).encode()
     if how == "with the proof of another session":
         body = seal(body, key, secret_of(runtime, other.session_id))
@@ -78,7 +78,7 @@ def test_a_forged_record_is_invalid_and_its_reward_is_never_seen(
     with caplog.at_level(logging.CRITICAL, "agentcore_rl_toolkit.client"):
         store.put(key, body)
         with pytest.raises(InvalidResultError, match="does not prove that it comes from its session"):
-            victim.result(20)
+            victim.result(60)
     assert (victim.outcome, victim.record) == (Outcome.INVALID, None)
     assert (client.stats["forged"], client.stats["proven"]) == (1, 1)
     assert [r.message for r in caplog.records if "security" in r.message and key in r.message]
@@ -111,7 +111,7 @@ def test_a_wrong_proof_of_an_agent_that_promised_none_is_a_forgery_too(
 ) -> None:
     victim = client.invoke({"script": {"hang": True, "proves": False}})
     open_store(store_url).put(victim.result_key, seal(json.dumps(FORGED).encode(), victim.result_key, "x" * 64))
-    assert isinstance(victim.exception(20), InvalidResultError)
+    assert isinstance(victim.exception(60), InvalidResultError)
 
 
 @pytest.mark.threat(
@@ -130,7 +130,7 @@ def test_an_answer_does_not_choose_what_is_read_here(
     (private / "secret.alive").write_text("{}")
     reply = {"status": "processing", "s3_bucket": f"{scheme}://{private}", "result_key": "secret.json"}
     future = client.submit(script(reply=reply))
-    assert "but it was asked to use" in str(future.exception(20))
+    assert "but it was asked to use" in str(future.exception(60))
     assert (future.outcome, future.record) == (Outcome.INVALID, None)
     client.flush()
     assert (private / "secret.alive").exists()
@@ -189,7 +189,7 @@ client = RolloutClient({runtime.arn!r}, {store_url!r}, "exp", endpoint_url={runt
 client.subscribe(left)
 client.map([{WAITING!r}], ledger={str(ledger)!r})
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     fields: dict[str, Any] = json.loads(done.stdout)
     return fields
@@ -240,11 +240,11 @@ def test_a_ledger_in_the_store_keeps_no_key_and_a_given_one_is_shared(make_clien
 def test_an_attached_session_is_proven_with_a_shared_key_and_accepted_without(make_client: MakeClient) -> None:
     shared = b"s" * 32
     future = make_client(proof_key=shared).invoke(script())
-    future.result(20)
+    future.result(60)
     for given, proof in ((shared, "proven"), (None, "unproven")):
         client = make_client(proof_key=given)
         attached = client.attach(future.result_key, session_id=future.session_id, input_id=str(future.input_id))
-        assert attached.result(20)["rewards"] == 1.0
+        assert attached.result(60)["rewards"] == 1.0
         assert client.stats[proof] == 1
 
 

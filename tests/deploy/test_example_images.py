@@ -161,7 +161,7 @@ def becomes_healthy(image: str) -> None:
     container = podman("run", "--detach", "--network=none", image).strip().splitlines()[-1]
     try:
         deadline = time.monotonic() + HEALTHY_S
-        while subprocess.run(["podman", "healthcheck", "run", container], capture_output=True, timeout=120).returncode:
+        while subprocess.run(["podman", "healthcheck", "run", container], capture_output=True, timeout=300).returncode:
             assert time.monotonic() < deadline, podman("logs", container, check=False)[-4000:]
             time.sleep(1)
     finally:

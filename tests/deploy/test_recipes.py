@@ -42,7 +42,7 @@ def cli() -> list[str]:
     command = shlex.split(given) or [shutil.which("agentcore") or ""]
     if not command[0]:
         pytest.skip("npm's @aws/agentcore is not installed here")
-    done = subprocess.run([*command, "add", "--help"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, "add", "--help"], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         pytest.skip(f"{command} is not npm's @aws/agentcore")
     return command
@@ -54,7 +54,7 @@ def test_every_option_of_the_aws_cli_that_is_documented_is_in_its_help() -> None
     command = cli()
     for words in used:
         verb = [word for word in words[:2] if not word.startswith("-")]
-        done = subprocess.run([*command, *verb, "--help"], capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run([*command, *verb, "--help"], capture_output=True, text=True, timeout=300, check=True)
         known = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", done.stdout))
         asked = {word for word in words if word.startswith("-")}
         assert asked <= known, (verb, asked - known)

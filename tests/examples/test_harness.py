@@ -66,7 +66,7 @@ def harness() -> ModuleType:
     return harness
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_proof_runs_solvers_through_the_stack_and_fails_with_its_checks(tmp_path: Path) -> None:
     example = tmp_path / "made_here"
     example.mkdir()

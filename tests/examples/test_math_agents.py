@@ -283,14 +283,14 @@ def test_rows_of_gsm8k_become_payloads_that_the_agent_takes(tmp_path: Path) -> N
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     script = EXAMPLES / "strands_math_agent" / "prepare.py"
     command = [sys.executable, "-W", "ignore", str(script), str(source), str(target), "--limit", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     made = [json.loads(line) for line in target.read_text().splitlines()]
     assert len({row["id"] for row in made}) == 3
     for row in made:
         assert word_problems.Problem.of(row).prompt == f"What is 999 + {int(row['answer']) - 999}?"
     source.write_text(json.dumps({"question": "What?", "answer": "#### 12-34"}) + "\n")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
     assert "row 0: the reward does not accept the published solution" in done.stderr
 

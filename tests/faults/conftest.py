@@ -149,7 +149,7 @@ class World:
         with urllib.request.urlopen(self.url + "/_local/sessions", timeout=10) as answer:
             return [s["session_id"] for s in json.load(answer)["sessions"]]
 
-    def no_session_left(self, within_s: float = 15.0) -> bool:
+    def no_session_left(self, within_s: float = 60.0) -> bool:
         deadline_s = time.monotonic() + within_s
         while self.live_sessions():
             if time.monotonic() > deadline_s:
@@ -174,7 +174,7 @@ class World:
         return found
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes], within_s: float = 60.0) -> dict[str, Any]:
+def wait_for(path: Path, process: subprocess.Popen[bytes], within_s: float = 180.0) -> dict[str, Any]:
     deadline_s = time.monotonic() + within_s
     while not path.exists():
         assert process.poll() is None, f"{process.args} ended with {process.returncode}"

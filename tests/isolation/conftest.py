@@ -93,7 +93,7 @@ class Launcher:
     def run(self, *sessions: Session) -> list[Result]:
         process = self.start(*sessions)
         try:
-            out, self.errors = process.communicate(timeout=90)
+            out, self.errors = process.communicate(timeout=300)
         finally:
             process.kill()
         assert process.returncode == 0, self.errors
@@ -180,7 +180,7 @@ def asked(launcher: Launcher, expression: str) -> Any:
             f"import boot; del sys.path[0]; TIERS = boot.load('isolation.tiers').TIERS; print(json.dumps({expression}))"
         )
         command = [launcher.python, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", **launcher.identity)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd="/", **launcher.identity)
         assert done.returncode == 0, done.stderr
         _answers[key] = json.loads(done.stdout)
     return _answers[key]

@@ -54,7 +54,7 @@ def _first_child(pid: int) -> int:
 
 
 def _until(holds: Any) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -130,7 +130,7 @@ def test_a_template_can_be_confined_wherever_it_is_started_from(tmp_path: Path, 
     script = code / "isolation" / "boot.py"
     try:
         command = [SYSTEM_PYTHON, "-I", str(script), "isolation.run", "probe-loader", str(place)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, **identity)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, **identity)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     assert done.returncode == 0, done.stderr

@@ -58,7 +58,7 @@ def _start(folder: Path, *options: str, parent_pid: int | None = None) -> Server
     command += ["--parent-pid", str(parent_pid or os.getpid()), *options]
     with (folder / "stderr.txt").open("wb") as stderr:
         process = subprocess.Popen(command, stderr=stderr)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not ready_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()

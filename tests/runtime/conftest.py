@@ -26,6 +26,7 @@ from .container_images import engine_storage
 __all__ = ["engine_storage"]  # a fixture; here, so that the files with containers share one engine
 AGENTS = Path(__file__).parent / "deployable"
 DEADLINE_S = 60.0  # a machine with five times as many busy processes as cores
+START_S = 180.0  # for a program that imports half a second of CPU of modules, there
 
 
 def wait_for(condition: Callable[[], Any], *, within_s: float = DEADLINE_S) -> Any:
@@ -77,7 +78,7 @@ class Server:
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        wait_for(lambda: self.ready_file.exists() or self.process.poll() is not None)
+        wait_for(lambda: self.ready_file.exists() or self.process.poll() is not None, within_s=START_S)
         assert self.process.poll() is None, self.output.read_text()
         self.info = json.loads(self.ready_file.read_text())
         self.url = self.info["url"]
@@ -94,7 +95,7 @@ class Server:
                 region_name="us-west-2",
                 aws_access_key_id="AKLOCAL",
                 aws_secret_access_key="secret",
-                config=Config(**{"retries": {"total_max_attempts": 1}, **config}),
+                config=Config(**{"retries": {"total_max_attempts": 1}, "read_timeout": START_S, **config}),
             )
         finally:
             del os.environ[name]

@@ -146,7 +146,7 @@ def base_archive() -> bytes:
 
 
 def _libraries(programs: list[str]) -> set[str]:
-    done = subprocess.run(["ldd", *programs], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["ldd", *programs], capture_output=True, text=True, timeout=300, check=False)
     return {
         word for line in done.stdout.splitlines() if line[:1].isspace() for word in line.split() if word.startswith("/")
     }
@@ -186,7 +186,7 @@ def engine_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         archive.write_bytes(base_archive())
         first = subprocess.run(
             ["podman", "import", "--quiet", str(archive), "localhost/agentcore-rl-test/base:latest"],
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         archive.unlink()
         if first.returncode != 0:

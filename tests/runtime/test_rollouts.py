@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "rollouts.py"
 
 @pytest.mark.serial
 @pytest.mark.slow
-@pytest.mark.timeout(450)
+@pytest.mark.timeout(800)
 @pytest.mark.skipif(sys.platform != "linux", reason="what is left over is counted by /proc")
 def test_no_rollout_is_lost_and_nothing_is_left_also_when_the_runtime_is_killed(tmp_path: Path) -> None:
     report = tmp_path / "report.json"

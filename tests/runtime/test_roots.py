@@ -35,10 +35,10 @@ def start_and_sweep(environment: dict[str, str]) -> None:
         subprocess.Popen([sys.executable, "-c", START], env=environment, stderr=subprocess.PIPE, text=True)
         for _ in range(6)
     ]
-    said = [process.communicate(timeout=60)[1] for process in running]
+    said = [process.communicate(timeout=300)[1] for process in running]
     assert [(p.returncode, text) for p, text in zip(running, said, strict=True)] == [(0, "")] * 6
     sweep = "from agentcore_rl_toolkit.runtime.roots import base_dir, sweep; sweep(base_dir()); print(*base_dir().iterdir())"
-    done = subprocess.run([sys.executable, "-c", sweep], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", sweep], env=environment, capture_output=True, text=True, timeout=300)
     assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_removed_is_said_once_and_kept_and_the_start_goes_on() ->
                 ["/usr/bin/python3", "-c", OWN.format(source=SOURCE), str(state)],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=300,
                 check=True,
                 user=65534,
                 group=65534,

@@ -29,7 +29,7 @@ print([p.name for p in roots.base_dir().iterdir() if p.name.startswith(str(os.ge
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_stop_while_the_server_starts_is_a_graceful_one(name: str) -> None:
     command = [sys.executable, "-c", STOPPED_WHILE_IT_STARTS, name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stderr
     assert "Traceback" not in done.stderr
 
@@ -39,6 +39,6 @@ def test_a_ready_file_that_cannot_be_written_ends_the_runtime_with_its_name(tmp_
     (tmp_path / "file").write_text("")
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--isolation", "process"]
     command += ["--ready-file", str(tmp_path / "file" / "ready.json"), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "ready.json cannot be written" in done.stderr

@@ -29,7 +29,7 @@ class Server:
         command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), *options]
         env = {**os.environ, **({"AGENTCORE_RL_CREDENTIALS": credential} if credential is not None else {})}
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         while not ready.exists():
             assert self.process.poll() is None, "the server ended before it was ready"
             assert time.monotonic() < deadline, "the server did not become ready"
@@ -38,11 +38,11 @@ class Server:
 
     def stop(self) -> int:
         self.process.terminate()
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=60)
 
 
 def client_for(url: str, access: str = ACCESS, secret: str = SECRET, **config: Any) -> Any:

@@ -26,7 +26,7 @@ def aws(url: str, *arguments: str) -> str:
         "AWS_ENDPOINT_URL_S3": url,
         "AWS_MAX_ATTEMPTS": "1",
     }
-    done = subprocess.run([AWS or "", *arguments], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([AWS or "", *arguments], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

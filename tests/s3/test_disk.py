@@ -38,7 +38,6 @@ CONTENTS = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "what", ["fifo", "socket", "folder", "link", "round", "device", "endless line", "closed", *CONTENTS]
 )
@@ -85,7 +84,6 @@ def test_what_is_no_object_is_left_out_and_said(
     assert str(strange) in caplog.text
 
 
-@pytest.mark.timeout(60)
 def test_what_lies_in_its_own_folders_keeps_no_server_from_starting(tmp_path: Path) -> None:
     root = tmp_path / "data"
     Disk(root).close()

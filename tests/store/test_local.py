@@ -16,7 +16,7 @@ from agentcore_rl_toolkit.store import open_store
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done
 

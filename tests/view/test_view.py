@@ -15,7 +15,7 @@ import pytest
 
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 WEIGHTS = Path(__file__).parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 DEADLINE_MS = 60_000
@@ -282,7 +282,7 @@ def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
         "--export",
         str(tmp_path / "r.html"),
     ]
-    done = subprocess.run(command, cwd=shown.folder, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=shown.folder, capture_output=True, text=True, timeout=300)
     assert "33 of 33 rollouts" in done.stdout, done.stderr
     page = shown.page
     page.goto((tmp_path / "r.html").as_uri())

@@ -36,7 +36,7 @@ POLICY = Path(agentcore_rl_toolkit.__file__).parent / "policy/weights"
 SESSIONS, TURNS, GROUP = 16, 8, 4
 HANGS_UP = 0.3
 PACE_S = 0.0005  # a token of each running call: answers take long enough to be cut off in the middle
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Place:

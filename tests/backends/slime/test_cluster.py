@@ -45,7 +45,7 @@ def ray_jobs(make_environment: Callable[..., str]) -> str:
 # 35 CPU seconds of Ray; test_runner.py has the same of a stand-in that takes Ray's commands.
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_head_whose_port_was_taken_starts_again_runs_a_job_and_takes_only_its_own_with_it(
     ray_jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +98,7 @@ def submit(python: str, head: cluster.Head, folder: Path, code: int) -> int:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_ending_our_head_ends_nobody_elses_cluster(
     ray_jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +118,7 @@ def test_ending_our_head_ends_nobody_elses_cluster(
             assert (tmp_path / "told-0").read_text() == "3 from here"
         finally:
             head.stop()
-        answer, _ = somebody.communicate("\n", timeout=60)
+        answer, _ = somebody.communicate("\n", timeout=300)
         assert answer.strip() == "still up 42", (tmp_path / "somebody.txt").read_text()
     finally:
         somebody.kill()

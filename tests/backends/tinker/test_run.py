@@ -91,7 +91,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @sdk_sockets
 def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
     place: Place, is_what_the_docs_say: Callable[[Path, str], None]

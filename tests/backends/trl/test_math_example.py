@@ -16,7 +16,7 @@ EXAMPLE = EXAMPLES / "trl_math" / "train.py"
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_one_batch_trains_on_exactly_the_sampled_tokens_and_masks_what_failed(trl_python: str, tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     shutil.copytree(EXAMPLES / "strands_math_agent", agent)

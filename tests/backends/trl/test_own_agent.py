@@ -92,7 +92,7 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        stopped = process.communicate(timeout=90)[0]
+        stopped = process.communicate(timeout=300)[0]
     finally:
         if process.poll() is None:
             process.kill()
@@ -102,7 +102,7 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
         [*command, *line[1:]], capture_output=True, text=True, timeout=DEADLINE_S, cwd=folder, env=environment
     )
     told = subprocess.run(
-        [trl_python, "-W", "ignore", "-c", READ_BACK, str(run)], capture_output=True, text=True, timeout=120
+        [trl_python, "-W", "ignore", "-c", READ_BACK, str(run)], capture_output=True, text=True, timeout=300
     )
     assert told.returncode == 0, told.stderr
     return Trained(

@@ -92,10 +92,10 @@ def test_a_file_becomes_the_same_arguments(tmp_path: Path) -> None:
 
 def test_main_prints_the_command_or_the_mistake() -> None:
     main = [sys.executable, "-m", f"{PACKAGE}.main"]
-    done = subprocess.run([*main, "--dry-run", *NEEDED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*main, "--dry-run", *NEEDED], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert "verl.trainer.main_ppo" in done.stdout
-    wrong = subprocess.run([*main, *NEEDED, "trainer.use_v1=false"], capture_output=True, text=True, timeout=60)
+    wrong = subprocess.run([*main, *NEEDED, "trainer.use_v1=false"], capture_output=True, text=True, timeout=300)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: trainer.use_v1")
 

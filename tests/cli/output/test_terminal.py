@@ -58,7 +58,7 @@ main.main()
 @pytest.mark.parametrize("error", ["LocalRuntimeError", "KeyError"])
 def test_errors_logs_and_tracebacks_command_no_terminal(error: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CODE.format(error=error)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", CODE.format(error=error)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1
     assert "\x1b" not in done.stderr

@@ -71,7 +71,7 @@ def test_its_workers_find_the_extension_and_nothing_else_of_this_environment(tmp
         capture_output=True,
         text=True,
         env={"PYTHONPATH": told["PYTHONPATH"], "PATH": os.environ["PATH"]},
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

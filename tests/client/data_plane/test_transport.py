@@ -171,7 +171,7 @@ async def test_pool_serves_single_jobs_one_after_another(rounds: int) -> None:
     pool = DaemonPool(4, "test-pool")
     answer: Callable[[int], int] = abs
     for i in range(rounds):
-        assert await asyncio.wait_for(pool.run(answer, -i), 5) == i
+        assert await asyncio.wait_for(pool.run(answer, -i), 60) == i
 
 
 @pytest.mark.parametrize(

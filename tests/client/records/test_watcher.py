@@ -97,8 +97,8 @@ async def test_record_is_noticed_within_a_few_looks(store: ObjectStore) -> None:
 
 async def test_session_that_falls_silent_is_lost(store: ObjectStore) -> None:
     w = watcher(store)
-    waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.5)
-    for _ in range(5):
+    waiter = w.add("e/i/s.json", expects_life=False, silence_s=2.0)
+    for _ in range(13):
         await store.put_async(alive_key("e/i/s.json"), b"{}")
         await asyncio.sleep(0.2)
     assert not waiter.found.done()
@@ -119,13 +119,13 @@ async def test_a_session_without_heartbeats_is_not_lost_because_its_neighbour_sh
     lively = w.add("e/i/lively.json", expects_life=False, silence_s=0.3)
     await store.put_async(alive_key("e/i/lively.json"), b"{}")
     with pytest.raises(RolloutLostError):  # it was seen alive, so its own silence counts
-        await asyncio.wait_for(lively.found, 10)
+        await asyncio.wait_for(lively.found, 60)
     began_s = time.monotonic()
     while time.monotonic() - began_s < 1.0:
         await asyncio.sleep(0.05)
         assert not silent.found.done()
     await store.put_async("e/i/silent.json", b"{}")
-    assert await asyncio.wait_for(silent.found, 10) is True
+    assert await asyncio.wait_for(silent.found, 60) is True
 
 
 async def test_each_session_has_a_silence_of_its_own(store: ObjectStore) -> None:
@@ -363,7 +363,7 @@ async def test_a_listing_that_fails_in_a_way_nobody_foresaw_blinds_nobody(
     while not flaky.heads:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     await store.put_async("e/i/s.json", b"{}")
-    assert await asyncio.wait_for(waiter.found, 10) is True
+    assert await asyncio.wait_for(waiter.found, 60) is True
     assert counted
     assert [r for r in caplog.records if r.exc_info is not None and r.exc_info[1] is trouble]
     w.close()
@@ -409,13 +409,13 @@ async def test_trouble_with_one_input_neither_hides_its_neighbours_nor_keeps_the
     lost = w.add("e/lost/s.json", expects_life=True, silence_s=0.2)
     flaky.broken = {"e/bad/": trouble, "e/bad/s.json": trouble}
     with pytest.raises(RolloutLostError):
-        await asyncio.wait_for(lost.found, 10)
+        await asyncio.wait_for(lost.found, 60)
     await store.put_async("e/good/s.json", b"{}")
-    assert await asyncio.wait_for(good.found, 10) is True
+    assert await asyncio.wait_for(good.found, 60) is True
     assert not bad.found.done()  # nobody could look at it
     flaky.broken = {}
     await store.put_async("e/bad/s.json", b"{}")
-    assert await asyncio.wait_for(bad.found, 10) is True
+    assert await asyncio.wait_for(bad.found, 60) is True
     w.close()
 
 
@@ -439,5 +439,5 @@ async def test_a_look_at_one_object_after_a_listing_is_no_sign_of_life(store: Ob
 
     changing = asyncio.create_task(change_the_way())
     with pytest.raises(RolloutLostError):
-        await asyncio.wait_for(waiter.found, 10)
+        await asyncio.wait_for(waiter.found, 60)
     changing.cancel()

@@ -546,7 +546,7 @@ def test_it_can_be_left_out() -> None:
         env={**os.environ, "AGENTCORE_RL_PURE": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stdout.split() == ["False", "None"]

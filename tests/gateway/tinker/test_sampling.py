@@ -95,7 +95,7 @@ async def say(session: SessionHandle, **asked: Any) -> Any:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not reached():  # noqa: ASYNC110  (the service under test has no event for it)
             await asyncio.sleep(0.01)
 

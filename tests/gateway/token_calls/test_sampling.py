@@ -46,7 +46,7 @@ async def ask(session: SessionHandle, **asked: Any) -> tuple[int, bytes]:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not reached():  # noqa: ASYNC110  # the engine tells nobody when it notices
             await asyncio.sleep(0.01)
 

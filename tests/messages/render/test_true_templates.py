@@ -68,7 +68,7 @@ HERMES_DEFAULT = (
 def in_trl(trl_python: str) -> Path:
     asked = [trl_python, "-c", "import importlib.util; print(importlib.util.find_spec('trl').origin)"]
     return (
-        Path(subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout).parent
+        Path(subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True).stdout).parent
         / "chat_templates"
     )
 

@@ -32,7 +32,7 @@ async def start(folder: Path, *words: str) -> tuple[asyncio.subprocess.Process, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(800)
 async def test_it_answers_and_ends_with_its_parent(tmp_path: Path) -> None:
     # A parent that lives until it is killed, not for a time in which the server may still be loading.
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
@@ -46,7 +46,7 @@ async def test_it_answers_and_ends_with_its_parent(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(800)
 async def test_a_signal_ends_it_with_success(tmp_path: Path) -> None:
     process, _ = await start(tmp_path, "--parent-pid", str(os.getpid()))
     process.send_signal(signal.SIGTERM)

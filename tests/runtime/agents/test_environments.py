@@ -175,7 +175,7 @@ def test_an_agent_that_leaves_the_version_open_gets_the_one_that_runs_here(
     assert agent_in(tmp_path).toolkit is wanted
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("named", [pytest.param("", marks=pytest.mark.nightly), "agentcore-rl-toolkit\n"])
 def test_its_environment_has_exactly_that_version(tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTCORE_RL_CACHE", str(tmp_path / "cache"))
@@ -190,7 +190,7 @@ def test_its_environment_has_exactly_that_version(tmp_path: Path, named: str, mo
     finally:
         environments.toolkit_wheel.cache_clear()
     code = "from agentcore_rl_toolkit.runtime.agents import environments as e; print(e.__file__)"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300)
     assert Path(found.stdout.strip()).is_relative_to(python.parents[1]), found.stderr
     assert Path(found.stdout.strip()).read_bytes() == source
 

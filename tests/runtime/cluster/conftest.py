@@ -81,14 +81,13 @@ class RayCluster:
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(40)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(5)
-            self._process.stdout.close()
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from ..conftest import AGENTS, Server
 
 def serve(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
@@ -29,7 +29,7 @@ def test_without_ray_the_error_names_what_to_install() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("option", ["--ray-address=127.0.0.1:1", "--sessions-per-node=3"])
+@pytest.mark.parametrize("option", ["--ray-address=127.0.0.1:1", "--sessions-per-node=3", "--join-timeout=9"])
 def test_options_of_a_cluster_need_one(option: str) -> None:
     done = serve(option)
     assert done.returncode == 2

@@ -194,7 +194,7 @@ def serve(*options: str) -> Any:
         "kubernetes",
         *options,
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(

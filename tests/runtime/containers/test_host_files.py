@@ -23,7 +23,7 @@ from agentcore_rl_toolkit.runtime.containers.client import gvisor_program
 from ..conftest import AGENTS, Server, wait_for
 from ..container_images import containers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OPTIONS = ("--init-timeout", "90", "--stop-grace", "5", "--memory-mb", "300")
 
 # Everything in one program: the start of an interpreter is what costs time here, most of all behind gVisor.

@@ -20,7 +20,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from ..conftest import Server, wait_for
 from ..container_images import IMAGE, build_agent, containers, podman
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROLE = "arn:aws:iam::123456789012:role/local"
 
 
@@ -192,7 +192,7 @@ def test_an_image_by_the_command_line_and_one_that_it_builds(server: Server, tmp
 
     def deploy(*options: str) -> str:
         command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "deploy", "--url", server.url, *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()[-1]
 

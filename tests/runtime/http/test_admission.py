@@ -41,13 +41,11 @@ def names(server: Server) -> list[str]:
 
 @pytest.mark.parametrize("network", ["host", "loopback"])
 def test_a_session_cannot_deploy_through_its_own_runtime(
-    start_server: Callable[..., Server], tmp_path: Path, network: str
+    start_server: Callable[..., Server], reserve_port: Any, tmp_path: Path, network: str
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    more = ("--endpoint", f"127.0.0.1:{port}") if network == "loopback" else ()
-    server = start_server("--network", network, "--port", str(port), *more, agent=REBEL)
+    with reserve_port() as port:
+        more = ("--endpoint", f"127.0.0.1:{port}") if network == "loopback" else ()
+        server = start_server("--network", network, "--port", str(port), *more, agent=REBEL)
     answer = planted(server, server.url, tmp_path / "proof")
     assert answer["status"] == 403
     assert "sessions" in answer["text"]
@@ -99,15 +97,13 @@ def call_from_inside(server: Server, way: str, target: str | None, caller: str, 
 
 
 @pytest.fixture(scope="module", params=["namespaces", "namespaces without a network", "landlock"])
-def confined(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def confined(request: pytest.FixtureRequest, reserve_port: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A runtime whose sessions reach its port: over the host's network, or by a relay."""
     options = ["--isolation", request.param.partition(" ")[0]]
-    if "without" in request.param:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        options += ["--port", port, "--network", "loopback", "--endpoint", f"127.0.0.1:{port}"]
-    server = Server(tmp_path_factory.mktemp("confined"), *options, agent=REBEL)
+    with reserve_port() as port:
+        if "without" in request.param:
+            options += ["--port", str(port), "--network", "loopback", "--endpoint", f"127.0.0.1:{port}"]
+        server = Server(tmp_path_factory.mktemp("confined"), *options, agent=REBEL)
     yield server
     assert server.stop() == 0, server.output.read_text()
 

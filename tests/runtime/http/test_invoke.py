@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import os
 import time
 import uuid
 from pathlib import Path
@@ -228,12 +229,13 @@ def test_command_that_takes_too_long_is_ended(server: Server, client: Any, sessi
     events = [event["chunk"] for event in reply["stream"]]
     assert events[-1]["contentStop"]["status"] == "TIMED_OUT"
     assert {"contentDelta": {"stdout": "on\n"}} in events
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
 
 
 def test_what_a_command_leaves_running_ends_with_the_session(server: Server, client: Any, session_id: str) -> None:
     server.invoke({}, session_id)
-    command = "setsid sleep 987 >/dev/null 2>&1 & echo started"
+    seconds = str(10_000_000 + os.getpid())  # of this program alone: others of this machine may run the same test
+    command = f"setsid sleep {seconds} >/dev/null 2>&1 & echo started"
     reply = client.invoke_agent_runtime_command(
         agentRuntimeArn=server.arn, runtimeSessionId=session_id, body={"command": command}
     )
@@ -243,7 +245,7 @@ def test_what_a_command_leaves_running_ends_with_the_session(server: Server, cli
         found = []
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                if entry.read_bytes() == b"sleep\x00987\x00":
+                if entry.read_bytes() == f"sleep\0{seconds}\0".encode():
                     found.append(int(entry.parent.name))
             except OSError:
                 continue

@@ -45,7 +45,7 @@ async def test_head_and_body_of_a_complete_reply_are_one_write_and_of_others_are
     server = uvicorn.Server(uvicorn.Config(application, **options))
     serving = asyncio.create_task(server.serve())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
                 await asyncio.sleep(0.01)
             port = server.servers[0].sockets[0].getsockname()[1]

@@ -184,7 +184,7 @@ def test_a_server_with_a_damaged_file_of_agents_does_not_start_and_leaves_nothin
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {state / 'agents.json'} is not readable")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import json
 import socket
@@ -67,16 +68,14 @@ def post(path: str, body: bytes = b"{}", *, length: int | None = None) -> bytes:
 
 
 async def answer(port: int, request: bytes) -> bytes:
-    """All that comes until the connection ends, or a second passes."""
+    """All that comes until the server ends the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
+    writer.write(request.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
     data = b""
-    try:
-        async with asyncio.timeout(1.0):
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(60):
             while piece := await reader.read(65536):
                 data += piece
-    except (TimeoutError, ConnectionResetError):
-        pass
     writer.close()
     return data
 
@@ -96,7 +95,9 @@ async def test_a_bug_is_an_internal_error_in_awss_form_and_counted_as_one(
 async def test_a_bug_within_a_reply_breaks_it_off(buggy: tuple[Runtime, int]) -> None:
     runtime, port = buggy
     assert (await answer(port, post("/runtimes/x/invocations", b"late"))).endswith(b"\r\n\r\nhalf")
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        while not runtime.metrics.requests:  # noqa: ASYNC110  # counted when the connection has ended
+            await asyncio.sleep(0.01)
     assert runtime.metrics.requests == {("InvokeAgentRuntime", 500): 1}
 
 
@@ -170,7 +171,7 @@ def test_calls_under_way_at_a_shutdown_end_as_any_others(start_server: Callable[
         took_s = time.monotonic() - began
         assert first.result()["calls"] == 1  # sessions get their grace
         assert last.result() == (424, "RuntimeClientError")
-    assert took_s < 9.0  # the grace of 5 s, not the callers'
+    assert took_s < 25.0  # the grace of 5 s, not the callers'
     assert "Traceback" not in server.output.read_text()
 
 

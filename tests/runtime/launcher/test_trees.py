@@ -59,7 +59,7 @@ def as_ordinary_user(code: str, folder: Path) -> str:
         [python, "-c", TRY.format(source=source, code=textwrap.dedent(code)), str(folder)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
         **identity,  # type: ignore[call-overload]
     )

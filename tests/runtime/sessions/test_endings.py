@@ -123,7 +123,7 @@ def test_taken_port_is_named_and_exits_2(server: Server) -> None:
         [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--port", port],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 2
@@ -141,7 +141,7 @@ def test_state_folder_in_use_is_refused(start_server: Callable[..., Server], tmp
         "--state-dir",
         str(tmp_path / "state"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert "in use by another runtime" in done.stderr
 

@@ -256,7 +256,7 @@ def test_a_stranger_names_no_directory(start_server: Callable[..., Server], tmp_
     url = f"{server.url}/runtimes/{server.arn.replace('/', '%2F').replace(':', '%3A')}/invocations"
     body = json.dumps({"_rollout": {"exp_id": "exp", "input_id": "a", "s3_bucket": rollouts.url}})
     command = ["/usr/bin/python3", "-c", NOBODY, url, theirs, body]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "200\n"
     rollouts.run()  # the user's own arrives, in the same directory
     assert list(rollouts.folder.rglob(f"{theirs}*")) == []

@@ -73,7 +73,7 @@ def test_template_imports_what_the_first_sessions_imported(start_server: Callabl
 
 def run_serve(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_agent_that_does_not_import_ends_serve_with_its_traceback() -> None:
@@ -169,7 +169,7 @@ print(json.dumps([waiting, len(context.get_ca_certs()) == len(eager.get_ca_certs
 """
     certifi = pytest.importorskip("certifi")
     done = subprocess.run(
-        [sys.executable, "-c", code, certifi.where()], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, certifi.where()], capture_output=True, text=True, timeout=300, check=True
     )
     assert json.loads(done.stdout) == [1, True, "FileNotFoundError"]
 
@@ -192,7 +192,7 @@ made = rehearse()
 left = len(set(os.listdir("/proc/self/fd")) - files) + threading.active_count() - 1
 print(json.dumps([refused, seen, built, made, ChatCompletionChunk.__pydantic_complete__, left, logging.root.manager.disable]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert (json.loads(done.stdout), done.stderr) == ([False, [], False, True, True, 0, 0], "")
 
 
@@ -210,7 +210,7 @@ print(safe_to_import(["quiet_module", "failing_module", "threading_module", "qui
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )

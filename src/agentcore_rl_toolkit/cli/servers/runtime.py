@@ -119,6 +119,9 @@ _SERVE_OPTIONS = [
     click.option("--ray-address", help="The Ray cluster's address [default: the running one]."),
     click.option("--sessions-per-node", type=int, help="Of a Ray cluster [default: by cores and memory]."),
     click.option(
+        "--join-timeout", type=float, metavar="SECONDS", help="In which a node of a Ray cluster is ready [default: 60]."
+    ),
+    click.option(
         "--warm-pool", "warm_pools", multiple=True, metavar="NAME=POOL", help="Kubernetes: an agent and its pods' pool."
     ),
     click.option("--kube-api", metavar="URL", help="Kubernetes: the API server [default: that of this pod]."),
@@ -223,7 +226,7 @@ def serve(**options: Any) -> None:
 
 
 _CLUSTER_OPTIONS = {
-    "ray": ("ray_address", "sessions_per_node"),
+    "ray": ("ray_address", "sessions_per_node", "join_timeout"),
     "kubernetes": ("warm_pools", "kube_api", "kube_namespace", "kube_token_file", "kube_ca_file"),
 }
 
@@ -244,8 +247,9 @@ def _cluster(config: Any, options: dict[str, Any]) -> Any:
     from ...runtime.cluster.nodes import Cluster
     from ...runtime.cluster.ray_nodes import RayMachines
 
-    settings = ClusterConfig(sessions_per_node=options["sessions_per_node"])
-    return Cluster(config, RayMachines(options["ray_address"]), settings)
+    given = {} if options["join_timeout"] is None else {"join_timeout_s": options["join_timeout"]}
+    settings = ClusterConfig(sessions_per_node=options["sessions_per_node"], **given)
+    return Cluster(config, RayMachines(options["ray_address"], **given), settings)
 
 
 def _pods(config: Any, options: dict[str, Any]) -> Any:

@@ -20,11 +20,11 @@ from typing import Any
 from ..._installation import missing_extra
 from ...errors import ConfigError, LocalRuntimeError
 from ..roots import MARKER
-from .machines import AgentAddress, Machine
+from .machines import AgentAddress, ClusterConfig, Machine
 
 ACTOR_CPUS = 0.1
-CONNECT_TIMEOUT_S = 40.0
-START_TIMEOUT_S = 45.0
+# Shares of the time in which a node has to be ready: so the cause is named before the whole is over.
+CONNECT_SHARE, AGENT_SHARE, PLACE_SHARE = 0.65, 0.75, 0.85
 STOP_TIMEOUT_S = 12.0
 CALL_TIMEOUT_S = 15.0
 
@@ -35,7 +35,7 @@ class AgentKeeper:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, host: str, token: str) -> dict[str, Any]:
+    def start(self, host: str, token: str, within_s: float) -> dict[str, Any]:
         """Start the agent on this address of the node. Raises: RuntimeError with its output when it does not come up."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "agentcore_rl_toolkit.runtime.cluster.agent", "--host", host],
@@ -49,7 +49,7 @@ class AgentKeeper:
         assert self._process.stdout is not None
         self._process.stdin.write(token.encode() + b"\n")
         self._process.stdin.flush()
-        late = threading.Timer(START_TIMEOUT_S, self._process.kill)
+        late = threading.Timer(within_s, self._process.kill)
         late.start()
         try:
             line = self._process.stdout.readline()
@@ -106,10 +106,16 @@ async def _in_daemon_thread(work: Callable[[], None]) -> None:
 
 
 class RayMachines:
-    """Machines of the Ray cluster at ``address`` (None: Ray's own choice, a running one). Only those with CPUs count."""
+    """Machines of the Ray cluster at ``address`` (None: Ray's own choice, a running one). Only those with CPUs count.
 
-    def __init__(self, address: str | None = None) -> None:
+    ``join_timeout_s``: as `ClusterConfig` has it, the seconds in which a node has to be ready.
+    """
+
+    def __init__(self, address: str | None = None, *, join_timeout_s: float = ClusterConfig.join_timeout_s) -> None:
         self._address = address or "auto"
+        self._connect_s = join_timeout_s * CONNECT_SHARE
+        self._agent_s = join_timeout_s * AGENT_SHARE
+        self._place_s = join_timeout_s * PLACE_SHARE
         self._ray: Any = None
         self._actors: dict[str, Any] = {}
 
@@ -130,10 +136,10 @@ class RayMachines:
             )
 
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._connect_s):
                 await _in_daemon_thread(connect)
         except TimeoutError as e:
-            raise ConfigError(f"no Ray cluster answers at {self._address} within {CONNECT_TIMEOUT_S:g} s") from e
+            raise ConfigError(f"no Ray cluster answers at {self._address} within {self._connect_s:g} s") from e
         except (ConnectionError, RuntimeError, ValueError) as e:
             raise ConfigError(f"cannot connect to the Ray cluster at {self._address}: {e}") from e
         self._ray = ray
@@ -175,8 +181,8 @@ class RayMachines:
 
         try:
             actor = self._actors[machine.node_id] = await asyncio.to_thread(create)
-            async with asyncio.timeout(START_TIMEOUT_S + 5):
-                answer = await asyncio.wrap_future(actor.start.remote(machine.host, token).future())
+            async with asyncio.timeout(self._place_s):
+                answer = await asyncio.wrap_future(actor.start.remote(machine.host, token, self._agent_s).future())
         except TimeoutError as e:
             raise LocalRuntimeError(f"Ray did not start the node agent on {machine.node_id} in time") from e
         except Exception as e:
