@@ -21,6 +21,7 @@ import sqlite3
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 import warnings
 import weakref
@@ -74,6 +75,28 @@ ReservePort = Callable[[], contextlib.AbstractContextManager[int]]
 def reserve_port() -> ReservePort:
     """`reserved_port`, for tests that cannot import it."""
     return reserved_port
+
+
+CommandLine = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """`agentcore-rl` with these words, in this process: a process of its own would be a second of CPU of imports."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        from agentcore_rl_toolkit.cli.main import main
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["agentcore-rl", *words])
+            patch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
+            patch.setattr(threading, "excepthook", threading.excepthook)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(words, int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
 
 
 class MakeEnvironment(Protocol):

@@ -38,9 +38,9 @@ def test_help_names_every_command_and_where_to_start() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_help_text(name: str) -> None:
-    done = run(name, "--help")
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) > 5
+    done = CliRunner().invoke(cli, [name, "--help"])
+    assert done.exit_code == 0, done.output
+    assert len(done.output.splitlines()) > 5
 
 
 @pytest.mark.parametrize(

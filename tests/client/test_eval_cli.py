@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,14 +47,19 @@ def run(payload):
 if __name__ == "__main__":
     app.run()
 """
-COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli", "eval", "--data", "data.jsonl"]
+COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli", "eval"]
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def words(arguments: tuple[str, ...]) -> list[str]:
     given = ["--data", "data.jsonl"] if "--data" not in arguments else []
     if "agent.py" in arguments:
         given += ["--model", "none"]  # these agents call no model
-    return subprocess.run([*COMMAND[:6], *given, *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
+    return [*given, *arguments]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *words(arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -113,8 +119,11 @@ def test_failed_rollouts_set_the_exit_code_and_count_as_zero(folder: Path) -> No
         ),
     ],
 )
-def test_wrong_options_end_with_code_two(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = run(folder, *arguments)
+def test_wrong_options_end_with_code_two(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    done = command_line("eval", *words(arguments))
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -132,8 +141,11 @@ def test_wrong_options_end_with_code_two(folder: Path, arguments: tuple[str, ...
         (("--agent", "agent.py", "--endpoint-url", "http://127.0.0.1:1"), "is for a deployed agent"),
     ],
 )
-def test_wrong_values_start_nothing(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = run(folder, *arguments)
+def test_wrong_values_start_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    done = command_line("eval", *words(arguments))
     assert done.returncode == 2
     assert message in done.stderr
     assert not (folder / "runs").exists()
@@ -149,7 +161,7 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: s
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     options: tuple[str, ...] = ("--agent", "agent.py", "--model", "none", "--concurrency", "4", "--out", "kept here")
     with subprocess.Popen(
-        [*COMMAND, *options],
+        [*COMMAND, "--data", "data.jsonl", *options],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -176,8 +188,7 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: s
     assert re.match(r"\S*agentcore-rl eval ", goes_on)
     assert goes_on.endswith("--out 'kept here' --resume")
     held.unlink()
-    words = shlex.split(goes_on)[2:]
-    done = run(folder, *words)
+    done = run(folder, *shlex.split(goes_on)[2:])
     assert done.returncode == 0, done.stderr
     assert "4 ok" in done.stdout
     results = (folder / "kept here" / "results.jsonl").read_text().splitlines()
