@@ -28,7 +28,7 @@ def test_an_agent_that_stays_unhealthy_is_given_up_at_the_init_timeout(start_ser
     began = time.monotonic()
     with pytest.raises(ClientError) as failed:
         server.invoke({})
-    assert 1.5 < time.monotonic() - began < 50  # the usual one is two minutes
+    assert 1.5 < time.monotonic() - began < 28  # the usual one is 30 s
     assert failed.value.response["Error"]["Code"] == "RuntimeClientError"
     assert "the last one was 503" in failed.value.response["Error"]["Message"]
     assert server.view.sessions() == []
@@ -133,7 +133,7 @@ def test_an_agent_deleted_while_it_loads_leaves_nothing_behind(
         time.sleep(0.5)
         control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
         with pytest.raises(ClientError) as failed:
-            waiting.result(20)
+            waiting.result(60)
     assert failed.value.response["Error"]["Code"] == "ResourceNotFoundException"
     wait_for(lambda: str(agent) not in running(server.process.pid))
     assert [t["runtime_id"] for t in server.view.get("/_local/status")["templates"]] == [server.arn.rpartition("/")[2]]
