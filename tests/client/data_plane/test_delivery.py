@@ -188,13 +188,13 @@ def test_a_resend_that_is_none_of_the_three_is_refused(make_client: MakeClient) 
 def test_one_answer_that_does_not_say_so_takes_many_to_outweigh() -> None:
     word = AgentWord()
     assert not word.runs_once
-    word.heard({"runs_once": True})
+    word.answered({"runs_once": True})
     assert word.runs_once
-    word.heard({"status": "processing"})  # an agent of an older version in the same fleet
+    word.answered({"status": "processing"})  # an agent of an older version in the same fleet
     assert not word.runs_once
     for _ in range(CONVINCED_AFTER):
         assert not word.runs_once
-        word.heard({"runs_once": True})
+        word.answered({"runs_once": True})
     assert word.runs_once
-    word.heard({"runs_once": "yes"})
+    word.answered({"runs_once": "yes"})
     assert not word.runs_once

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,11 +30,22 @@ def test_without_ray_the_error_names_what_to_install() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("option", ["--ray-address=127.0.0.1:1", "--sessions-per-node=3", "--join-timeout=9"])
+@pytest.mark.parametrize(
+    "option", ["--ray-address=127.0.0.1:1", "--sessions-per-node=3", "--join-timeout=9", "--join-timeout=0"]
+)
 def test_options_of_a_cluster_need_one(option: str) -> None:
     done = serve(option)
     assert done.returncode == 2
     assert option.split("=")[0] in done.stderr
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_time_in_which_a_node_joins_is_a_number_above_zero(command_line: Any, seconds: str) -> None:
+    done = command_line(
+        "runtime", "serve", "--cluster", "ray", "--ray-address", "127.0.0.1:1", "--join-timeout", seconds
+    )
+    assert done.returncode == 2
+    assert "join_timeout_s must be above 0" in done.stderr
 
 
 def test_s3_endpoint_of_a_cluster_needs_an_address_the_nodes_can_reach(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def _cluster(config: Any, options: dict[str, Any]) -> Any:
 
     for cluster, names in _CLUSTER_OPTIONS.items():
         for name in names:
-            if options[name] and options["cluster"] != cluster:
+            if options[name] not in (None, ()) and options["cluster"] != cluster:
                 option = name.replace("_", "-").removesuffix("s") if name == "warm_pools" else name.replace("_", "-")
                 raise ConfigError(f"--{option} is for --cluster {cluster}")
     if options["cluster"] is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,8 +102,8 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         for name in ("sessions_per_cpu", "poll_s", "join_timeout_s", "silence_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)!r}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)!r}")
         if self.sessions_per_node is not None and self.sessions_per_node < 1:
             raise ConfigError(f"sessions_per_node must be at least 1, got {self.sessions_per_node!r}")
 
