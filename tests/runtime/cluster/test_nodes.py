@@ -66,7 +66,7 @@ class Machines:
         self.overlaps += machine.node_id in self.keepers  # the agent that was there has not been removed
         keeper = self.keepers[machine.node_id] = AgentKeeper()
         starting = self.starting[machine.node_id] = asyncio.create_task(
-            asyncio.to_thread(keeper.start, machine.host, token)
+            asyncio.to_thread(keeper.start, machine.host, token, 60.0)
         )
         answer = await asyncio.shield(starting)
         self.placed.append(machine.node_id)
