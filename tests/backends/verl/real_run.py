@@ -26,10 +26,11 @@ from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDataset
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, translate
-from agentcore_rl_toolkit.errors import RolloutError
+from agentcore_rl_toolkit.errors import RolloutError, WeightsError
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 
 PROMPTS = 5
+ROUNDING, OTHER_WEIGHTS = 0.125, 0.5  # by how much verl's logprobs differ from the recorded ones; exact in float32
 WAIT_S = 330  # a little more than a rollout may take
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math"
 SECTION = {"agent_runtime_arn": ARN, "s3_bucket": "memory://records", "exp_id": "verl"}
@@ -174,7 +175,7 @@ def manager(folder: Path) -> dict[str, Any]:
     mask = with_advantages.batch["response_mask"]
     first = mask.argmax(dim=1)
     advantages = with_advantages.batch["advantages"][torch.arange(len(keys)), first]
-    recorded = run_folder(tq, made._service, keys, data, with_advantages, folder / "run")
+    recorded = run_folder(tq, made._service, made._numbers, keys, data, with_advantages, folder / "run")
     made._empty = AgentCoreConfig(**SECTION).max_empty_prompts
     try:
         made.generate_sequences(batch)
@@ -198,10 +199,12 @@ def manager(folder: Path) -> dict[str, Any]:
     }
 
 
-def run_folder(tq: Any, opened: RolloutService, keys: list[str], data: Any, proto: Any, folder: Path) -> dict[str, Any]:
+def run_folder(
+    tq: Any, opened: RolloutService, numbers: Any, keys: list[str], data: Any, proto: Any, folder: Path
+) -> dict[str, Any]:
     """What the run has of a step which ends as V1 ends it: its numbers beside the rows, logged, and the rows removed.
 
-    The rows of u2 are dropped before they are trained on.
+    The rows of u2 are dropped before they are trained on. Those of u1 are the next step, sampled from other weights than verl's.
     """
     from tensordict import TensorDict
     from verl.utils.tracking import Tracking
@@ -217,14 +220,23 @@ def run_folder(tq: Any, opened: RolloutService, keys: list[str], data: Any, prot
     whole = response_to_nested(proto.batch["advantages"], mask)
     fields = {"advantages": torch.nested.as_nested_tensor([whole[i] for i in trained], layout=torch.jagged)}
     sampled = [data["rollout_log_probs"][i] for i in trained]
-    fields["old_log_probs"] = torch.nested.as_nested_tensor([row + 0.25 for row in sampled], layout=torch.jagged)
+    gaps = [OTHER_WEIGHTS if keys[i].startswith("u1_") else ROUNDING for i in trained]
+    own = [row + gap for row, gap in zip(sampled, gaps, strict=True)]
+    fields["old_log_probs"] = torch.nested.as_nested_tensor(own, layout=torch.jagged)
     fields["entropy"] = torch.nested.as_nested_tensor([row * 0 + 1.5 for row in sampled], layout=torch.jagged)
     keys = [keys[i] for i in trained]
     tq.kv_batch_put(keys=keys, partition_id="train", fields=TensorDict(fields, batch_size=len(keys)))
-    tq.kv_clear(keys=keys, partition_id="train")
+    step = [key for key in keys if not key.startswith("u1_")]
+    step.append(row_of_older_weights(tq, numbers))
+    tq.kv_clear(keys=step, partition_id="train")
     tracking = Tracking("project", "experiment", ["console"])
     tracking.log(data={"val-core/math/reward": 0.5}, step=0)
     tracking.log(data={"actor/pg_loss": -0.5, "timing_s/gen": 3.0, "timing_s/step": 4.0, "note": "x"}, step=1)
+    try:
+        tq.kv_clear(keys=[key for key in keys if key.startswith("u1_")], partition_id="train")
+        ended = ""
+    except WeightsError as e:
+        ended = str(e)
     assert opened.recording is not None
     assert opened.recording.run.flush()
     with RunReader(folder) as run:
@@ -243,7 +255,27 @@ def run_folder(tq: Any, opened: RolloutService, keys: list[str], data: Any, prot
                 ],
                 "trained": [sum(s.mask) for s in sequences],
             }
-        return {"rows": found, "events": run.metrics(), "complaints": complaints, "folder": str(folder)}
+        return {
+            "rows": found,
+            "events": run.metrics(),
+            "complaints": complaints,
+            "folder": str(folder),
+            "ended": ended,
+        }
+
+
+def row_of_older_weights(tq: Any, numbers: Any) -> str:
+    """A row that waited for a step: verl has learnt since, and its logprobs are far from the recorded ones."""
+    from tensordict import TensorDict
+
+    known = [row.version for row in numbers._rows.values() if row.version is not None]
+    fields = {"agentcore_session": "late", "agentcore_branch": 0, "min_global_steps": min(known) - 1}
+    numbers.wrote("late_0_0", {"prompt_ids": [1], "response_mask": [1, 1], "extra_fields": fields})
+    values = {"response_mask": [1, 1], "advantages": [0.5, 0.5], "entropy": [1.5, 1.5]}
+    values |= {"rollout_log_probs": [-1.0, -1.0], "old_log_probs": [-1e6, -1e6]}
+    columns = {k: torch.nested.as_nested_tensor([torch.tensor(v)], layout=torch.jagged) for k, v in values.items()}
+    tq.kv_batch_put(keys=["late_0_0"], partition_id="train", fields=TensorDict(columns, batch_size=1))
+    return "late_0_0"
 
 
 def without_gateway(made: Any, batch: Any, uids: list[str]) -> dict[str, Any]:

@@ -234,12 +234,24 @@ def test_the_runs_folder_has_the_advantages_logprobs_and_entropy_of_verls_traine
             assert row["advantage"] == pytest.approx(advantage, abs=1e-4)
             assert row["entropy"] == pytest.approx(1.5)
             assert [len(gaps) for gaps in row["gaps"]] == row["trained"]
-            assert all(gap == pytest.approx(0.25, abs=1e-5) for gaps in row["gaps"] for gap in gaps)
+            gap = 0.5 if g == 1 else 0.125
+            assert all(found == pytest.approx(gap, abs=1e-5) for gaps in row["gaps"] for found in gaps)
             compared += 1
     assert compared > 8
     assert {row["mask_reason"] for name, row in recorded.items() if name.startswith("4-u4/")} == {"filtered", "outcome"}
     assert found["manager"]["recorded"]["complaints"] == []
     is_what_the_docs_say(Path(found["manager"]["recorded"]["folder"]), "verl")
+
+
+def test_a_step_sampled_from_other_weights_than_verls_ends_the_run_and_its_numbers_are_kept(
+    found: dict[str, Any],
+) -> None:
+    """The step before is within rounding. It has a row of older weights as well, which is not judged."""
+    recorded = found["manager"]["recorded"]
+    assert recorded["ended"].startswith("the weights did not arrive: ")
+    assert "differ by 0.5 on average" in recorded["ended"]
+    assert recorded["events"][1]["agentcore/logprob_gap_mean"] == pytest.approx(0.125)
+    assert any(row["gaps"] for name, row in recorded["rows"].items() if name.startswith("1-u1/"))
 
 
 def test_the_runs_folder_has_what_verl_logs_of_a_step(found: dict[str, Any]) -> None:

@@ -164,3 +164,12 @@ def test_the_admin_key_reaches_the_run_and_no_screen() -> None:
 def test_failed_prompts_are_replaced_in_the_synchronous_trainer_too() -> None:
     _, theirs = translate(NEEDED, environ={})
     assert "trainer.v1.sampler.sync_refill_failed_groups=true" in theirs
+
+
+@pytest.mark.parametrize(("given", "written"), [(None, "0.2"), ("0.05", "0.05"), ("null", "null")])
+def test_how_far_logprobs_may_differ_reaches_the_run_also_as_without_limit(given: str | None, written: str) -> None:
+    key = "agentcore.max_mean_logprob_gap"
+    _, theirs = translate([*NEEDED, *([] if given is None else [f"{key}={given}"])], environ={})
+    assert [a for a in theirs if key in a] == [f"+{key}={written}"]
+    with pytest.raises(ConfigError, match="max_mean_logprob_gap"):
+        plan([*NEEDED, f"{key}=0"])

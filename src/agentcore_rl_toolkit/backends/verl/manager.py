@@ -85,7 +85,11 @@ class AgentCoreManager:
             if self._numbers is None and self._service.recording is not None:
                 correction = self.config.algorithm.get("rollout_correction") or {}
                 trusted = bool(correction.get("bypass_mode", False))
-                self._numbers = TrainerNumbers(self._service.recording, own_logprobs=not trusted)
+                self._numbers = TrainerNumbers(
+                    self._service.recording,
+                    own_logprobs=not trusted,
+                    max_mean_gap=AgentCoreConfig.of(self.config).max_mean_logprob_gap,
+                )
             return self._service
 
     def generate_sequences(self, prompts: TensorDict) -> None:

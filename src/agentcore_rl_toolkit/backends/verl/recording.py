@@ -3,6 +3,9 @@
 V1 keeps the former in TransferQueue beside the rows and removes all of it when a step is over. They are read right before
 that, in the trainer's process, which is the manager's as well. verl has no hook for either, so TransferQueue's `kv_clear`
 and verl's `Tracking.log` are wrapped.
+
+verl moves the weights itself. Whether they arrived is checked here, when a step is over: its own logprobs of the step, computed
+before its first update, are compared with those that the engine sampled with.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..._installation import missing_extra
+from ...weights import check_arrived
+from ...weights.arrival import MAX_MEAN_GAP
 from ..collection.recording import FILTERED, Recording, step_numbers
 
 try:
@@ -25,24 +30,36 @@ except ModuleNotFoundError as e:
 log = logging.getLogger(__name__)
 
 MASK, ADVANTAGES, LOGPROBS, ENTROPY = "response_mask", "advantages", "old_log_probs", "entropy"
+SAMPLED = "rollout_log_probs"
+GAP = "agentcore/logprob_gap_mean"  # TRL's runs have the same name
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Which training sequence a row holds, and which tokens of its response were sampled."""
+    """Which training sequence a row holds, and which tokens of its response were sampled.
+
+    ``version`` is that of the weights which sampled its oldest token, None where the engine does not say.
+    """
 
     session_id: str
     sequence: int
     prompt_tokens: int
     mask: Sequence[int] = field(repr=False)
+    version: int | None = None
 
 
 class TrainerNumbers:
-    """Adds to a run what the trainer computed. ``own_logprobs`` is False where it takes the sampler's for its own."""
+    """Adds to a run what the trainer computed, and ends it where the weights did not arrive at the engine.
 
-    def __init__(self, recording: Recording, *, own_logprobs: bool) -> None:
+    ``own_logprobs`` is False where the trainer takes the sampler's for its own: then there is nothing to compare.
+    ``max_mean_gap`` is by how much both may differ on average, None without a limit. Units: nats.
+    """
+
+    def __init__(self, recording: Recording, *, own_logprobs: bool, max_mean_gap: float | None = MAX_MEAN_GAP) -> None:
         self._recording = recording
-        self._wanted = [MASK, ADVANTAGES, *((LOGPROBS, ENTROPY) if own_logprobs else ())]
+        self._max_mean_gap = max_mean_gap
+        self._gap: float | None = None  # of the step that ends
+        self._wanted = [MASK, ADVANTAGES, *((LOGPROBS, ENTROPY, SAMPLED) if own_logprobs else ())]
         self._rows: dict[str, Row] = {}
         before_clear(self.clearing)
         before_log(self.logged)
@@ -55,6 +72,7 @@ class TrainerNumbers:
             fields["agentcore_branch"],
             len(output["prompt_ids"]),
             bytes(output["response_mask"]),
+            fields["min_global_steps"],
         )
 
     def left_out(self, session_id: str, reason: str) -> None:
@@ -62,10 +80,16 @@ class TrainerNumbers:
         self._recording.run.annotate(session_id, mask_reason=reason)
 
     def clearing(self, keys: Iterable[str], partition: str) -> None:
-        """Read what there is of these rows, which the trainer is about to remove."""
+        """Read what there is of these rows, which the trainer is about to remove.
+
+        Raises: WeightsError, which ends the run, where verl's logprobs and the recorded ones are of different weights.
+        """
         rows = {key: row for key in keys if (row := self._rows.pop(key, None)) is not None}
         if not rows:
             return
+        gap_sum, tokens = 0.0, 0
+        # In asynchronous modes older rows differ by what verl has learnt since, and not by weights that were lost.
+        newest = max((row.version for row in rows.values() if row.version is not None), default=None)
         try:
             data = tq.kv_batch_get(keys=list(rows), partition_id=partition, select_fields=self._wanted)
             names = set(data.keys())
@@ -74,9 +98,14 @@ class TrainerNumbers:
                     self.left_out(session_id, FILTERED)
                 return
             for i, row in enumerate(rows.values()):
-                self._add(row, {name: data[name][i].tolist() for name in self._wanted if name in names})
+                values = {name: data[name][i].tolist() for name in self._wanted if name in names}
+                self._add(row, values)
+                if row.version == newest:
+                    gaps = gaps_of(row, values)
+                    gap_sum, tokens = gap_sum + sum(gaps), tokens + len(gaps)
         except Exception:  # a training goes on without its record
             log.warning("what verl computed of %d rows was not kept", len(rows), exc_info=True)
+        self._gap = check_arrived(gap_sum, tokens, newest, self._max_mean_gap)
 
     def logged(self, data: Mapping[str, Any], step: int) -> None:
         """Add what verl logs: of a step, with the seconds it waited for rollouts and those it trained, or of a validation."""
@@ -84,6 +113,8 @@ class TrainerNumbers:
         waited, whole = found.get("timing_s/gen"), found.get("timing_s/step")
         if waited is not None and whole is not None:
             found |= {"rollout_s": waited, "train_s": max(0.0, whole - waited)}
+        if whole is not None and self._gap is not None:
+            found[GAP], self._gap = self._gap, None
         self._recording.run.event("evaluated" if whole is None else "step", {"step": step, **found})
 
     def _add(self, row: Row, values: Mapping[str, Sequence[float]]) -> None:
@@ -101,6 +132,17 @@ class TrainerNumbers:
         logprobs, entropies = aligned(LOGPROBS), aligned(ENTROPY)
         if logprobs is not None or entropies is not None:
             self._recording.trained(row.session_id, row.sequence, logprobs=logprobs, entropies=entropies, updates=0)
+
+
+def gaps_of(row: Row, values: Mapping[str, Sequence[float]]) -> list[float]:
+    """By how much verl's own logprob and the recorded one differ, for each sampled token; none where one side is missing.
+
+    Tokens that verl's rollout correction rejected are among them: it rejects those that differ most.
+    """
+    if LOGPROBS not in values or SAMPLED not in values:
+        return []
+    each = zip(values[LOGPROBS], values[SAMPLED], row.mask, strict=True)
+    return [abs(own - recorded) for own, recorded, mine in each if mine]
 
 
 def before_clear(look: Callable[[Iterable[str], str], None]) -> None:

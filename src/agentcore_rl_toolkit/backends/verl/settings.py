@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...store.names import path_of
+from ...weights.arrival import MAX_MEAN_GAP
 from ..data import read_rows
 from ..hydra import hydra_value, unquoted
 from ..service import RolloutSettings, ServiceSettings
@@ -58,7 +59,8 @@ class AgentCoreConfig(RolloutSettings):
     "memory" keeps them in a temporary one. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` are accepted
     and have no effect: the gateway always extends turns token by token. `gateway_upstream` is "tokens" (the gateway renders
     with `gateway_model`, the trained model's tokenizer unless given, and samples through verl's own client) or "http" (it
-    relays chats to verl's servers). After `max_empty_prompts` prompts in a row without a sample the run ends.
+    relays chats to verl's servers). After `max_empty_prompts` prompts in a row without a sample the run ends. It also ends
+    when the recorded logprobs of a step and verl's own differ by more than `max_mean_logprob_gap` nats on average (None: never).
     """
 
     exp_id: str = "verl"
@@ -76,6 +78,7 @@ class AgentCoreConfig(RolloutSettings):
     max_concurrent: int = 256
     extra_rollouts: int = 0
     max_empty_prompts: int = 64
+    max_mean_logprob_gap: float | None = MAX_MEAN_GAP
 
     def service(self, model_path: str) -> ServiceSettings:
         """The same under shared names. verl serves a model under its path unless told otherwise."""
@@ -179,7 +182,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
     theirs += [
         f"+agentcore.{f.name}={hydra_value(getattr(config, f.name))}"
         for f in fields(config)
-        if getattr(config, f.name) is not None and f.name != "gateway_admin_key"
+        if f.name != "gateway_admin_key" and (getattr(config, f.name), f.default) != (None, None)
     ]
     return config, theirs
 
@@ -189,7 +192,7 @@ def plan(arguments: Sequence[str]) -> Plan:
     config, theirs = translate(arguments)
     check_run(agent_runtime_arn=config.agent_runtime_arn, s3_bucket=config.s3_bucket, exp_id=config.exp_id)
     counts = ("gateways", "max_concurrent", "max_turns", "max_pool_connections", "max_empty_prompts")
-    positive = ("reqs_per_sec", "max_rollout_time", "max_submit_time")
+    positive = ("reqs_per_sec", "max_rollout_time", "max_submit_time", "max_mean_logprob_gap")
     check_numbers(config, positive=positive, not_negative=("extra_rollouts",), counts=counts, ports=("gateway_port",))
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
     loss = given.get("actor_rollout_ref.actor.loss_agg_mode", "token-mean")
