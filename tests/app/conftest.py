@@ -142,7 +142,16 @@ class FaultyS3:
 
 
 @pytest.fixture
-def faulty_s3() -> Iterator[FaultyS3]:
+def faulty_s3(shared_s3: FaultyS3) -> Iterator[FaultyS3]:
+    """The one of this file: empty and without faults when a test begins."""
+    shared_s3.objects.clear()
+    shared_s3.log.clear()
+    yield shared_s3
+    shared_s3.fault = lambda _method, _key: None
+
+
+@pytest.fixture(scope="module")
+def shared_s3() -> Iterator[FaultyS3]:
     s3 = FaultyS3()
     lock = threading.Lock()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,19 @@ def agent(start_shared_agent: Any) -> Any:
 @pytest.fixture(scope="module")
 def blocking_async_agent(start_shared_agent: Any) -> Any:
     return start_shared_agent(ASYNC_AGENT.replace("await asyncio.sleep", "time.sleep"))
+
+
+@pytest.fixture(scope="module")
+def s3_agent(start_shared_agent: Any, shared_s3: Any) -> Any:
+    """One agent with the endpoint of `faulty_s3`, for the tests that do not end it."""
+    return start_shared_agent(AGENT, env=shared_s3.env)
+
+
+@pytest.fixture(scope="module")
+def limited_agent(start_shared_agent: Any) -> Any:
+    """An agent of an operator who forbids heartbeats, bounds records, and waits half a second for a push."""
+    limits = {"HEARTBEAT_S": "0", "MAX_RECORD_BYTES": "100000", "NOTIFY_TIMEOUT_S": "0.5"}
+    return start_shared_agent(AGENT, env={f"AGENTCORE_RL_{name}": value for name, value in limits.items()})
 
 
 def alive(path: Path) -> Path:
@@ -152,8 +166,8 @@ def test_a_heartbeat_of_zero_means_none_and_no_promise(agent: Any) -> None:
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_an_outage_of_the_store_delays_the_record_and_the_heart_beats_on(start_agent: Any, faulty_s3: Any) -> None:
-    agent = start_agent(AGENT, env=faulty_s3.env)
+def test_an_outage_of_the_store_delays_the_record_and_the_heart_beats_on(s3_agent: Any, faulty_s3: Any) -> None:
+    agent = s3_agent
     over = time.monotonic() + 4
     faulty_s3.fault = lambda _method, key: 503 if key.endswith(".json") and time.monotonic() < over else None
     agent.rollout(s3_bucket="the-bucket", heartbeat_s=0.3, session="o" * 40)
@@ -169,7 +183,7 @@ def test_an_outage_of_the_store_delays_the_record_and_the_heart_beats_on(start_a
     assert agent.ping() == "Healthy" or until(lambda: agent.ping() == "Healthy")
 
 
-def test_answers_that_get_lost_make_no_second_record_and_no_error(start_agent: Any, faulty_s3: Any) -> None:
+def test_answers_that_get_lost_make_no_second_record_and_no_error(s3_agent: Any, faulty_s3: Any) -> None:
     lost: list[str] = []
 
     def fault(method: str, key: str) -> int | None:
@@ -179,23 +193,23 @@ def test_answers_that_get_lost_make_no_second_record_and_no_error(start_agent: A
         return None
 
     faulty_s3.fault = fault
-    agent = start_agent(AGENT, env=faulty_s3.env)
-    agent.rollout(s3_bucket="the-bucket", heartbeat_s=0)
-    until(lambda: "record stored" in agent.log)
+    before = len(s3_agent.log)
+    s3_agent.rollout(s3_bucket="the-bucket", heartbeat_s=0)
+    until(lambda: "record stored" in s3_agent.log[before:])
     assert lost
     assert len(faulty_s3.records()) == 1
-    assert "holds a record already" not in agent.log
+    assert "holds a record already" not in s3_agent.log[before:]
 
 
 BUCKET = {"exp_id": "exp", "input_id": "input", "s3_bucket": "the-bucket"}
 
 
-@pytest.mark.parametrize("source", [AGENT, ASYNC_AGENT])
+@pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_store_that_refuses_for_good_is_answered_at_once_and_frees_the_session(
-    start_agent: Any, faulty_s3: Any, source: str
+    s3_agent: Any, start_agent: Any, faulty_s3: Any, kind: str
 ) -> None:
     faulty_s3.fault = lambda _method, _key: 403
-    agent = start_agent(source, env=faulty_s3.env)
+    agent = s3_agent if kind == "plain" else start_agent(ASYNC_AGENT, env=faulty_s3.env)
     started = time.monotonic()
     status, reply = agent.invoke({"s": 600, "_rollout": BUCKET}, "f" * 40)
     assert (status, reply["status"], reply["error_type"]) == (200, "refused", "StorePermissionError")
@@ -213,9 +227,8 @@ def test_a_store_that_refuses_for_good_is_answered_at_once_and_frees_the_session
     assert until(faulty_s3.records)[f"exp/input/{'f' * 40}.json"]["rewards"] == 1.0
 
 
-def test_a_directory_that_cannot_be_written_is_answered_with_its_name(start_agent: Any, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_answered_with_its_name(agent: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    agent = start_agent(AGENT)
     _, reply = agent.invoke({"_rollout": {**BUCKET, "s3_bucket": f"file://{tmp_path}/file"}}, "d" * 40)
     assert reply["status"] == "refused"
     assert f"{tmp_path}/file" in reply["error"]
@@ -226,23 +239,23 @@ def test_a_store_that_is_slow_holds_up_the_answer_for_the_limit_only_and_not_the
 ) -> None:
     def slow(_method: str, key: str) -> int | None:
         if key.endswith(".alive"):
-            time.sleep(15)
+            over.wait(600)
         return None
 
+    over = threading.Event()
     faulty_s3.fault = slow
     agent = start_agent(AGENT, env={**faulty_s3.env, "AGENTCORE_RL_STORE_CHECK_S": "0.2"})
-    started = time.monotonic()
     agent.rollout(s3_bucket="the-bucket", session="w" * 40)
-    assert until(faulty_s3.records)
-    assert time.monotonic() - started < 15
+    assert until(faulty_s3.records)  # it came although no heartbeat has been answered yet
+    assert not [key for _, key, _ in faulty_s3.log if key.endswith(".alive")]
+    over.set()
 
 
-def test_the_operator_may_forbid_heartbeats(start_agent: Any) -> None:
-    agent = start_agent(AGENT, env={"AGENTCORE_RL_HEARTBEAT_S": "0"})
-    path, reply = agent.rollout({"s": 0.3}, heartbeat_s=1)
+def test_the_operator_may_forbid_heartbeats(limited_agent: Any) -> None:
+    path, reply = limited_agent.rollout({"s": 0.3}, heartbeat_s=1)
     assert "heartbeat_s" not in reply
     assert not alive(path).exists()
-    assert agent.record(path)["rewards"] == 1.0
+    assert limited_agent.record(path)["rewards"] == 1.0
 
 
 def test_a_stop_during_an_outage_still_stores_the_finished_result_within_the_grace(
@@ -299,10 +312,9 @@ def test_a_result_of_ninety_megabytes_is_stored_while_ping_answers(start_agent: 
     assert slowest < max(1.0, took_s / 3)
 
 
-def test_a_result_beyond_the_limit_is_a_clear_error_record(start_agent: Any) -> None:
-    agent = start_agent(AGENT, env={"AGENTCORE_RL_MAX_RECORD_BYTES": "100000"})
-    assert agent.run({"bytes": 90_000})["rewards"] == 1.0
-    record = agent.run({"bytes": 200_000})
+def test_a_result_beyond_the_limit_is_a_clear_error_record(limited_agent: Any) -> None:
+    assert limited_agent.run({"bytes": 90_000})["rewards"] == 1.0
+    record = limited_agent.run({"bytes": 200_000})
     assert record["error_type"] == "InvalidResultError"
     assert "larger than 100000 bytes" in record["stop_reason"]
 
@@ -363,11 +375,10 @@ def test_a_push_to_nowhere_fails_nothing_and_its_address_stays_out_of_the_log(ag
     assert "done-secret" not in agent.log
 
 
-def test_a_push_that_hangs_holds_the_session_for_its_limit_only(start_agent: Any, push_listener: Any) -> None:
-    push_listener.delay_s = 60
-    agent = start_agent(AGENT, env={"AGENTCORE_RL_NOTIFY_TIMEOUT_S": "0.5"})
-    assert agent.run(notify_url=push_listener.url)["rewards"] == 1.0
-    until(lambda: agent.ping() == "Healthy", 10)
+def test_a_push_that_hangs_holds_the_session_for_its_limit_only(limited_agent: Any, push_listener: Any) -> None:
+    push_listener.delay_s = 600
+    assert limited_agent.run(notify_url=push_listener.url)["rewards"] == 1.0
+    until(lambda: limited_agent.ping() == "Healthy")
 
 
 def test_pushes_stay_within_their_allow_list(start_agent: Any, push_listener: Any) -> None:

@@ -35,7 +35,7 @@ class Session:
     plain_fork: bool = False
     into: int | None = None
     env: dict[str, str] | None = None
-    timeout_s: float = 30
+    timeout_s: float = 120
     spec: dict[str, Any] = field(default_factory=dict)
 
 

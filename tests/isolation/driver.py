@@ -85,7 +85,7 @@ def main() -> None:
         answer: dict[str, Any] = {"pid": pid, "said": None, "alive_after": None}
         answers.append(answer)
         data = b""
-        deadline = time.monotonic() + session.get("timeout_s", 30)
+        deadline = time.monotonic() + session.get("timeout_s", 120)
         while not data.endswith(b"\n") and select.select([read], [], [], max(0, deadline - time.monotonic()))[0]:
             piece = os.read(read, 65536)
             if not piece:
@@ -95,7 +95,7 @@ def main() -> None:
         known["OTHER_PID"] = pid
         known["OTHER_DIR"] = str(spec.session_dir)
         if not session.get("stays"):
-            answer["status"] = wait(pid, session.get("timeout_s", 30))
+            answer["status"] = wait(pid, session.get("timeout_s", 120))
         del before
     for (pid, spec), answer in zip(running, answers, strict=True):
         if "status" not in answer:

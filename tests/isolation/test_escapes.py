@@ -17,7 +17,7 @@ from .conftest import NOBODY, Launcher, Session, asked, linux_only
 
 pytestmark = linux_only
 
-VICTIM = Session("open('secret', 'w').write('s3cret'); say('ready'); import time; time.sleep(60)", stays=True)
+VICTIM = Session("open('secret', 'w').write('s3cret'); say('ready'); import time; time.sleep(600)", stays=True)
 ATTEMPT = """
 def attempt(action):
     try:
@@ -347,13 +347,13 @@ def test_a_daemon_left_behind(launcher: Launcher) -> None:
 
 def test_sessions_in_namespaces_die_with_their_launcher(namespaces: Launcher) -> None:
     stays = Session(HOLD + "say(1)\nhold()", stays=True, timeout_s=90)
-    process = namespaces.start(stays, Session("import time; time.sleep(60); say(1)", timeout_s=90))
+    process = namespaces.start(stays, Session("import time; time.sleep(600); say(1)", timeout_s=600))
     session = namespaces.folder / "s0"
     wait_for((session / "ready").exists)
     assert held(session)
     process.kill()
     process.communicate(timeout=30)
-    wait_for(lambda: not held(session), within_s=30)  # by itself it would go on for a minute
+    wait_for(lambda: not held(session), within_s=30)  # by itself it would go on
 
 
 DEVICES = """

@@ -40,11 +40,13 @@ def names(server: Server) -> list[str]:
 
 @pytest.mark.parametrize("network", ["host", "loopback"])
 def test_a_session_cannot_deploy_through_its_own_runtime(
-    start_server: Callable[..., Server], reserve_port: Any, tmp_path: Path, network: str
+    rebel: Server, start_server: Callable[..., Server], reserve_port: Any, tmp_path: Path, network: str
 ) -> None:
-    with reserve_port() as port:
-        more = ("--endpoint", f"127.0.0.1:{port}") if network == "loopback" else ()
-        server = start_server("--network", network, "--port", str(port), *more, agent=REBEL)
+    server = rebel
+    if network == "loopback":
+        with reserve_port() as port:
+            options = ("--network", network, "--port", str(port), "--endpoint", f"127.0.0.1:{port}")
+            server = start_server(*options, agent=REBEL)
     answer = planted(server, server.url, tmp_path / "proof")
     assert answer["status"] == 403
     assert "sessions" in answer["text"]
@@ -246,12 +248,15 @@ def test_agents_may_call_agents_where_that_is_allowed(start_server: Callable[...
     leaves="",
 )
 @pytest.mark.parametrize("tier", ["namespaces", "landlock", "process"])
-def test_a_session_cannot_call_another_runtime(start_server: Callable[..., Server], tier: str) -> None:
-    one, other = start_server("--isolation", tier, agent=REBEL), start_server("--isolation", tier, agent=REBEL)
+def test_a_session_cannot_call_another_runtime(
+    rebel: Server, elsewhere: Server, start_server: Callable[..., Server], tier: str
+) -> None:
+    one = rebel if rebel.info["isolation"] == tier else start_server("--isolation", tier, agent=REBEL)
     victim = new_session_id()
-    other.invoke({"do": "look"}, victim)
-    path = f"/runtimes/{other.arn.replace('/', '%2F').replace(':', '%3A')}/invocations"
-    answer = ask(one, do="request", method="POST", url=other.url + path, body={"do": "look"}, headers={SESSION: victim})
+    elsewhere.invoke({"do": "look"}, victim)
+    path = f"/runtimes/{elsewhere.arn.replace('/', '%2F').replace(':', '%3A')}/invocations"
+    body: Any = {"do": "look"}
+    answer = ask(one, do="request", method="POST", url=elsewhere.url + path, body=body, headers={SESSION: victim})
     assert answer["status"] == 403
 
 
@@ -275,10 +280,8 @@ def test_a_sender_that_cannot_be_found_is_refused(rebel: Server, way: str) -> No
     assert rebel.session(victim) is not None
 
 
-def test_sessions_of_another_runtime_are_refused(rebel: Server, start_server: Callable[..., Server]) -> None:
-    other = start_server()
-    assert ask(rebel, do="request", method="GET", url=f"{other.url}/_local/sessions")["status"] == 403
-    assert other.view.sessions() == []
+def test_sessions_of_another_runtime_are_refused(rebel: Server, elsewhere: Server) -> None:
+    assert ask(rebel, do="request", method="GET", url=f"{elsewhere.url}/_local/sessions")["status"] == 403
 
 
 def test_clients_of_this_machine_need_nothing(rebel: Server) -> None:
@@ -354,5 +357,13 @@ def test_sessions_have_a_key_to_the_store_and_not_to_the_runtime(
 @pytest.fixture(scope="module")
 def rebel(tmp_path_factory: pytest.TempPathFactory) -> Any:
     server = Server(tmp_path_factory.mktemp("rebel"), agent=REBEL)
+    yield server
+    assert server.stop() == 0, server.output.read_text()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Another runtime of this machine."""
+    server = Server(tmp_path_factory.mktemp("elsewhere"), agent=REBEL)
     yield server
     assert server.stop() == 0, server.output.read_text()

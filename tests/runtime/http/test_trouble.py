@@ -25,7 +25,7 @@ from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
 from agentcore_rl_toolkit.runtime.http.protocol import RuntimeProtocol, aws_error
 from agentcore_rl_toolkit.runtime.runtime import Runtime
 
-from ..conftest import Server, wait_for
+from ..conftest import AGENTS, Server, wait_for
 
 
 class Buggy(RuntimeApp):
@@ -133,22 +133,28 @@ def test_bad_values_of_local_requests_are_400(server: Server, method: str, path:
     assert server.session(session_id) is not None
 
 
-@pytest.mark.parametrize("operation", ["invocations", "commands"])
-def test_a_body_that_does_not_come_is_not_waited_for(start_server: Callable[..., Server], operation: str) -> None:
-    server = start_server("--body-timeout", "3")
-    path = f"/runtimes/{quote(server.arn, safe='')}/{operation}"
-    with socket.create_connection(("127.0.0.1", urlsplit(server.url).port), timeout=10) as connection:
-        connection.sendall(post(path, b'{"do', length=40))
-        time.sleep(1.6)
-        connection.sendall(b'": ')  # slow is not stuck
-        time.sleep(1.6)
-        connection.sendall(b'"echo"')
+def test_a_body_that_does_not_come_is_not_waited_for(start_server: Callable[..., Server]) -> None:
+    server = start_server("--body-timeout", "5", agent=AGENTS / "bare.py")
+    port = urlsplit(server.url).port
+    with contextlib.ExitStack() as stack:
+        connections = {}
+        for operation in ("invocations", "commands"):
+            connections[operation] = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            path = f"/runtimes/{quote(server.arn, safe='')}/{operation}"
+            connections[operation].sendall(post(path, b'{"', length=40))
+        for _ in range(11):  # slow is not stuck: longer than the limit in all, a tenth of it each time
+            time.sleep(0.5)
+            for connection in connections.values():
+                connection.sendall(b"d")
         began = time.monotonic()
-        reply = b"".join(iter(lambda: connection.recv(65536), b""))  # until the runtime hangs up
-    assert reply.startswith(b"HTTP/1.1 400 "), reply
-    assert b"x-amzn-errortype: ValidationException" in reply
-    assert b"did not come within 3 s" in reply
-    assert time.monotonic() - began > 2.0
+        for connection in connections.values():
+            connection.sendall(b"o")
+        for connection in connections.values():
+            reply = b"".join(iter(lambda c=connection: c.recv(65536), b""))  # type: ignore[misc]  # until the runtime hangs up
+            assert reply.startswith(b"HTTP/1.1 400 "), reply
+            assert b"x-amzn-errortype: ValidationException" in reply
+            assert b"did not come within 5 s" in reply
+            assert time.monotonic() - began > 4.5
 
 
 def test_calls_under_way_at_a_shutdown_end_as_any_others(start_server: Callable[..., Server]) -> None:
