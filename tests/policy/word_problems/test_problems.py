@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.policy.word_problems.problems import calculate, problems, reward
+from agentcore_rl_toolkit.policy.word_problems.problems import calculate, generate, problems, reward
 
 
 def test_same_arguments_give_the_same_problems() -> None:
@@ -25,6 +27,16 @@ def test_there_are_at_least_twenty_wordings_of_one_and_two_steps() -> None:
     assert len({p.template for p in some}) >= 20
     two_steps = sum(len(p.steps) == 2 for p in some) / len(some)
     assert 0.4 < two_steps < 0.6
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_wording_comes_once_before_any_comes_again(seed: int) -> None:
+    for n in (1, 2):
+        wordings = [p.template for p in islice(generate("train", seed=seed), 120) if len(p.steps) == n]
+        known = len(set(wordings))
+        assert len(wordings) == 60
+        for begin in range(0, 60 - known, known):
+            assert len(set(wordings[begin : begin + known])) == known
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])

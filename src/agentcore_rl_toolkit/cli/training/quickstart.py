@@ -20,6 +20,8 @@ from ..output.commands import nearby, program
 from ..output.screen import Command
 from .run import Job, example, load_loop, print_broken, print_end, print_stopped, quiet_libraries, run
 
+# Many problems a step and few rollouts of each: with an easy check and a policy that is soon right, that climbs most surely.
+SHAPE = {"steps": 12, "groups": 16, "rollouts": 4}
 HELD_OUT = 96  # a standard error of 2 points at 95 %
 SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; most of its time would go into evaluation
 
@@ -29,9 +31,11 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
     sections={"Options": ("out", "steps", "groups", "rollouts", "staleness", "seed", "resume", "agent", "engine")},
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run directory. [default: runs/<exp_id>]")
-@click.option("--steps", type=click.IntRange(1), help="GRPO steps.")
-@click.option("--groups", type=click.IntRange(1), help="Problems in each step.")
-@click.option("--rollouts", type=click.IntRange(2), help="Rollouts of each problem; their rewards are compared.")
+@click.option("--steps", type=click.IntRange(1), help="GRPO steps. [default: 12]")
+@click.option("--groups", type=click.IntRange(1), help="Problems in each step. [default: 16]")
+@click.option(
+    "--rollouts", type=click.IntRange(2), help="Rollouts of each problem; their rewards are compared. [default: 4]"
+)
 @click.option(
     "--held-out",
     type=click.IntRange(1),
@@ -123,7 +127,8 @@ def choose_run(loop: ModuleType, out: Path | None, resume: bool, options: Mappin
         if (run_dir / "config.json").exists():
             raise ConfigError(f"{run_dir} already holds a run; go on with --resume, or choose another --out")
         run_dir.mkdir(parents=True, exist_ok=True)
-        short = options.get("steps", SMOKE_STEPS) < SMOKE_STEPS
+        options = {**SHAPE, **options}
+        short = options["steps"] < SMOKE_STEPS
         held_out = options.get("held_out", SMOKE_HELD_OUT if short else HELD_OUT)
         config = loop.Config(**{k: v for k, v in options.items() if k != "held_out"})
         stored = {**dataclasses.asdict(config), "held_out": held_out}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,16 +107,20 @@ def problems(split: Split, n: int, *, seed: int = 0) -> list[Problem]:
 
 
 def generate(split: Split, *, seed: int = 0) -> Iterator[Problem]:
-    """An endless stream of problems of a split, half of them with one step and half with two. Raises: ConfigError."""
+    """An endless stream of problems of a split, half of them with one step and half with two.
+
+    Every wording comes once before any comes again, so two seeds differ in numbers and order and not in what they ask for.
+
+    Raises: ConfigError.
+    """
     if split not in ("train", "held_out"):
         raise ConfigError(f"split must be 'train' or 'held_out', got {split!r}")
     rng = random.Random(f"{split}/{seed}")
-    by_steps = [[k for k, (_, ops) in enumerate(_TEMPLATES) if len(ops) == n] for n in (1, 2)]
+    by_steps = ([k for k, (_, ops) in enumerate(_TEMPLATES) if len(ops) == n] for n in (1, 2))
+    one_step, two_steps = (_in_turns(templates, rng) for templates in by_steps)
     while True:
-        template = rng.choice(by_steps[rng.randrange(2)])
-        problem, numbers = _fill(template, rng)
-        if split_of(numbers) == split:
-            yield problem
+        for template in rng.sample((next(one_step), next(two_steps)), 2):
+            yield _of_split(split, template, rng)
 
 
 def calculate(expression: str) -> str:
@@ -160,6 +164,19 @@ def _value(node: ast.expr) -> int:
             return _value(left) * _value(right)
         case _:
             raise ValueError("not an arithmetic expression of integers")
+
+
+def _in_turns(templates: Sequence[int], rng: random.Random) -> Iterator[int]:
+    """The templates in a random order, then in another one, without end."""
+    while True:
+        yield from rng.sample(templates, len(templates))
+
+
+def _of_split(split: Split, template: int, rng: random.Random) -> Problem:
+    while True:
+        problem, numbers = _fill(template, rng)
+        if split_of(numbers) == split:
+            return problem
 
 
 def _fill(template: int, rng: random.Random) -> tuple[Problem, tuple[int, ...]]:
