@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,7 @@ def rollouts(place: dict[str, Any]) -> dict[str, Any]:
         names = ("input_ids", "response_mask", "rollout_log_probs", "rm_scores")
         if partition == "train":
             found["loss"] = train_step(config, place["policy"], keys, data)
+            found["arrival"] = arrival(config, place["policy"], keys, [listed[k] for k in keys])
         found[partition] = {
             "keys": keys,
             "status": {u: listed[u]["status"] for u in uids},
@@ -239,6 +241,63 @@ def train_step(config: Any, policy: str, keys: list[str], data: Any) -> dict[str
         "gradient": float(norm),
         "kl": float(metrics["actor/ppo_kl"]),
     }
+
+
+def arrival(config: Any, policy: str, keys: list[str], tags: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the start of a step says, in verl's own code, where engine and trainer have the same weights, and where they have not.
+
+    "first": one tensor as vLLM leaves it that starts without weights, which is how verl starts it, when the transfer leaves that
+    tensor out. "one step": one tensor as it was an optimizer step ago; "all": all of them. verl's actor needs a GPU, so the
+    model computes here what it would.
+    """
+    import transfer_queue as tq
+    from tensordict import TensorDict
+    from transformers import AutoModelForCausalLM
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from agentcore_rl_toolkit.errors import WeightsError
+
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    sampled = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+    class Actor:
+        def compute_log_prob(self, batch: Any) -> Any:
+            rows = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["input_ids"])["input_ids"]
+            logprobs, entropies = [], []
+            for ids_T in rows.unbind():
+                with torch.no_grad():
+                    logprobs_TV = torch.log_softmax(model(input_ids=ids_T[None]).logits[0].float(), -1)
+                next_T = torch.nn.functional.pad(ids_T[1:], (0, 1))  # what stands behind the last token is not read
+                logprobs.append(logprobs_TV.gather(1, next_T[:, None])[:, 0])
+                entropies.append(-(logprobs_TV.exp() * logprobs_TV).sum(-1))
+            columns = {"log_probs": logprobs, "entropy": entropies}
+            fields = {k: torch.nested.as_nested_tensor(v, layout=torch.jagged) for k, v in columns.items()}
+            tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=TensorDict(fields, batch_size=len(rows)))
+            return batch
+
+    def said(**replaced: torch.Tensor) -> str:
+        """How the step begins when the trainer has these tensors in place of those that sampled; empty if it goes on."""
+        with torch.no_grad():
+            for name, tensor in model.named_parameters():
+                tensor.copy_(replaced.get(name, sampled[name]))
+        trainer = SimpleNamespace(config=config, actor_rollout_wg=Actor())
+        try:
+            PPOTrainer._compute_old_log_prob(trainer, tq.KVBatchMeta(keys, tags, "train"), metrics)
+        except WeightsError as e:
+            return str(e)
+        return ""
+
+    metrics: dict[str, float] = {}
+    torch.manual_seed(7)
+    same = {"said": said(), **metrics}
+    first = {name: said(**{name: torch.empty_like(t).uniform_(-1e-3, 1e-3)}) for name, t in sampled.items()}
+    said()
+    ids_T = tq.kv_batch_get(keys=keys[:1], partition_id="train", select_fields=["input_ids"])["input_ids"][0]
+    model(input_ids=ids_T[None], labels=ids_T[None]).loss.backward()
+    torch.optim.AdamW(model.parameters(), lr=1e-5).step()
+    stepped = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    one_step = {name: said(**{name: tensor}) for name, tensor in stepped.items()}
+    return {"same": same, "first": first, "one step": one_step}
 
 
 def update_when_busy(server: Any, cut: list[int]) -> None:

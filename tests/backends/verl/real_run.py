@@ -215,28 +215,46 @@ def run_folder(
     heard.emit = lambda record: complaints.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("agentcore_rl_toolkit.backends.verl.recording").addHandler(heard)
     tq.kv_clear(keys=[key for key in keys if key.startswith("u2_")], partition_id="train")
-    trained = [i for i, key in enumerate(keys) if not key.startswith("u2_")]
-    mask = data["response_mask"]
-    whole = response_to_nested(proto.batch["advantages"], mask)
-    fields = {"advantages": torch.nested.as_nested_tensor([whole[i] for i in trained], layout=torch.jagged)}
-    sampled = [data["rollout_log_probs"][i] for i in trained]
-    gaps = [OTHER_WEIGHTS if keys[i].startswith("u1_") else ROUNDING for i in trained]
-    own = [row + gap for row, gap in zip(sampled, gaps, strict=True)]
-    fields["old_log_probs"] = torch.nested.as_nested_tensor(own, layout=torch.jagged)
-    fields["entropy"] = torch.nested.as_nested_tensor([row * 0 + 1.5 for row in sampled], layout=torch.jagged)
-    keys = [keys[i] for i in trained]
-    tq.kv_batch_put(keys=keys, partition_id="train", fields=TensorDict(fields, batch_size=len(keys)))
-    step = [key for key in keys if not key.startswith("u1_")]
-    step.append(row_of_older_weights(tq, numbers))
+    whole = response_to_nested(proto.batch["advantages"], data["response_mask"])
+
+    def put(columns: dict[str, list[torch.Tensor]], keys: list[str]) -> None:
+        fields = {k: torch.nested.as_nested_tensor(v, layout=torch.jagged) for k, v in columns.items()}
+        tq.kv_batch_put(keys=keys, partition_id="train", fields=TensorDict(fields, batch_size=len(keys)))
+
+    def compute(step: list[int], gap: float) -> tuple[list[str], dict[str, list[torch.Tensor]]]:
+        sampled = [data["rollout_log_probs"][i] for i in step]
+        own = {"old_log_probs": [row + gap for row in sampled], "entropy": [row * 0 + 1.5 for row in sampled]}
+        return [keys[i] for i in step], own
+
+    first = [i for i, key in enumerate(keys) if not key.startswith(("u1_", "u2_"))]
+    step, own = compute(first, ROUNDING)
+    # A row that waited for a step: verl has learnt since, and its logprobs are far from the recorded ones.
+    old = min(row.version for row in numbers._rows.values() if row.version is not None) - 1
+    extra = {"agentcore_session": "late", "agentcore_branch": 0, "min_global_steps": old}
+    late = {"prompt_ids": [1], "response_mask": [1, 1], "response_logprobs": [-1.0, -1.0], "extra_fields": extra}
+    numbers.wrote("late_0_0", late)
+    put({"response_mask": [torch.tensor([1, 1])]}, ["late_0_0"])
+    step.append("late_0_0")
+    own["old_log_probs"].append(torch.tensor([-1e6, -1e6]))
+    own["entropy"].append(torch.tensor([1.5, 1.5]))
+    put(own, step)
+    put({"advantages": [*(whole[i] for i in first), torch.tensor([0.5, 0.5])]}, step)
     tq.kv_clear(keys=step, partition_id="train")
     tracking = Tracking("project", "experiment", ["console"])
     tracking.log(data={"val-core/math/reward": 0.5}, step=0)
     tracking.log(data={"actor/pg_loss": -0.5, "timing_s/gen": 3.0, "timing_s/step": 4.0, "note": "x"}, step=1)
+    second = [i for i, key in enumerate(keys) if key.startswith("u1_")]
+    step, own = compute(second, OTHER_WEIGHTS)
     try:
-        tq.kv_clear(keys=[key for key in keys if key.startswith("u1_")], partition_id="train")
+        put(own, step)
         ended = ""
     except WeightsError as e:
         ended = str(e)
+    with RunReader(folder) as run:  # nobody flushed it but what ended the run
+        kept = sum(row["entropy_mean"] is not None for row in run.rollouts(Query(phase="train")))
+    # A run is over here. This one goes on, so that its folder has the columns of every row.
+    put({"advantages": [whole[i] for i in second]}, step)
+    tq.kv_clear(keys=step, partition_id="train")
     assert opened.recording is not None
     assert opened.recording.run.flush()
     with RunReader(folder) as run:
@@ -261,21 +279,8 @@ def run_folder(
             "complaints": complaints,
             "folder": str(folder),
             "ended": ended,
+            "kept": kept,
         }
-
-
-def row_of_older_weights(tq: Any, numbers: Any) -> str:
-    """A row that waited for a step: verl has learnt since, and its logprobs are far from the recorded ones."""
-    from tensordict import TensorDict
-
-    known = [row.version for row in numbers._rows.values() if row.version is not None]
-    fields = {"agentcore_session": "late", "agentcore_branch": 0, "min_global_steps": min(known) - 1}
-    numbers.wrote("late_0_0", {"prompt_ids": [1], "response_mask": [1, 1], "extra_fields": fields})
-    values = {"response_mask": [1, 1], "advantages": [0.5, 0.5], "entropy": [1.5, 1.5]}
-    values |= {"rollout_log_probs": [-1.0, -1.0], "old_log_probs": [-1e6, -1e6]}
-    columns = {k: torch.nested.as_nested_tensor([torch.tensor(v)], layout=torch.jagged) for k, v in values.items()}
-    tq.kv_batch_put(keys=["late_0_0"], partition_id="train", fields=TensorDict(columns, batch_size=1))
-    return "late_0_0"
 
 
 def without_gateway(made: Any, batch: Any, uids: list[str]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class AgentCoreManager:
                 self._service, self._bridge = open_service(
                     AgentCoreConfig.of(self.config), self.config, self.llm_client
                 )
-            if self._numbers is None and self._service.recording is not None:
+            if self._numbers is None:
                 correction = self.config.algorithm.get("rollout_correction") or {}
                 trusted = bool(correction.get("bypass_mode", False))
                 self._numbers = TrainerNumbers(

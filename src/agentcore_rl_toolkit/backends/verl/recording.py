@@ -1,22 +1,26 @@
-"""What verl's trainer makes of our rows, into the run's folder: advantages, its own logprobs, entropy, a step's log.
+"""What verl's trainer makes of our rows: whether the weights arrived, and numbers for the run's folder.
 
-V1 keeps the former in TransferQueue beside the rows and removes all of it when a step is over. They are read right before
-that, in the trainer's process, which is the manager's as well. verl has no hook for either, so TransferQueue's `kv_clear`
-and verl's `Tracking.log` are wrapped.
+Advantages, logprobs and entropies of rows are kept there, and what verl logs of a step.
 
-verl moves the weights itself. Whether they arrived is checked here, when a step is over: its own logprobs of the step, computed
-before its first update, are compared with those that the engine sampled with.
+V1 keeps what belongs to a row in TransferQueue beside it. It writes its own logprobs and entropy there before the first update of
+a step, and removes all of a row when its step is over. Both happen in the trainer's process, which is the manager's as well.
+verl has no hook for either, so TransferQueue's `kv_batch_put` and `kv_clear` and verl's `Tracking.log` are wrapped.
+
+verl moves the weights itself. Whether they arrived is checked when it writes its own logprobs: they are compared with those that
+the engine sampled with. A run that ends there has made no update from the step.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..._installation import missing_extra
+from ...errors import WeightsError
 from ...weights import check_arrived
 from ...weights.arrival import MAX_MEAN_GAP
 from ..collection.recording import FILTERED, Recording, step_numbers
@@ -30,39 +34,45 @@ except ModuleNotFoundError as e:
 log = logging.getLogger(__name__)
 
 MASK, ADVANTAGES, LOGPROBS, ENTROPY = "response_mask", "advantages", "old_log_probs", "entropy"
-SAMPLED = "rollout_log_probs"
 GAP = "agentcore/logprob_gap_mean"  # TRL's runs have the same name
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Which training sequence a row holds, and which tokens of its response were sampled.
+    """Which training sequence a row holds, and what was sampled of its response.
 
     ``version`` is that of the weights which sampled its oldest token, None where the engine does not say.
+    Shapes: (T,) of the response, for ``mask`` and ``logprobs``; a token that was not sampled has logprob 0.
     """
 
     session_id: str
     sequence: int
     prompt_tokens: int
     mask: Sequence[int] = field(repr=False)
+    logprobs: Sequence[float] = field(repr=False)
     version: int | None = None
 
 
 class TrainerNumbers:
-    """Adds to a run what the trainer computed, and ends it where the weights did not arrive at the engine.
+    """Ends a run where the weights did not arrive at the engine, and adds to its folder what the trainer computed.
 
-    ``own_logprobs`` is False where the trainer takes the sampler's for its own: then there is nothing to compare.
-    ``max_mean_gap`` is by how much both may differ on average, None without a limit. Units: nats.
+    ``recording`` is None for a run that keeps no folder. ``own_logprobs`` is False where the trainer takes the sampler's for its
+    own: then there is nothing to compare. ``max_mean_gap`` is by how much both may differ on average, None without a limit.
+    Units: nats.
     """
 
-    def __init__(self, recording: Recording, *, own_logprobs: bool, max_mean_gap: float | None = MAX_MEAN_GAP) -> None:
+    def __init__(
+        self, recording: Recording | None, *, own_logprobs: bool, max_mean_gap: float | None = MAX_MEAN_GAP
+    ) -> None:
         self._recording = recording
         self._max_mean_gap = max_mean_gap
-        self._gap: float | None = None  # of the step that ends
-        self._wanted = [MASK, ADVANTAGES, *((LOGPROBS, ENTROPY, SAMPLED) if own_logprobs else ())]
+        self._gap_sum, self._tokens = 0.0, 0  # of the step that runs
         self._rows: dict[str, Row] = {}
+        if own_logprobs:
+            before_put(self.computed)
         before_clear(self.clearing)
-        before_log(self.logged)
+        if recording is not None:
+            before_log(self.logged)
 
     def wrote(self, key: str, output: Mapping[str, Any]) -> None:
         """A row of this output, as `to_verl` gives it, goes into the queue."""
@@ -72,77 +82,102 @@ class TrainerNumbers:
             fields["agentcore_branch"],
             len(output["prompt_ids"]),
             bytes(output["response_mask"]),
+            array("f", output["response_logprobs"]),
             fields["min_global_steps"],
         )
 
     def left_out(self, session_id: str, reason: str) -> None:
         """A rollout that could have been trained, and is not."""
-        self._recording.run.annotate(session_id, mask_reason=reason)
+        if self._recording is not None:
+            self._recording.run.annotate(session_id, mask_reason=reason)
+
+    def computed(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
+        """The trainer writes its own logprobs and entropies of these rows. No update was made from them yet.
+
+        Raises: WeightsError, which ends the run, where its logprobs and the recorded ones are of different weights.
+        """
+        rows = [(i, row) for i, key in enumerate(keys) if (row := self._rows.get(key)) is not None]
+        # In asynchronous modes older rows differ by what verl has learnt since, and not by weights that were lost.
+        newest = max((row.version for _, row in rows if row.version is not None), default=None)
+        gap_sum, tokens = 0.0, 0
+        for i, row in rows:
+            values = {name: fields[name][i].tolist() for name in (LOGPROBS, ENTROPY) if name in fields}
+            self._add_computed(row, values)
+            if row.version == newest:
+                gaps = gaps_of(row, values[LOGPROBS])
+                gap_sum, tokens = gap_sum + sum(gaps), tokens + len(gaps)
+        self._gap_sum, self._tokens = self._gap_sum + gap_sum, self._tokens + tokens
+        try:
+            check_arrived(gap_sum, tokens, newest, self._max_mean_gap)
+        except WeightsError:
+            if self._recording is not None:
+                self._recording.run.flush()  # nothing comes after this
+            raise
 
     def clearing(self, keys: Iterable[str], partition: str) -> None:
-        """Read what there is of these rows, which the trainer is about to remove.
-
-        Raises: WeightsError, which ends the run, where verl's logprobs and the recorded ones are of different weights.
-        """
+        """Read the advantages of these rows, which the trainer is about to remove."""
         rows = {key: row for key in keys if (row := self._rows.pop(key, None)) is not None}
-        if not rows:
+        if not rows or self._recording is None:
             return
-        gap_sum, tokens = 0.0, 0
-        # In asynchronous modes older rows differ by what verl has learnt since, and not by weights that were lost.
-        newest = max((row.version for row in rows.values() if row.version is not None), default=None)
         try:
-            data = tq.kv_batch_get(keys=list(rows), partition_id=partition, select_fields=self._wanted)
-            names = set(data.keys())
-            if ADVANTAGES not in names:  # dropped before it was trained on
+            data = tq.kv_batch_get(keys=list(rows), partition_id=partition, select_fields=[MASK, ADVANTAGES])
+            if ADVANTAGES not in set(data.keys()):  # dropped before it was trained on
                 for session_id in {row.session_id for row in rows.values()}:
                     self.left_out(session_id, FILTERED)
                 return
             for i, row in enumerate(rows.values()):
-                values = {name: data[name][i].tolist() for name in self._wanted if name in names}
-                self._add(row, values)
-                if row.version == newest:
-                    gaps = gaps_of(row, values)
-                    gap_sum, tokens = gap_sum + sum(gaps), tokens + len(gaps)
+                # The queue's mask, which lacks the tokens that verl's rollout correction rejected: their advantage is 0.
+                each = zip(data[ADVANTAGES][i].tolist(), data[MASK][i].tolist(), strict=True)
+                advantages = {value for value, kept in each if kept}
+                if len(advantages) == 1:  # else each token has its own, and the rollout none
+                    self._recording.run.annotate(row.session_id, advantage=advantages.pop())
         except Exception:  # a training goes on without its record
             log.warning("what verl computed of %d rows was not kept", len(rows), exc_info=True)
-        self._gap = check_arrived(gap_sum, tokens, newest, self._max_mean_gap)
 
     def logged(self, data: Mapping[str, Any], step: int) -> None:
         """Add what verl logs: of a step, with the seconds it waited for rollouts and those it trained, or of a validation."""
+        assert self._recording is not None
         found = step_numbers(data)
         waited, whole = found.get("timing_s/gen"), found.get("timing_s/step")
         if waited is not None and whole is not None:
             found |= {"rollout_s": waited, "train_s": max(0.0, whole - waited)}
-        if whole is not None and self._gap is not None:
-            found[GAP], self._gap = self._gap, None
+        if whole is not None:
+            if self._tokens:
+                found[GAP] = self._gap_sum / self._tokens
+            self._gap_sum, self._tokens = 0.0, 0
         self._recording.run.event("evaluated" if whole is None else "step", {"step": step, **found})
 
-    def _add(self, row: Row, values: Mapping[str, Sequence[float]]) -> None:
-        # The queue's mask, which lacks the tokens that verl's rollout correction rejected: their advantage is 0.
-        advantages = {value for value, kept in zip(values[ADVANTAGES], values[MASK], strict=True) if kept}
-        if len(advantages) == 1:  # else each token has its own, and the rollout none
-            self._recording.run.annotate(row.session_id, advantage=advantages.pop())
-
-        def aligned(name: str) -> list[float | None] | None:
-            if name not in values:
-                return None
-            sampled = (value if mine else None for value, mine in zip(values[name], row.mask, strict=True))
-            return [*[None] * row.prompt_tokens, *sampled]
-
-        logprobs, entropies = aligned(LOGPROBS), aligned(ENTROPY)
-        if logprobs is not None or entropies is not None:
-            self._recording.trained(row.session_id, row.sequence, logprobs=logprobs, entropies=entropies, updates=0)
+    def _add_computed(self, row: Row, values: Mapping[str, Sequence[float]]) -> None:
+        if self._recording is None:
+            return
+        aligned = {
+            name: [*[None] * row.prompt_tokens, *(v if mine else None for v, mine in zip(found, row.mask, strict=True))]
+            for name, found in values.items()
+        }
+        logprobs, entropies = aligned.get(LOGPROBS), aligned.get(ENTROPY)
+        self._recording.trained(row.session_id, row.sequence, logprobs=logprobs, entropies=entropies, updates=0)
 
 
-def gaps_of(row: Row, values: Mapping[str, Sequence[float]]) -> list[float]:
-    """By how much verl's own logprob and the recorded one differ, for each sampled token; none where one side is missing.
+def gaps_of(row: Row, own_T: Sequence[float]) -> list[float]:
+    """By how much verl's own logprob and the recorded one differ, for each sampled token. Shapes: (T,), of the response.
 
-    Tokens that verl's rollout correction rejected are among them: it rejects those that differ most.
+    Tokens that verl's rollout correction will reject are among them: it rejects those that differ most.
     """
-    if LOGPROBS not in values or SAMPLED not in values:
-        return []
-    each = zip(values[LOGPROBS], values[SAMPLED], row.mask, strict=True)
+    each = zip(own_T, row.logprobs, row.mask, strict=True)
     return [abs(own - recorded) for own, recorded, mine in each if mine]
+
+
+def before_put(look: Callable[[Sequence[str], Mapping[str, Any]], None]) -> None:
+    """Call ``look(keys, fields)`` before this process writes logprobs of its own beside rows in the queue."""
+    put = tq.kv_batch_put
+
+    @functools.wraps(put)
+    def kv_batch_put(keys: list[str], partition_id: str, fields: Any = None, *rest: Any, **more: Any) -> Any:
+        if fields is not None and LOGPROBS in (names := set(fields.keys())):
+            look(keys, {name: fields[name] for name in (LOGPROBS, ENTROPY) if name in names})
+        return put(keys, partition_id, fields, *rest, **more)
+
+    tq.kv_batch_put = kv_batch_put
 
 
 def before_clear(look: Callable[[Iterable[str], str], None]) -> None:
