@@ -160,7 +160,8 @@ class BubblewrapSandbox(_Served):
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._errors):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # a request that was no longer taken is still in the buffer
+                    pipe.close()
 
     def _command(self) -> list[str]:
         program = shutil.which("bwrap")

@@ -311,6 +311,7 @@ def test_a_sandbox_that_cannot_be_made_says_why(harbor: SimpleNamespace, bubblew
 def test_a_sandbox_that_dies_is_an_error_and_no_reward(harbor: SimpleNamespace, bubblewrap: None) -> None:
     with harbor.sandboxes.choose(task_of(harbor), "bubblewrap") as sandbox:
         sandbox._process.kill()
+        sandbox._process.stdout.read()  # until nobody holds the pipes any more, so that the request meets no reader
         with pytest.raises(harbor.sandboxes.SandboxError, match="ended or did not answer"):
             harbor.reward.verify(sandbox.task, sandbox)
 
