@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import select
 import shutil
 import socket
 import subprocess
@@ -311,7 +312,9 @@ def test_a_sandbox_that_cannot_be_made_says_why(harbor: SimpleNamespace, bubblew
 def test_a_sandbox_that_dies_is_an_error_and_no_reward(harbor: SimpleNamespace, bubblewrap: None) -> None:
     with harbor.sandboxes.choose(task_of(harbor), "bubblewrap") as sandbox:
         sandbox._process.kill()
-        sandbox._process.stdout.read()  # until nobody holds the pipes any more, so that the request meets no reader
+        gone = select.poll()
+        gone.register(sandbox._process.stdin, 0)
+        assert gone.poll(30_000)  # nobody reads any more: the request stays in the pipe's buffer
         with pytest.raises(harbor.sandboxes.SandboxError, match="ended or did not answer"):
             harbor.reward.verify(sandbox.task, sandbox)
 
