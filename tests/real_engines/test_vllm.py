@@ -35,6 +35,7 @@ from agentcore_rl_toolkit.weights.publishing import gap, probe_prompt
 
 from .conftest import VLLM
 
+pytestmark = pytest.mark.slow
 EXACT = 1e-4  # float32 on both sides; another order of additions
 Checked = Callable[[str, object], None]
 USER = {"role": "user", "content": problems("train", 1, seed=0)[0].prompt}

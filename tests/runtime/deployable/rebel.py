@@ -57,7 +57,7 @@ def look_around():
         "kernel setting": attempt(lambda: os.close(os.open("/proc/sys/kernel/domainname", os.O_WRONLY))),
         "host processes": attempt(lambda: [p for p in os.listdir("/proc") if p == os.environ.get("VICTIM_PID")]),
         "kill": attempt(lambda: os.kill(int(os.environ.get("VICTIM_PID", "999999")), 0)),
-        "tmp": attempt(lambda: written(f"/tmp/planted-{os.environ.get('VICTIM_PID')}")),
+        "tmp": attempt(lambda: written(f"/tmp/planted-{os.environ['VICTIM_PID']}")),
         "environment": attempt(lambda: open(f"/proc/{os.environ.get('VICTIM_PID')}/environ", "rb").read(10).decode()),
     }
 
