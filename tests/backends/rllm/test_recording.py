@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +96,25 @@ def test_a_step_is_written_with_tokens_dialogue_and_advantages(
         (event,) = run.metrics()
         assert (event["event"], event["step"], event["loss"]) == ("step", 1, 0.5)
         assert "told" not in event
+
+
+def test_rollouts_that_end_at_once_are_in_one_run(tmp_path: Path) -> None:
+    """rLLM's rollouts end in threads. Each might be the first, which opens the run and forgets what was there of its step."""
+    found = episodes()
+    recorder = Recorder(Attachment(folder=str(tmp_path), config={"trainer": "rllm"}))
+    together = threading.Barrier(len(found))
+    for episode in found:
+        recorder.invoked(episode.session_id, Ended())
+
+    def end(place: int) -> None:
+        together.wait(30)
+        recorder.ended(found[place], task_id="task", place=place, task={}, step=1, validation=False)
+
+    with ThreadPoolExecutor(len(found)) as pool:
+        list(pool.map(end, range(len(found))))
+    recorder.close()
+    with RunReader(tmp_path) as run:
+        assert {row["session_id"] for row in run.rollouts()} == {episode.session_id for episode in found}
 
 
 def test_a_training_that_goes_on_writes_its_steps_anew(tmp_path: Path) -> None:

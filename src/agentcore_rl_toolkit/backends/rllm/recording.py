@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,7 @@ class Recorder:
         self._futures: dict[str, Any] = {}  # session -> its future, from the invoke to the rollout's end
         self._session_of: dict[str, str] = {}  # rLLM's trajectory -> session, until it is trained
         self._open: dict[str, None] = {}  # sessions whose advantage is not known yet
+        self._lock = threading.Lock()  # rollouts end in threads
 
     def __reduce__(self) -> tuple[Any, tuple[Attachment]]:
         return attach, (self.made_of,)
@@ -85,30 +87,32 @@ class Recorder:
         if not validation and rollout.mask_reason is not None and capture.turns and not self._masked(episode):
             # What rLLM does without its filter: a failure is trained as reward 0.
             rollout = replace(rollout, mask_reason=None, reward=_reward(episode))
-        recording = self._opened(step, validation)
-        recording.at("eval" if validation else "train", step).add(rollout, request)
-        if not validation and rollout.mask_reason is None:
-            self._open[session_id] = None
-            self._session_of |= {trajectory.uid: session_id for trajectory in episode.trajectories}
+        with self._lock:
+            recording = self._opened(step, validation)
+            recording.at("eval" if validation else "train", step).add(rollout, request)
+            if not validation and rollout.mask_reason is None:
+                self._open[session_id] = None
+                self._session_of |= {trajectory.uid: session_id for trajectory in episode.trajectories}
 
     def logged(self, data: Mapping[str, Any], step: int, groups: Sequence[Any] | None) -> None:
         """Add what rLLM logs of a step: its numbers, and the advantages of what it trained."""
-        if self._recording is None:
-            return
-        run = self._recording.run
-        run.event("evaluated" if groups is None else "step", {"step": step, **step_numbers(data)})
-        if groups is None:
-            return
-        for trajectory in (t for group in groups for t in group.trajectories):
-            session_id = self._session_of.pop(trajectory.uid, None)
-            if session_id is not None and session_id in self._open:
-                del self._open[session_id]
-                run.annotate(session_id, step=step, advantage=advantage_of(trajectory))
-        if not self.made_of.asynchronous:  # else the others may still wait in rLLM's buffer
-            for session_id in self._open:
-                run.annotate(session_id, mask_reason=FILTERED)
-            self._open.clear()
-            self._session_of.clear()
+        with self._lock:
+            if self._recording is None:
+                return
+            run = self._recording.run
+            run.event("evaluated" if groups is None else "step", {"step": step, **step_numbers(data)})
+            if groups is None:
+                return
+            for trajectory in (t for group in groups for t in group.trajectories):
+                session_id = self._session_of.pop(trajectory.uid, None)
+                if session_id is not None and session_id in self._open:
+                    del self._open[session_id]
+                    run.annotate(session_id, step=step, advantage=advantage_of(trajectory))
+            if not self.made_of.asynchronous:  # else the others may still wait in rLLM's buffer
+                for session_id in self._open:
+                    run.annotate(session_id, mask_reason=FILTERED)
+                self._open.clear()
+                self._session_of.clear()
 
     def close(self) -> None:
         if self._recording is not None:
