@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_f
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
 from agentcore_rl_toolkit.backends.rllm.recording import Attachment, Recorder, advantage_of, capture_of
+from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
 
 
@@ -125,6 +129,26 @@ def test_a_training_that_goes_on_writes_its_steps_anew(tmp_path: Path) -> None:
     written(tmp_path, [again], step=2).close()
     with RunReader(tmp_path) as run:
         assert {row["step"]: row["session_id"] for row in run.rollouts()} == {1: first.session_id, 2: again.session_id}
+
+
+@pytest.mark.parametrize(
+    ("logged", "ends"),
+    [
+        ({"train/kl_sample_train_v1": 0.02}, False),  # Tinker
+        ({"train/kl_sample_train_v1": 1.4}, True),
+        ({"offpolicy/kl": 0.01, "actor/ppo_kl": 0.0}, False),  # verl
+        ({"offpolicy/kl": 1.4, "actor/ppo_kl": 0.0}, True),
+        ({"offpolicy/kl": 0.0, "actor/ppo_kl": 1.4}, True),  # with the sampler's logprobs for the old ones
+        ({"offpolicy/kl": math.nan}, True),
+        ({"val/reward": 0.5}, False),
+    ],
+)
+def test_a_step_that_other_weights_sampled_ends_the_run(tmp_path: Path, logged: dict[str, float], ends: bool) -> None:
+    made_of = Attachment(folder=str(tmp_path), config={})
+    with pytest.raises(WeightsError, match=r"the weights did not arrive: .* of step 3") if ends else nullcontext():
+        Recorder(made_of).check(logged, 3)
+    Recorder(replace(made_of, max_mean_gap=None)).check(logged, 3)
+    Recorder(replace(made_of, asynchronous=True)).check(logged, 3)
 
 
 def test_an_advantage_is_one_number_or_none() -> None:

@@ -13,6 +13,7 @@ from agentcore_rl_toolkit.backends.data import read_rows
 from agentcore_rl_toolkit.backends.gsm8k import convert, final_answer, write_rows
 from agentcore_rl_toolkit.backends.rllm import RllmConfig
 from agentcore_rl_toolkit.backends.rllm.main import backend_of
+from agentcore_rl_toolkit.backends.rllm.settings import mean_gap
 from agentcore_rl_toolkit.client import RolloutFuture
 from agentcore_rl_toolkit.errors import ConfigError
 
@@ -52,6 +53,22 @@ def test_an_override_has_the_last_word() -> None:
     overrides = config(overrides={"rllm.data.train_batch_size": 7}).hydra_overrides()
     assert "rllm.data.train_batch_size=7" in overrides
     assert sum(o.startswith("rllm.data.train_batch_size=") for o in overrides) == 1
+
+
+@pytest.mark.parametrize(("given", "written"), [({}, "0.2"), ({"max_mean_logprob_gap": 0.05}, "0.05")])
+def test_how_far_logprobs_may_differ_reaches_the_run(given: dict[str, Any], written: str) -> None:
+    found = config(**given).plan().environment["RLLM_MAX_MEAN_LOGPROB_GAP"]
+    assert (found, mean_gap(found)) == (written, float(written))
+
+
+def test_no_limit_of_how_far_logprobs_may_differ_reaches_the_run_and_a_wrong_one_is_refused() -> None:
+    assert mean_gap(config(max_mean_logprob_gap=None).plan().environment["RLLM_MAX_MEAN_LOGPROB_GAP"]) is None
+    assert mean_gap(None) == 0.2
+    with pytest.raises(ConfigError, match="max_mean_logprob_gap"):
+        config(max_mean_logprob_gap=0).plan()
+    for wrong in ("0", "nan", "-1", "some", ""):
+        with pytest.raises(ConfigError, match='a positive, finite number or "none"'):
+            mean_gap(wrong)
 
 
 def test_other_trainers_are_refused() -> None:

@@ -1,7 +1,8 @@
 """``python -m agentcore_rl_toolkit.backends.rllm.main key=value ...``: rLLM's unified trainer over AgentCore.
 
 Takes rLLM's own hydra overrides. The data set is the one named by RLLM_DATASET in rLLM's registry (`backends.gsm8k`
-puts it there). RLLM_RECORD_DIR names the folder that keeps the rollouts for `agentcore-rl view`.
+puts it there). RLLM_RECORD_DIR names the folder that keeps the rollouts for `agentcore-rl view`. RLLM_MAX_MEAN_LOGPROB_GAP is by
+how much the logprobs of engine and trainer may differ on average before the run ends, in nats; "none" is no limit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from ...errors import ConfigError, MissingExtraError
 from ...store.names import path_of
 from .recording import Attachment, attach
+from .settings import GAP_VARIABLE, mean_gap
 
 MODEL_PATHS = {"verl": "actor_rollout_ref.model.path", "tinker": "model.name"}
 
@@ -54,6 +56,7 @@ def attachment_of(config: Any, backend: str) -> Attachment:
         tokenizer=None if model is None else str(model),
         filtering=section("rllm.compact_filtering"),
         asynchronous=bool(OmegaConf.select(config, "rllm.async_training.enable")),
+        max_mean_gap=mean_gap(os.environ.get(GAP_VARIABLE)),
     )
 
 

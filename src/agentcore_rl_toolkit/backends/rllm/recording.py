@@ -2,8 +2,8 @@
 
 rLLM has no place where a rollout may be handed out, so this adds one in the process of its trainer: behind its engine (each
 rollout as it ends), its runtime (what our client knows of it), and its tracking (metrics, and the advantages that it trained
-with). For verl that process is a Ray actor: a `Recorder` among the arguments that rLLM passes on to its trainer arrives there,
-and arriving is what attaches it.
+with). There it also ends a run whose weights did not arrive, by what rLLM logs of a step. For verl that process is a Ray actor:
+a `Recorder` among the arguments that rLLM passes on to its trainer arrives there, and arriving is what attaches it.
 
 Names as of rLLM git 9beb6e0.
 """
@@ -21,24 +21,35 @@ from pathlib import Path
 from typing import Any
 
 from ...contract import Outcome
-from ...errors import RolloutError, RolloutLostError, RolloutTimeoutError
+from ...errors import RolloutError, RolloutLostError, RolloutTimeoutError, WeightsError
 from ...trajectory import Turn
+from ...weights.arrival import MAX_MEAN_GAP
+from ...weights.publishing import PAGE
 from ..collection.groups import CollectConfig, GroupRequest
 from ..collection.judge import End, end_of_record, judge
 from ..collection.recording import FILTERED, Recording, open_recording, step_numbers
 
 log = logging.getLogger(__name__)
 
+# What rLLM logs of a step's sampled logprobs and its trainer's own, in nats a token. On Tinker the mean of their absolute
+# difference. On verl the mean of their difference, which for tokens that the engine sampled estimates the KL divergence: of the
+# logprobs before the update, and of those in it, where verl takes the sampled ones for the former (then the first is 0).
+GAPS = ("train/kl_sample_train_v1", "offpolicy/kl", "actor/ppo_kl")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attachment:
-    """What a recorder is made of, also in another process. ``filtering`` is rLLM's section `rllm.compact_filtering`."""
+    """What a recorder is made of, also in another process. ``filtering`` is rLLM's section `rllm.compact_filtering`.
+
+    ``max_mean_gap`` is by how much sampled logprobs and the trainer's may differ on average (nats), None without a limit.
+    """
 
     folder: str
     config: Mapping[str, Any]
     tokenizer: str | None = None
     filtering: Mapping[str, Any] = field(default_factory=dict)
     asynchronous: bool = False
+    max_mean_gap: float | None = MAX_MEAN_GAP
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Capture:
 
 
 class Recorder:
-    """Writes the rollouts of this process's rLLM trainer. Nothing it does ends a training."""
+    """Writes the rollouts of this process's rLLM trainer. Only `check` ends a training."""
 
     def __init__(self, made_of: Attachment) -> None:
         self.made_of = made_of
@@ -114,6 +125,22 @@ class Recorder:
                 self._open.clear()
                 self._session_of.clear()
 
+    def check(self, data: Mapping[str, Any], step: int) -> None:
+        """Look at what rLLM logs of a step: was it sampled from the trainer's weights?
+
+        In asynchronous modes nothing is judged: their rollouts differ by what the trainer has learnt since.
+        Raises: WeightsError, which ends the run.
+        """
+        limit = self.made_of.max_mean_gap
+        if limit is None or self.made_of.asynchronous:
+            return
+        for name in GAPS:
+            if name in data and not abs(float(data[name])) <= limit:
+                raise WeightsError(
+                    f"the weights did not arrive: {name} of step {step} is {float(data[name]):.2g} (at most {limit:g}), so the "
+                    f"logprobs recorded by the engine and the trainer's own are of different weights. See {PAGE}"
+                )
+
     def close(self) -> None:
         if self._recording is not None:
             self._recording.run.close()
@@ -166,7 +193,9 @@ def attach(made_of: Attachment) -> Recorder:
     @functools.wraps(log_of)
     def log_step(tracking: Any, data: Any, step: Any, *rest: Any, **more: Any) -> Any:
         _safely(recorder.logged, data, step, more.get("trajectory_groups"))
-        return log_of(tracking, data, step, *rest, **more)
+        logged = log_of(tracking, data, step, *rest, **more)
+        recorder.check(data, step)
+        return logged
 
     initialize = AgentCoreRuntime.initialize
 

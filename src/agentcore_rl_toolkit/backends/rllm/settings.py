@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,13 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...store.names import path_of
+from ...weights.arrival import MAX_MEAN_GAP
 from ..hydra import hydra_value
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 
 # Keys that rLLM's AgentCoreRuntimeConfig takes; anything else under remote_runtime.agentcore is a TypeError there (git 9beb6e0).
 AGENTCORE_KEYS = ("agent_runtime_arn", "s3_bucket", "tps_limit")
+GAP_VARIABLE = "RLLM_MAX_MEAN_LOGPROB_GAP"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,8 @@ class RllmConfig:
     guides print it, rLLM refuses it. `mask_failures` turns on rLLM's compact filtering for errors and timeouts:
     without it rLLM trains failed rollouts as reward 0. `n_parallel` bounds sessions alive at once. `overrides` are
     further hydra keys, passed on unchanged. `record_dir` is the folder that keeps the rollouts for `agentcore-rl view`; None is
-    `runs/EXPERIMENT_NAME`.
+    `runs/EXPERIMENT_NAME`. The run ends when a step's sampled logprobs and the trainer's own differ by more than
+    `max_mean_logprob_gap` nats on average; None is no limit.
     Units: seconds. Raises: ConfigError.
     """
 
@@ -50,6 +54,7 @@ class RllmConfig:
     project_name: str = "agentcore-math"
     experiment_name: str = "gsm8k"
     record_dir: str | None = None
+    max_mean_logprob_gap: float | None = MAX_MEAN_GAP
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,7 +105,8 @@ class RllmConfig:
         """What the run would do. Raises: ConfigError on names and numbers that cannot work."""
         check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.experiment_name)
         counts = ("n_parallel", "train_batch_size", "max_prompt_length", "max_response_length", "n_gpus_per_node")
-        check_numbers(self, positive=("tps_limit", "session_timeout", "learning_rate"), counts=counts)
+        positive = ("tps_limit", "session_timeout", "learning_rate", "max_mean_logprob_gap")
+        check_numbers(self, positive=positive, counts=counts)
         command = [sys.executable, "-m", "agentcore_rl_toolkit.backends.rllm.main", *self.hydra_overrides()]
         failures = "masked (compact filtering)" if self.mask_failures else "trained as reward 0 (rLLM's default)"
         facts = [
@@ -118,7 +124,8 @@ class RllmConfig:
         needs = [text for module, text in wanted if not importlib.util.find_spec(module)]
         record_dir = str(Path(self.record_dir or f"runs/{path_of(self.experiment_name)}").absolute())
         facts.append(("run", record_dir))
-        environment = {"RLLM_DATASET": self.dataset, "RLLM_RECORD_DIR": record_dir}
+        gap = "none" if self.max_mean_logprob_gap is None else f"{self.max_mean_logprob_gap:g}"
+        environment = {"RLLM_DATASET": self.dataset, "RLLM_RECORD_DIR": record_dir, GAP_VARIABLE: gap}
         return Plan(backend="rllm", facts=facts, command=command, environment=environment, needs=needs)
 
     def _verl(self) -> dict[str, Any]:
@@ -155,3 +162,16 @@ class RllmConfig:
             "training.learning_rate": self.learning_rate,
             "training.max_length": self.max_prompt_length + self.max_response_length,
         }
+
+
+def mean_gap(text: str | None) -> float | None:
+    """The limit that RLLM_MAX_MEAN_LOGPROB_GAP names; where it is not set, the usual one. Raises: ConfigError."""
+    if text == "none":
+        return None
+    try:
+        gap = MAX_MEAN_GAP if text is None else float(text)
+    except ValueError:
+        gap = 0.0
+    if not (gap > 0 and math.isfinite(gap)):
+        raise ConfigError(f'{GAP_VARIABLE} must be a positive, finite number or "none", got {text!r}')
+    return gap
