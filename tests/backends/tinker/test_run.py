@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from agentcore_rl_toolkit.backends.tinker.run import STATE_FILE, batches, run_as
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, WeightsError
 from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
-from agentcore_rl_toolkit.policy import WEIGHTS_DIR
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy
 from agentcore_rl_toolkit.policy.finetuning import PolicyModel
 from agentcore_rl_toolkit.policy.tinker.service import TinkerServer
 from agentcore_rl_toolkit.policy.word_problems.problems import problems
@@ -45,6 +45,21 @@ class Place:
     config: TinkerRunConfig
 
 
+class KeepingModel(PolicyModel):
+    """`keeps` is a tensor that what is published for sampling has as it was in the first publish."""
+
+    keeps: str | None = None
+    first: str | None = None
+
+    def publish(self, run: str, path: str) -> None:
+        super().publish(run, path)
+        self.first = self.first or path
+        if self.keeps is not None:
+            state = self._of(run).model.state_dict()
+            tied = [name for name, tensor in state.items() if tensor.data_ptr() == state[self.keeps].data_ptr()]
+            self._saved[path]["weights"] |= {name: self._saved[self.first]["weights"][name] for name in tied}
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
@@ -61,7 +76,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for row in rows[1:]:
         Path(str(row["fail_marker"])).touch()  # only the first problem's first rollout fails
     agent = Path(__file__).parents[1] / "fails_once.py"
-    model = PolicyModel()
+    model = KeepingModel()
     with contextlib.ExitStack() as stack:
         stack.callback(model.close)
         server = stack.enter_context(TinkerServer(model).running())
@@ -243,8 +258,9 @@ def test_a_damaged_state_is_not_taken_for_a_fresh_start(tmp_path: Path) -> None:
         asyncio.run(run_async(config))
 
 
-@sdk_sockets
-async def test_sampling_weights_of_another_step_are_noticed(place: Place) -> None:
+@contextlib.asynccontextmanager
+async def one_step(place: Place) -> AsyncIterator[tuple[Any, str]]:
+    """A training client after a step, and the path of its weights before it."""
     tinker = sdk()
     service = await asyncio.to_thread(tinker.ServiceClient, base_url=place.config.url)
     try:
@@ -262,6 +278,14 @@ async def test_sampling_weights_of_another_step_are_noticed(place: Place) -> Non
         forward = training.forward_backward(data, "cross_entropy")
         step = training.optim_step(tinker.AdamParams(learning_rate=1e-2))
         await forward, await step
+        yield training, path
+    finally:
+        await asyncio.to_thread(lambda: service.close("success").result())
+
+
+@sdk_sockets
+async def test_sampling_weights_of_another_step_are_noticed(place: Place) -> None:
+    async with one_step(place) as (training, before):
         sent: list[tuple[str, int]] = []
 
         async def send(path: str, version: int) -> None:
@@ -269,8 +293,28 @@ async def test_sampling_weights_of_another_step_are_noticed(place: Place) -> Non
 
         publish = proved(training, send)
         with pytest.raises(WeightsError, match="the weights did not arrive: after version 1 was published to Tinker"):
-            await publish(path, 1)  # what is sampled is the step before
+            await publish(before, 1)  # what is sampled is the step before
         await publish((await training.save_weights_for_sampler("after")).path, 1)
         assert [version for _, version in sent] == [1, 1]
-    finally:
-        await asyncio.to_thread(lambda: service.close("success").result())
+
+
+@sdk_sockets
+async def test_any_one_tensor_that_is_not_replaced_is_noticed_where_both_sides_compute_in_float32(place: Place) -> None:
+    """The default limit is for a service that computes in bfloat16, and finds fewer (docs/engines.md)."""
+
+    async def send(path: str, version: int) -> None:
+        assert path.startswith("tinker://")
+
+    model = place.server.model
+    assert isinstance(model, KeepingModel)
+    async with one_step(place) as (training, _):
+        publish = proved(training, send, max_gap=1e-3)
+        for number, (name, _) in enumerate(load_policy()[0].named_parameters()):
+            model.keeps = name
+            path = (await training.save_weights_for_sampler(f"without-{number}")).path
+            with pytest.raises(
+                WeightsError, match="the weights did not arrive: after version 1 was published to Tinker"
+            ):
+                await publish(path, 1)
+        model.keeps = None
+        await publish((await training.save_weights_for_sampler("whole")).path, 1)
