@@ -52,6 +52,9 @@ hypothesis.settings.load_profile("project")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Options of this run are no options of the runs of pytest that tests start.
+os.environ.pop("PYTEST_ADDOPTS", None)
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -14,12 +15,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import boto3
 import openai
 import pytest
 import websockets
@@ -85,16 +87,21 @@ def serving(name: str, folder: Path, *options: str, few_files: bool = False) -> 
         process.wait(timeout=WITHIN_S)
 
 
-@pytest.fixture(scope="module", params=SERVERS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(request.param, tmp_path_factory.mktemp("server"), few_files=True) as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving("runtime", tmp_path_factory.mktemp("runtime")) as running:
-        yield running
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Served]]:
+    """One server of each kind for the tests that leave it as it was, started when the first of them asks for it."""
+    with contextlib.ExitStack() as running:
+
+        @functools.cache
+        def start(name: str) -> Served:
+            return running.enter_context(serving(name, tmp_path_factory.mktemp(name), few_files=True))
+
+        yield start
+
+
+@pytest.fixture(params=SERVERS)
+def served(request: pytest.FixtureRequest, server: Callable[[str], Served]) -> Served:
+    return server(request.param)
 
 
 def ask(
@@ -190,7 +197,8 @@ def test_an_allowed_host_is_answered(tmp_path: Path) -> None:
     leaves="",
 )
 @pytest.mark.parametrize("path", ["ws", "ws/shells"])
-async def test_websocket_handshakes_are_refused_to_web_pages(runtime: Served, path: str) -> None:
+async def test_websocket_handshakes_are_refused_to_web_pages(server: Callable[[str], Served], path: str) -> None:
+    runtime = server("runtime")
     agent = runtime.ready["agents"]["probe"].replace("/", "%2F")
     address = f"{runtime.url.replace('http', 'ws')}/runtimes/{agent}/{path}"
     for headers, status in (({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403)):
@@ -258,26 +266,23 @@ def test_a_gateway_can_be_left_open(tmp_path: Path) -> None:
     stopped_by="new weights, pause and resume need the key that the server makes, in a file that only its user can read",
     leaves="whoever reaches the port may sample: vLLM's routes take no key; --no-admin-key turns it off",
 )
-def test_a_policy_is_changed_with_its_key_only(tmp_path: Path) -> None:
-    with serving("policy", tmp_path) as served:
-        for path in ("/update_weights", "/update_weights?version=3", "/pause", "/resume"):
-            for headers in ((), ("Authorization: Bearer guess",), ("Content-Type: application/octet-stream",)):
-                status, body = ask(served, *headers, method="POST", path=path, body=b"{}")
-                assert status == 401, path
-                assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in body
-        assert stat.S_IMODE(Path(served.ready["admin_key_file"]).stat().st_mode) == 0o600
-        key = admin_key(served.url)
-        assert key
-        assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/pause")[0] == 200
-        assert json.loads(ask(served)[1])["status"] == "paused"
-        assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/resume")[0] == 200
+def test_a_policy_is_changed_with_its_key_only(server: Callable[[str], Served]) -> None:
+    served = server("policy")
+    for path in ("/update_weights", "/update_weights?version=3", "/pause", "/resume"):
+        for headers in ((), ("Authorization: Bearer guess",), ("Content-Type: application/octet-stream",)):
+            status, body = ask(served, *headers, method="POST", path=path, body=b"{}")
+            assert status == 401, path
+            assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in body
+    assert stat.S_IMODE(Path(served.ready["admin_key_file"]).stat().st_mode) == 0o600
+    key = admin_key(served.url)
+    assert key
+    assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/pause")[0] == 200
+    assert json.loads(ask(served)[1])["status"] == "paused"
+    assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/resume")[0] == 200
 
 
-def test_a_policy_that_others_reach_wants_a_key_they_know(tmp_path: Path) -> None:
-    words = ["policy", "serve", "--host", "192.0.2.1", "--ready-file", str(tmp_path / "ready.json")]
-    done = subprocess.run(
-        [sys.executable, "-m", "agentcore_rl_toolkit.cli", *words], capture_output=True, text=True, timeout=WITHIN_S
-    )
+def test_a_policy_that_others_reach_wants_a_key_they_know(tmp_path: Path, command_line: Any) -> None:
+    done = command_line("policy", "serve", "--host", "192.0.2.1", "--ready-file", str(tmp_path / "ready.json"))
     assert done.returncode == 2
     assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in done.stderr
 
@@ -374,16 +379,12 @@ def test_a_server_takes_as_many_files_as_it_may(tmp_path: Path) -> None:
 # -- clients as they are
 
 
-def test_unmodified_clients_are_served_under_every_name_of_this_machine(tmp_path: Path) -> None:
-    for name in ("policy", "s3"):
-        folder = tmp_path / name
-        folder.mkdir()
-        with serving(name, folder) as served:
-            url = served.url.replace("127.0.0.1", "localhost")
-            if name == "policy":
-                with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
-                    asked = client.completions.create(model="policy", prompt="1 + 1", max_tokens=1)
-                assert asked.choices
-    with serving("gateway", tmp_path) as served, pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{served.url}/sessions/unknown/v1/models", timeout=WITHIN_S)
+def test_unmodified_clients_are_served_under_every_name_of_this_machine(server: Callable[[str], Served]) -> None:
+    policy, s3, gateway = (server(name).url.replace("127.0.0.1", "localhost") for name in ("policy", "s3", "gateway"))
+    with openai.OpenAI(base_url=f"{policy}/v1", api_key="none") as client:
+        assert client.completions.create(model="policy", prompt="1 + 1", max_tokens=1).choices
+    keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "us-west-2"}
+    assert boto3.client("s3", endpoint_url=s3, **keys).list_buckets()["Buckets"] == []
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{gateway}/sessions/unknown/v1/models", timeout=WITHIN_S)
     assert refused.value.code == 404

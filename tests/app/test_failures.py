@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -43,7 +44,7 @@ def blocking_async_agent(start_shared_agent: Any) -> Any:
 @pytest.fixture(scope="module")
 def s3_agent(start_shared_agent: Any, shared_s3: Any) -> Any:
     """One agent with the endpoint of `faulty_s3`, for the tests that do not end it."""
-    return start_shared_agent(AGENT, env=shared_s3.env)
+    return start_shared_agent(AGENT, env={**shared_s3.env, **PATIENT})
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,10 @@ def limited_agent(start_shared_agent: Any) -> Any:
     """An agent of an operator who forbids heartbeats, bounds records, and waits half a second for a push."""
     limits = {"HEARTBEAT_S": "0", "MAX_RECORD_BYTES": "100000", "NOTIFY_TIMEOUT_S": "0.5"}
     return start_shared_agent(AGENT, env={f"AGENTCORE_RL_{name}": value for name, value in limits.items()})
+
+
+# An answer waits for what the store says, however long a busy machine takes.
+PATIENT = {"AGENTCORE_RL_STORE_CHECK_S": "50"}
 
 
 def alive(path: Path) -> Path:
@@ -209,11 +214,11 @@ def test_a_store_that_refuses_for_good_is_answered_at_once_and_frees_the_session
     s3_agent: Any, start_agent: Any, faulty_s3: Any, kind: str
 ) -> None:
     faulty_s3.fault = lambda _method, _key: 403
-    agent = s3_agent if kind == "plain" else start_agent(ASYNC_AGENT, env=faulty_s3.env)
-    started = time.monotonic()
+    agent = s3_agent if kind == "plain" else start_agent(ASYNC_AGENT, env={**faulty_s3.env, **PATIENT})
     status, reply = agent.invoke({"s": 600, "_rollout": BUCKET}, "f" * 40)
     assert (status, reply["status"], reply["error_type"]) == (200, "refused", "StorePermissionError")
-    assert time.monotonic() - started < 20  # not for as long as it tries again what may pass
+    refused = [(method, key) for method, key, _ in faulty_s3.log]
+    assert len(set(refused)) == len(refused)  # nothing was tried again: that is for what may pass
     assert "the-bucket" in reply["error"]
     assert "needs s3:PutObject, s3:GetObject and s3:DeleteObject on exp/*" in reply["error"]
     assert (reply["s3_bucket"], reply["result_key"]) == (
@@ -279,10 +284,13 @@ def test_the_grace_is_bounded(start_agent: Any, faulty_s3: Any) -> None:
     faulty_s3.fault = lambda _method, _key: 503
     agent = start_agent(AGENT, env={**faulty_s3.env, "AGENTCORE_RL_GRACE_S": "1"})
     agent.rollout({"s": 600}, s3_bucket="the-bucket", session="h" * 40)
-    started = time.monotonic()
-    agent.terminate(20)
-    assert time.monotonic() - started < 19
-    assert "h" * 40 in agent.log.splitlines()[-1] or "lost" in agent.log or "not stored within" in agent.log
+    agent.terminate()  # the store refuses for as long as the test runs: only the grace ends this
+    # In the agent's own words, whose clock does not count its start and its end.
+    by_store = re.search(r"h{40}\.json is lost: .* did not succeed within ([\d.]+) s", agent.log)
+    by_app = f"record not stored within 1 s of the shutdown: exp/input/{'h' * 40}"
+    assert by_app in agent.log or (by_store is not None and float(by_store[1]) < 10), (
+        agent.log
+    )  # 20 without the setting
 
 
 @pytest.mark.slow
