@@ -423,7 +423,7 @@ class WorstRollout:
     """What a person read off the page: the text of the token, and what is said of it."""
 
     token: str
-    said: str
+    description: str
     address: str
 
 
@@ -435,19 +435,19 @@ def find_the_worst(browser: Any) -> Callable[[Path, str], WorstRollout]:
     """
 
     def go(run: Path, step: str) -> WorstRollout:
-        said: list[str] = []
+        entries: list[str] = []
         with served_view(run.parent, run.name) as url:
             page = browser.new_page(viewport={"width": 1300, "height": 900})
             page.set_default_timeout(60_000)
-            page.on("console", lambda m: said.append(m.text) if m.type in ("error", "warning") else None)
-            page.on("pageerror", lambda e: said.append(str(e)))
+            page.on("console", lambda m: entries.append(m.text) if m.type in ("error", "warning") else None)
+            page.on("pageerror", lambda e: entries.append(str(e)))
             page.goto(url)
             page.click(f"#page table a:text-is('{step}')")
             page.click(".rows .row >> nth=0")  # a step opens with its lowest reward first
             page.click("#least")
             found = WorstRollout(page.text_content(".tokens .picked"), page.inner_text("#picked"), page.url)
             page.close()
-        assert said == []
+        assert entries == []
         return found
 
     return go
@@ -482,8 +482,8 @@ def browser_finds_what_the_file_has(find_the_worst: Callable[[Path, str], WorstR
         found = find_the_worst(run, step)
         assert found.address.partition("?")[0].endswith(f"/rollout/{worst}"), (worst, reward)
         assert found.token == texts[token]
-        shown = re.search(r"sampler (-?[\d.]+)", found.said)
-        assert shown is not None, found.said
+        shown = re.search(r"sampler (-?[\d.]+)", found.description)
+        assert shown is not None, found.description
         assert float(shown[1]) == pytest.approx(logprob, abs=6e-5)
 
     return compare
@@ -520,11 +520,11 @@ def is_what_the_docs_say() -> Callable[[Path, str], None]:
                 for sequence in sequences:
                     assert len(sequence.ids) == len(sequence.mask) == len(sequence.logprobs or ())
                     assert [lp is not None for lp in sequence.logprobs or ()] == [m == 1 for m in sequence.mask]
-                said = (
+                answer = (
                     advantage,
                     *((logprobs, entropy) if row["advantage"] else ()),
                 )  # one of 0 is not trained everywhere
-                for cell, there in zip(said, known, strict=False):
+                for cell, there in zip(answer, known, strict=False):
                     assert cell not in ("yes", "no") or there == (cell == "yes"), (writer, row["id"], known)
         assert compared or advantage == ""
 

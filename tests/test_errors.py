@@ -45,8 +45,8 @@ def test_extra_fields_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(errors.GatewayError("m", status=503))).status == 503
     failure = pickle.loads(pickle.dumps(errors.PolicyFailure("turns", "after 6 of them")))
     assert (failure.reason, str(failure)) == ("turns", "after 6 of them")
-    told = pickle.loads(pickle.dumps(errors.AgentError("m", cause="policy", failure="turns")))
-    assert (told.cause, told.failure) == ("policy", "turns")
+    reply = pickle.loads(pickle.dumps(errors.AgentError("m", cause="policy", failure="turns")))
+    assert (reply.cause, reply.failure) == ("policy", "turns")
     assert pickle.loads(pickle.dumps(errors.InvalidResultError("m", cause="infrastructure"))).cause == "infrastructure"
 
 

@@ -156,9 +156,9 @@ def test_an_agent_of_ones_own_is_made_run_trained_and_measured_as_the_guide_says
     servers.callback(stack.terminate)
     assert stack.stdout is not None
     assert any("Ctrl-C stops everything" in line for line in stack.stdout)
-    said = reader.run(invoke)
-    assert re.match(r"outcome ok   reward [01]   \d+ turns, \d+ tokens\n", said)
-    assert said.splitlines()[1:3] == shown.splitlines()[1:3]  # what it was told and asked
+    reply = reader.run(invoke)
+    assert re.match(r"outcome ok   reward [01]   \d+ turns, \d+ tokens\n", reply)
+    assert reply.splitlines()[1:3] == shown.splitlines()[1:3]  # what it was told and asked
     [of_the_page] = set(re.findall(r"runs/shop-\d+-\d+", (DOCS / "your-agent.md").read_text()))
     out = reader.run(train)
     assert out.startswith("Training shop  run directory")
@@ -206,13 +206,13 @@ def test_the_readme_leads_from_a_clone_to_a_trained_agent(tmp_path: Path, server
         )
     )
     assert running.stdout is not None
-    said = []
+    entries = []
     for line in running.stdout:
-        said.append(line)
+        entries.append(line)
         if line.startswith("step 1 "):
             os.killpg(running.pid, signal.SIGINT)
     assert running.wait(60) != 0
-    [go_on] = [line.strip() for line in said if "--resume" in line] or ["".join(said)]
+    [go_on] = [line.strip() for line in entries if "--resume" in line] or ["".join(entries)]
     assert go_on.startswith(".venv/bin/agentcore-rl quickstart --resume --out runs/quickstart-"), go_on
     [activate, make, train] = own.splitlines()
     reader.environment |= SHORT

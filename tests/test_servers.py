@@ -33,6 +33,7 @@ from agentcore_rl_toolkit.policy import admin_key
 WITHIN_S = 60.0
 START_S = 180.0  # of a loaded machine that imports torch
 FILES = 400  # open files of a server under attack: half of them are for connections
+TINKER_KEY = "tml-mine"
 AGENT = Path(__file__).parent / "runtime" / "deployable" / "probe.py"
 
 
@@ -73,7 +74,10 @@ def serving(name: str, folder: Path, *options: str, few_files: bool = False) -> 
     if name == "s3":
         command += ["--dir", str(folder / "objects")]
     with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=_few_files if few_files else None)
+        environment = {**os.environ, "TINKER_API_KEY": TINKER_KEY}
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment, preexec_fn=_few_files if few_files else None
+        )
     try:
         deadline = time.monotonic() + START_S
         while not ready.exists():
@@ -287,11 +291,10 @@ def test_a_policy_that_others_reach_wants_a_key_they_know(tmp_path: Path, comman
     assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in done.stderr
 
 
-def test_a_tinker_rehearsal_with_a_key_takes_that_one_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-mine")
-    with serving("tinker", tmp_path) as served:
-        assert ask(served, "X-API-Key: tml-mine")[0] == 200
-        assert ask(served, "X-API-Key: tml-guess")[0] == 401
+def test_a_tinker_rehearsal_with_a_key_takes_that_one_only(server: Callable[[str], Served]) -> None:
+    served = server("tinker")
+    assert ask(served, f"X-API-Key: {TINKER_KEY}")[0] == 200
+    assert ask(served, "X-API-Key: tml-guess")[0] == 401
 
 
 # -- heads and connections
@@ -387,4 +390,5 @@ def test_unmodified_clients_are_served_under_every_name_of_this_machine(server: 
     assert boto3.client("s3", endpoint_url=s3, **keys).list_buckets()["Buckets"] == []
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{gateway}/sessions/unknown/v1/models", timeout=WITHIN_S)
-    assert refused.value.code == 404
+    with refused.value as response:
+        assert response.code == 404

@@ -47,11 +47,11 @@ def test_a_line_is_one_json_object(lines: Any) -> None:
 
 
 def test_a_line_commands_no_terminal() -> None:
-    said = "\x1b]0;owned\x07 \x9b2J \x7f \u202egnp.exe \ud800 Grüße, 世界"
-    written = JsonFormatter().format(logging.makeLogRecord({"msg": said}))
+    answer = "\x1b]0;owned\x07 \x9b2J \x7f \u202egnp.exe \ud800 Grüße, 世界"
+    written = JsonFormatter().format(logging.makeLogRecord({"msg": answer}))
     assert not any(c in written for c in "\x1b\x07\x9b\x7f\u202e")
     assert "Grüße, 世界" in written
-    assert json.loads(written)["message"] == said
+    assert json.loads(written)["message"] == answer
 
 
 def test_ids_come_from_the_context_and_go_with_it(lines: Any) -> None:

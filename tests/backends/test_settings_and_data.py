@@ -176,9 +176,9 @@ def test_a_plans_command_can_be_pasted_into_a_shell() -> None:
 def test_what_backends_share_reaches_the_rollouts_whole(make: Any, service: Any) -> None:
     numbers = {"gateway_port": 4711, "gateways": 2, "max_turns": 3}
     given = {f.name: f"value of {f.name}" for f in fields(RolloutSettings)} | numbers
-    told = service(make(exp_id="e", gateway_admin_key="hush", **given))
-    assert {name: getattr(told, name) for name in given} == given
-    assert (told.exp_id, told.gateway_admin_key) == ("e", "hush")
+    reply = service(make(exp_id="e", gateway_admin_key="hush", **given))
+    assert {name: getattr(reply, name) for name in given} == given
+    assert (reply.exp_id, reply.gateway_admin_key) == ("e", "hush")
 
 
 SEVERAL = ("http://a:9090", "http://b:9090")

@@ -33,14 +33,14 @@ ADMIN_KEY = "trainers-secret"
 
 def doctor(folder: Path, *options: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
     """Exit code, and the findings by name."""
-    code, said = run(["agentcore-rl", "doctor", "--json", *options], folder, environment)
-    return code, {finding["name"]: finding for finding in json.loads(said)}
+    code, answer = run(["agentcore-rl", "doctor", "--json", *options], folder, environment)
+    return code, {finding["name"]: finding for finding in json.loads(answer)}
 
 
 def run(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
     """Exit code and what is printed. In this process: a start costs more than what it looks at."""
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
         for name in [n for n in os.environ if n.startswith(("AWS_", "AGENTCORE_"))]:
             patch.delenv(name)
         for name, value in {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(folder), **environment}.items():
@@ -51,7 +51,7 @@ def run(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[in
         patch.setattr(threading, "excepthook", threading.excepthook)
         with pytest.raises(SystemExit) as ended:
             main()
-    return int(ended.value.code or 0), said.getvalue()
+    return int(ended.value.code or 0), output.getvalue()
 
 
 def test_this_machine_has_what_the_tests_need(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
         code, found = doctor(tmp_path, "--aws", **account, **control)
         [lines] = re.findall(r"```bash\n(agentcore-rl doctor\n.*?)```", GUIDE.read_text(), re.DOTALL)
         for line in lines.splitlines():  # as the guide has them
-            ended, said = run(shlex.split(line), tmp_path, {**account, **control})
-            assert ended == 0, said
-            assert "none failed" in said
+            ended, answer = run(shlex.split(line), tmp_path, {**account, **control})
+            assert ended == 0, answer
+            assert "none failed" in answer
     assert code == 0, found
     for name in (
         "credentials",
@@ -155,7 +155,7 @@ def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
 
 
 @pytest.mark.parametrize(
-    ("change", "name", "said"),
+    ("change", "name", "expected"),
     [
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "credentials", "no credentials"),
         ({"AWS_REGION": ""}, "credentials", "no region"),
@@ -175,14 +175,14 @@ def test_what_is_wrong_is_named_and_says_what_to_do(
     empty_runtime: LocalRuntime,
     change: dict[str, str],
     name: str,
-    said: str,
+    expected: str,
 ) -> None:
     environment = {k: v for k, v in {**account, **change}.items() if v}
     environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"] = empty_runtime.url
     code, found = doctor(tmp_path, "--aws", **environment)
     assert code == 1
     assert found[name]["level"] == "fail"
-    assert said in found[name]["text"]
+    assert expected in found[name]["text"]
     assert found[name]["advice"]
 
 

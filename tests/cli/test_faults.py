@@ -239,14 +239,14 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     if words[0] == "doctor":
-        lines = [line for line in said.out.splitlines() if line.startswith("fail")]
+        lines = [line for line in output.out.splitlines() if line.startswith("fail")]
     else:
         progress = re.compile(r"\d+/\d+ done|still |[Uu]sage:|Try 'agentcore-rl|$")
-        lines = [line for line in said.err.splitlines() if not progress.match(line)]
+        lines = [line for line in output.err.splitlines() if not progress.match(line)]
     first = lines[0] if lines else ""
-    return int(ended.value.code or 0), first, f"{said.out}\n--- stderr\n{said.err}"
+    return int(ended.value.code or 0), first, f"{output.out}\n--- stderr\n{output.err}"
 
 
 @pytest.mark.parametrize("fault", BROKEN_AGENTS)
@@ -270,12 +270,12 @@ def test_a_broken_agent_is_said_in_the_first_line(
     stack = dataclasses.replace(work.stack, agent=str((here / "agent.py").resolve()))
     began_s = time.monotonic()
     with stack.publish(here):
-        code, first, said = call(words, monkeypatch, capsys)
+        code, first, answer = call(words, monkeypatch, capsys)
     assert time.monotonic() - began_s < 90, "a hanging agent is waited for as long as it may take, no longer"
-    assert code == 1, said
-    assert first.startswith("error: "), said
-    assert re.search(BROKEN_AGENTS[fault], first), said
-    assert "Traceback" in said or fault not in ("raises", "wrong payload key") or command == "eval"
+    assert code == 1, answer
+    assert first.startswith("error: "), answer
+    assert re.search(BROKEN_AGENTS[fault], first), answer
+    assert "Traceback" in answer or fault not in ("raises", "wrong payload key") or command == "eval"
 
 
 @pytest.mark.parametrize(
@@ -285,10 +285,10 @@ def test_a_broken_agent_is_said_in_the_first_line(
 def test_an_agent_that_does_not_load_is_said_in_the_first_line(
     here: Path, line: str, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, first, said = call(line.split(), monkeypatch, capsys)
-    assert code == 1, said
-    assert first.startswith("error: "), said
-    assert re.search(wanted, first), said
+    code, first, answer = call(line.split(), monkeypatch, capsys)
+    assert code == 1, answer
+    assert first.startswith("error: "), answer
+    assert re.search(wanted, first), answer
 
 
 @pytest.mark.parametrize(("line", "what", "code", "wanted"), WRONG, ids=[f"{w[0]} [{w[1]}]" for w in WRONG])
@@ -325,13 +325,13 @@ def test_what_is_wrong_is_said_in_the_first_line(
     while re.match(r"[A-Z_]+=", words[0]):
         monkeypatch.setenv(*words.pop(0).split("=", 1))
     if what == "alone":
-        found, first, said = call(words, monkeypatch, capsys)
+        found, first, answer = call(words, monkeypatch, capsys)
     else:
         with dataclasses.replace(stack, **changes.get(what, {})).publish(here):
-            found, first, said = call(words, monkeypatch, capsys)
-    assert found == code, said
-    assert re.match(r"fail|error: |Error: ", first), said
-    assert re.search(wanted, first), said
+            found, first, answer = call(words, monkeypatch, capsys)
+    assert found == code, answer
+    assert re.match(r"fail|error: |Error: ", first), answer
+    assert re.search(wanted, first), answer
 
 
 def _bucket(url: str) -> None:

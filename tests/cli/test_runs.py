@@ -23,7 +23,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(8):
             tokens = TokenSequence(ids=[40, 41, 42, 43], mask=[0, 0, 1, 1], logprobs=[None, None, -0.5, -2.0 - n])
             good = n % 2 == 1
-            said = [{"role": "user", "content": f"Q{n}"}, {"role": "assistant", "content": f"A{n} \x1b]0;title\x07"}]
+            message = [{"role": "user", "content": f"Q{n}"}, {"role": "assistant", "content": f"A{n} \x1b]0;title\x07"}]
             run.rollout(
                 Rollout(
                     session_id=f"{'ab'[good]}{n}",
@@ -35,7 +35,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     outcome="ok",
                     reward=float(good or n >= 4),
                     score=float(good or (n >= 4 and n != 4)),
-                    dialogue=said,
+                    dialogue=message,
                     payload={"prompt": f"Count the lamps\nof shop {n % 4}."},
                     sequences=[tokens],
                 )
@@ -43,7 +43,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
-def told(work: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+def output_of(work: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     monkeypatch.chdir(work)
     done = CliRunner().invoke(cli, ["runs", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -51,29 +51,29 @@ def told(work: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
 
 
 def test_runs_are_listed_with_their_curve(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(work, monkeypatch, "ls").split()[:5] == ["shop", "8", "rollouts", "reward", "0.750"]
-    [run] = json.loads(told(work, monkeypatch, "ls", "--json"))
+    assert output_of(work, monkeypatch, "ls").split()[:5] == ["shop", "8", "rollouts", "reward", "0.750"]
+    [run] = json.loads(output_of(work, monkeypatch, "ls", "--json"))
     assert [s["reward"] for s in run["steps"]] == [0.5, 0.75]
 
 
 def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_likely(
     work: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    said = told(work, monkeypatch, "show", "--worst", "1", "--png", str(tmp_path / "curve.png"))
-    assert said.startswith("#5  train 1  g  ok")
-    assert "user  Q4" in said
-    assert "\\e]0;title\\a" in said  # a terminal is not to obey it
-    assert "\x1b" not in said
-    assert "-6.000 at 3" in said
-    assert said.count("«") == said.count("»") == 1
+    answer = output_of(work, monkeypatch, "show", "--worst", "1", "--png", str(tmp_path / "curve.png"))
+    assert answer.startswith("#5  train 1  g  ok")
+    assert "user  Q4" in answer
+    assert "\\e]0;title\\a" in answer  # a terminal is not to obey it
+    assert "\x1b" not in answer
+    assert "-6.000 at 3" in answer
+    assert answer.count("«") == answer.count("»") == 1
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    [rollout] = json.loads(told(work, monkeypatch, "show", "shop", "--rollout", "b3", "--json"))
+    [rollout] = json.loads(output_of(work, monkeypatch, "show", "shop", "--rollout", "b3", "--json"))
     assert rollout["sequences"][0]["ids"] == [40, 41, 42, 43]
 
 
 def test_two_steps_are_compared_on_their_inputs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = json.loads(told(work, monkeypatch, "compare", "shop@0", "shop@1", "--json"))
+    facts = json.loads(output_of(work, monkeypatch, "compare", "shop@0", "shop@1", "--json"))
     assert (facts["inputs"], facts["better"], facts["worse"], facts["mean"]) == (4, 1, 0, 0.25)
     assert facts["rows"][0]["input_key"] == "k2"
-    said = told(work, monkeypatch, "compare", "shop@0", "shop@1")
-    assert "0.000 -> 1.000  #3 and #7         Count the lamps of shop 2." in said
+    answer = output_of(work, monkeypatch, "compare", "shop@0", "shop@1")
+    assert "0.000 -> 1.000  #3 and #7         Count the lamps of shop 2." in answer

@@ -75,8 +75,8 @@ def running(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
                 if runtime.poll() is not None or time.monotonic() > give_up:
                     pytest.fail((folder / "runtime.log").read_text())
                 time.sleep(0.05)
-            told = json.loads(ready.read_text())
-            yield Running(told["agents"], told["url"], gateway.url, key, folder)
+            reply = json.loads(ready.read_text())
+            yield Running(reply["agents"], reply["url"], gateway.url, key, folder)
         finally:
             runtime.terminate()
             runtime.wait(60)

@@ -74,11 +74,11 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 6  # policy, runtime with its template, gateway; policy and gateway of the evaluations
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=150)
-    assert process.returncode == 130, said
-    assert "Training shop" in said
+    output, _ = process.communicate(timeout=150)
+    assert process.returncode == 130, output
+    assert "Training shop" in output
     assert not psutil.wait_procs(below, timeout=30)[1]
-    [line] = [line.strip() for line in said.splitlines() if "agentcore-rl train --backend loop --resume" in line]
+    [line] = [line.strip() for line in output.splitlines() if "agentcore-rl train --backend loop --resume" in line]
     assert line.endswith(" --out run")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["agentcore-rl", *line.split()[1:]])
@@ -138,13 +138,15 @@ def test_an_agent_that_never_works_ends_the_run_at_its_first_batch_with_the_caus
     )
     (tmp_path / "rows.jsonl").write_text('{"prompt": "hello"}\n' * 4)
     variables = ("--session-env", "BACKEND=down")
-    exit_code, said = train(tmp_path, "--agent", "agent.py", "--data", "rows.jsonl", *SMALL, *variables, "--out", "run")
-    assert exit_code == 1, said
-    cause = said.split("error: ", 1)[1]
+    exit_code, answer = train(
+        tmp_path, "--agent", "agent.py", "--data", "rows.jsonl", *SMALL, *variables, "--out", "run"
+    )
+    assert exit_code == 1, answer
+    cause = answer.split("error: ", 1)[1]
     first = cause.splitlines()[0]
     assert "none of the first 8 rollouts can be used" in first
     for word in wanted:
-        assert word in cause, said
+        assert word in cause, answer
     assert wanted[0] in first
     assert not [e for e in events(tmp_path / "run") if e["event"] == "step"]
 
@@ -209,9 +211,9 @@ def test_options_win_over_the_file_and_that_over_the_environment(
     assert found.rows() == (rows, held_out)
     given = read({"eval_data": str(tmp_path / "rows.jsonl")}, tmp_path / "train.toml")  # instead of the file's share
     assert given.held_out == 0
-    for name, value, said in (("STEPS", "many", "whole number"), ("GRUOPS", "2", "no setting")):
+    for name, value, entries in (("STEPS", "many", "whole number"), ("GRUOPS", "2", "no setting")):
         monkeypatch.setenv(f"AGENTCORE_RL_TRAIN_{name}", value)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=entries):
             read({}, tmp_path / "train.toml")
         monkeypatch.delenv(f"AGENTCORE_RL_TRAIN_{name}")
 
@@ -223,7 +225,7 @@ def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (["--data", "rows.jsonl"], "--agent FILE is missing"),
         (["--agent", "agent.py"], "--data ROWS.jsonl is missing"),
@@ -242,7 +244,11 @@ def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monke
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    expected: str,
 ) -> None:
     (tmp_path / "agent.py").write_text("")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "hello"}\n')
@@ -255,7 +261,7 @@ def test_a_wrong_setting_is_named_before_anything_starts(
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     with pytest.raises(SystemExit) as ended:
         main()
-    told = capsys.readouterr().err
-    assert ended.value.code == 2, told
-    assert said in told
+    output = capsys.readouterr().err
+    assert ended.value.code == 2, output
+    assert expected in output
     assert not (tmp_path / "runs").exists()

@@ -77,11 +77,11 @@ def test_its_file_is_for_its_owner_only_and_names_everything(folder: Path, up: t
     for name in ("up.json", "up.env"):
         assert stat.S_IMODE((folder / ".agentcore-rl" / name).stat().st_mode) == 0o600
     script = "set -a; . .agentcore-rl/up.env; env"
-    told = subprocess.run(
+    completed = subprocess.run(
         ["sh", "-c", script], capture_output=True, text=True, timeout=30, cwd=folder, check=True
     ).stdout
     for name, value in up[1].environment().items():
-        assert f"{name}={value}\n" in told
+        assert f"{name}={value}\n" in completed
 
 
 def test_an_unmodified_aws_client_reaches_it(up: tuple[object, Stack]) -> None:
@@ -102,10 +102,10 @@ def test_invoke_finds_it_with_its_variables_and_shows_the_dialogue(folder: Path,
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"outcome ok   reward [01]   \d+ turns, \d+ tokens\n", done.stdout)
     assert "      user  The shop has 41 lamps" in done.stdout
-    told = json.loads(run(folder, "invoke", PAYLOAD, "--json", "--agent", "shop/agent.py").stdout)
-    assert told["outcome"] == "ok"
-    assert told["turns"] == sum(message["role"] == "assistant" for message in told["dialogue"]) > 0
-    assert told["sampled_tokens"] > 0
+    output = json.loads(run(folder, "invoke", PAYLOAD, "--json", "--agent", "shop/agent.py").stdout)
+    assert output["outcome"] == "ok"
+    assert output["turns"] == sum(message["role"] == "assistant" for message in output["dialogue"]) > 0
+    assert output["sampled_tokens"] > 0
 
 
 def test_eval_finds_it_with_its_model_and_needs_no_credentials(
@@ -174,10 +174,10 @@ def test_ctrl_c_ends_all_of_it_and_leaves_nothing(folder: Path, up: tuple[subpro
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 4  # policy, runtime with its template, gateway
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=DEADLINE_S)
+    output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     for name in ("policy", "runtime", "gateway", "agent"):
-        assert re.search(rf"^{name} +\S", said, re.MULTILINE), said
+        assert re.search(rf"^{name} +\S", output, re.MULTILINE), output
     assert not psutil.wait_procs(below, timeout=30)[1]
     assert Stack.running(folder) is None
     assert {path.name for path in (folder / ".agentcore-rl").iterdir()} == {"up.lock"}

@@ -171,20 +171,20 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: s
         env={**os.environ, "AGENTCORE_RL_MODEL_API_KEY": "s3cret-key"},
     ) as process:
         assert process.stderr is not None
-        said = ""
-        while "2/4 done" not in said:
+        answer = ""
+        while "2/4 done" not in answer:
             line = process.stderr.readline()
-            assert line, said
-            said += line
+            assert line, answer
+            answer += line
         if whom == "group":  # as a terminal does
             os.killpg(process.pid, signal.SIGINT)
         else:
             process.send_signal(signal.SIGINT)
-        said += process.stderr.read()
+        answer += process.stderr.read()
         assert process.wait(60) == 130
-    assert "Traceback" not in said
-    assert "s3cret-key" not in said
-    goes_on = said.strip().splitlines()[-1].strip()
+    assert "Traceback" not in answer
+    assert "s3cret-key" not in answer
+    goes_on = answer.strip().splitlines()[-1].strip()
     assert re.match(r"\S*agentcore-rl eval ", goes_on)
     assert goes_on.endswith("--out 'kept here' --resume")
     held.unlink()

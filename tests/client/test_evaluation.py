@@ -153,9 +153,9 @@ def test_results_are_written_in_order(tmp_path: Path) -> None:
         table = list(csv.DictReader(file))
     assert [row["reward"] for row in table] == ["1.0", "0.0", "", ""]  # no reward is empty, not 0
     assert [row["score"] for row in table] == ["1.0", "0.0", "", "0.0"]
-    told = json.loads((tmp_path / "summary.json").read_text())
-    assert (told["failures"], told["scored"], told["rewarded"]) == (1, 3, 2)
-    assert (told["mean"], told["mean_ok"]) == (pytest.approx(1 / 3), 0.5)
+    reply = json.loads((tmp_path / "summary.json").read_text())
+    assert (reply["failures"], reply["scored"], reply["rewarded"]) == (1, 3, 2)
+    assert (reply["mean"], reply["mean_ok"]) == (pytest.approx(1 / 3), 0.5)
 
 
 def test_replay_scores_stored_records_again(client: RolloutClient) -> None:
@@ -180,14 +180,14 @@ def test_replay_scores_stored_records_again(client: RolloutClient) -> None:
 
 
 def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:
-    heard: list[tuple[str, dict[str, Any]]] = []
-    client.subscribe(lambda event, fields: heard.append((event, dict(fields))))
+    received: list[tuple[str, dict[str, Any]]] = []
+    client.subscribe(lambda event, fields: received.append((event, dict(fields))))
     client.subscribe(lambda event, fields: 1 / 0)  # type: ignore[arg-type,return-value]  # a broken one harms nobody
     session_id = client.map([{"script": {}}])[0].session_id
     client.flush()
-    assert [event for event, _ in heard] == ["intent", "accepted", "finished", "stopped"]
-    assert {fields["session_id"] for _, fields in heard} == {session_id}
-    assert heard[2][1]["outcome"] == "ok"
+    assert [event for event, _ in received] == ["intent", "accepted", "finished", "stopped"]
+    assert {fields["session_id"] for _, fields in received} == {session_id}
+    assert received[2][1]["outcome"] == "ok"
 
 
 @pytest.mark.parametrize("function", [metrics.export_prometheus, metrics.trace])

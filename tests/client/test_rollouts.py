@@ -152,13 +152,13 @@ def test_threads_share_one_client(client: RolloutClient) -> None:
 
 
 def test_callback_is_called_once_even_when_added_late(client: RolloutClient) -> None:
-    heard: list[Outcome | None] = []
+    received: list[Outcome | None] = []
     future = client.invoke(script(run_s=0.05))
-    future.add_done_callback(lambda f: heard.append(f.outcome))
+    future.add_done_callback(lambda f: received.append(f.outcome))
     future.result(60)
-    future.add_done_callback(lambda f: heard.append(f.outcome))
-    until(lambda: len(heard) == 2)
-    assert heard == [Outcome.OK, Outcome.OK]
+    future.add_done_callback(lambda f: received.append(f.outcome))
+    until(lambda: len(received) == 2)
+    assert received == [Outcome.OK, Outcome.OK]
 
 
 def test_sync_wait_on_the_clients_own_thread_is_refused(client: RolloutClient) -> None:
@@ -268,20 +268,20 @@ def test_cancel_ends_the_rollout_once_and_stops_its_session(client: RolloutClien
 
 
 def test_what_ends_first_stands_for_the_future_the_counts_and_the_callbacks_alike(client: RolloutClient) -> None:
-    heard: list[Outcome | None] = []
+    received: list[Outcome | None] = []
     futures = [client.submit(script(run_s=0.02 * (n % 7))) for n in range(60)]
     for future in futures:
-        future.add_done_callback(lambda f: heard.append(f.outcome))
+        future.add_done_callback(lambda f: received.append(f.outcome))
     won = {}
     for n, future in enumerate(futures):
         time.sleep(0.001 * (n % 5))
         won[future] = future.cancel()
         assert future.done()  # cancelled by this, or over before
-    until(lambda: len(heard) == len(futures))
+    until(lambda: len(received) == len(futures))
     for future in futures:
         assert (future.outcome is Outcome.CANCELLED) == won[future]
-    assert heard.count(Outcome.CANCELLED) == sum(won.values()) == client.stats.get("cancelled", 0)
-    assert heard.count(Outcome.OK) == client.stats.get("ok", 0)
+    assert received.count(Outcome.CANCELLED) == sum(won.values()) == client.stats.get("cancelled", 0)
+    assert received.count(Outcome.OK) == client.stats.get("ok", 0)
 
 
 async def test_cancel_async_returns_when_the_rollout_is_over(client: RolloutClient) -> None:
@@ -509,8 +509,8 @@ def test_a_runtime_that_is_gone_is_two_lines_not_one_for_each_session(
         future.cancel()
     client.close()
     assert client.stats["stop_failed"] == 4
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    first, last = [line for line in said if "stopped" in line]
+    output = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    first, last = [line for line in output if "stopped" in line]
     assert re.match(r"session \w+ could not be stopped and runs until its idle timeout: ", first)
     assert last == "3 more sessions could not be stopped and run until their idle timeout"
 

@@ -90,7 +90,7 @@ def test_the_printed_policies_are_for_the_names_of_the_page() -> None:
     text = section("CodeBuild")
     values = dict(pair.split("=", 1) for pair in re.findall(r"^export (.*)$", text, re.MULTILINE)[0].split())
 
-    def said(verb: str, option: str) -> str:
+    def answer(verb: str, option: str) -> str:
         words = next(words for words in commands(text, "aws") if words[1] == verb)
         return Template(words[words.index(option) + 1]).safe_substitute(values)
 
@@ -103,11 +103,11 @@ def test_the_printed_policies_are_for_the_names_of_the_page() -> None:
     )
     build = iam.Build.of(place)
     assert build is not None
-    assert f"location={values['BUCKET']}/{build.source}" in said("create-project", "--source")
-    assert said("create-project", "--name") == said("start-build", "--project-name") == build.project
-    assert said("create-project", "--service-role") == place.arn("iam", f"role/{build.role}", region="")
-    assert said("create-role", "--role-name") == said("put-role-policy", "--role-name") == build.role
+    assert f"location={values['BUCKET']}/{build.source}" in answer("create-project", "--source")
+    assert answer("create-project", "--name") == answer("start-build", "--project-name") == build.project
+    assert answer("create-project", "--service-role") == place.arn("iam", f"role/{build.role}", region="")
+    assert answer("create-role", "--role-name") == answer("put-role-policy", "--role-name") == build.role
     [printed] = [words for words in commands(text, "agentcore-rl") if words[:2] == ["deploy", "iam"]]
     assert printed[2:4] == ["--name", "shop"]
-    assert ".codebuild_trust" in said("create-role", "--assume-role-policy-document")
-    assert ".codebuild " in said("put-role-policy", "--policy-document")
+    assert ".codebuild_trust" in answer("create-role", "--assume-role-policy-document")
+    assert ".codebuild " in answer("put-role-policy", "--policy-document")

@@ -228,8 +228,8 @@ def test_word_and_pdf_files_become_each_other(office: SimpleNamespace, use: Any,
     use["word_create_file"]("data/a.docx", "A café\nsecond line\x00")
     use["word_append_text"]("data/a.docx", "the end")
     assert use["word_read_file"]("data/a.docx") == "A café\nsecond line\nthe end"
-    said = use["word_convert_to_pdf"]("data/a.docx", "data/a.pdf")
-    assert ("LibreOffice" in said) == (shutil.which("soffice") is None)
+    answer = use["word_convert_to_pdf"]("data/a.docx", "data/a.pdf")
+    assert ("LibreOffice" in answer) == (shutil.which("soffice") is None)
     assert "second line" in use["pdf_read_file"]("data/a.pdf")
     use["pdf_convert_to_word"]("data/a.pdf", "data/b.docx")
     assert "the end" in use["word_read_file"]("data/b.docx")
@@ -297,7 +297,7 @@ def test_every_function_is_a_tool_with_its_arguments_described(office: SimpleNam
     for tool in tools:
         schema = tool.tool_spec["inputSchema"]["json"]
         assert "self" not in schema["properties"]
-        assert all(told["description"] for told in schema["properties"].values()), tool.tool_name
+        assert all(entries["description"] for entries in schema["properties"].values()), tool.tool_name
 
 
 # -- the nine evaluation functions
@@ -657,7 +657,7 @@ def test_a_payload_names_its_task_and_nothing_else(office: SimpleNamespace) -> N
     request = office.request.TaskRequest
     assert request.of({"task_id": "2-15/0", "_rollout": {"exp_id": "x"}}).prompt is None
     assert request.of({"task_id": "2-15/0", "prompt": "Do it"}).prompt == "Do it"
-    for payload, said in (
+    for payload, entries in (
         ({"task_id": {"toolUse": {"name": "x"}}}, "not a toolUse block"),
         ({"task_id": "2-15/0", "prompt": {"toolUse": {}}}, "not a toolUse block"),
         ({"task_id": "2-15/0", "prompt": [{"text": "x"}]}, "not list"),
@@ -665,7 +665,7 @@ def test_a_payload_names_its_task_and_nothing_else(office: SimpleNamespace) -> N
         ({"task_id": "2-15/0", "extra": 1}, "extra"),
         ({}, "task_id"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=entries):
             request.of(payload)
     with pytest.raises(TypeError, match="must be an object"):
         request.of("2-15/0")

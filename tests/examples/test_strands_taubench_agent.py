@@ -253,26 +253,26 @@ def test_full_rendering_leaves_policy_schema_and_reply_as_published() -> None:
 
 def test_a_scripted_user_says_its_lines_and_ends() -> None:
     user = _module("users").ScriptedUser(["one", "two"])
-    said = asyncio.run(_conversation(user, replies=3))
-    assert said == ["one", "two", None]
+    answer = asyncio.run(_conversation(user, replies=3))
+    assert answer == ["one", "two", None]
 
 
 def test_a_model_plays_the_user_by_the_guidelines_and_ends_with_their_mark() -> None:
-    heard: list[list[dict[str, Any]]] = []
+    received: list[list[dict[str, Any]]] = []
 
     def decide(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-        heard.append(messages)
+        received.append(messages)
         return "I want a refund." if len(messages) < 4 else "Thank you. ###STOP###"
 
     with ScriptedModel(decide) as model, asyncio.Runner() as part:
         client = part.run(_client(model.url))
         user = _module("users").ModelUser(client, "user", "You want a refund.", guidelines="Play a customer.")
-        said = part.run(_conversation(user, replies=3))
+        answer = part.run(_conversation(user, replies=3))
         part.run(client.close())
-    assert said == ["I want a refund.", None]
-    assert "Play a customer." in heard[0][0]["content"]
-    assert "You want a refund." in heard[0][0]["content"]
-    assert [m["role"] for m in heard[1]] == ["system", "user", "assistant", "user"]
+    assert answer == ["I want a refund.", None]
+    assert "Play a customer." in received[0][0]["content"]
+    assert "You want a refund." in received[0][0]["content"]
+    assert [m["role"] for m in received[1]] == ["system", "user", "assistant", "user"]
 
 
 def test_a_user_without_model_or_lines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +349,7 @@ async def _client(url: str) -> AsyncOpenAI:
 
 
 async def _conversation(user: Any, replies: int) -> list[str | None]:
-    said: list[str | None] = [await user.opening()]
-    while said[-1] is not None and len(said) < replies:
-        said.append(await user.reply("go on"))
-    return said
+    answer: list[str | None] = [await user.opening()]
+    while answer[-1] is not None and len(answer) < replies:
+        answer.append(await user.reply("go on"))
+    return answer

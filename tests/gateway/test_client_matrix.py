@@ -56,8 +56,8 @@ async def url(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[str]:
         yield json.loads(ready.read_text())["url"]
     finally:
         process.send_signal(signal.SIGTERM)
-        _, told = await asyncio.to_thread(process.communicate, timeout=20)
-        assert process.returncode == 0, told.decode()
+        _, output = await asyncio.to_thread(process.communicate, timeout=20)
+        assert process.returncode == 0, output.decode()
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ async def test_agents_use_tools_and_each_session_is_one_sequence(
         await process.wait()
         raise
     assert process.returncode == 0, err.decode()[-4000:]
-    told = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
-    assert [(t["text"], t["added"]) for t in told] == [("w5 w9", [[2, 3], [4, 5]])] * len(cases)
-    assert [t["pieces"] > 4 for t in told] == [mode == "stream" for _, mode in cases]
+    reply = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+    assert [(t["text"], t["added"]) for t in reply] == [("w5 w9", [[2, 3], [4, 5]])] * len(cases)
+    assert [t["pieces"] > 4 for t in reply] == [mode == "stream" for _, mode in cases]
     assert [bool(seen.body.get("stream")) for seen in engine.calls] == [m == "stream" for _, m in cases for _ in "12"]
 
     captures = await client.fetch_async([session.session_id for session in sessions])

@@ -45,7 +45,7 @@ def test_a_number_that_makes_no_sense_is_refused_by_its_option(option: str, valu
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (["--allow-upstream-host", "10.0.0.0/99"], "is no network"),
         (["--allow-upstream-host", "10.0.0.1/8"], "is no network"),
@@ -54,10 +54,10 @@ def test_a_number_that_makes_no_sense_is_refused_by_its_option(option: str, valu
         (["--ready-file", "/nonexistent/ready.json"], "ready file"),
     ],
 )
-def test_what_cannot_be_used_is_said_before_anything_is_served(options: list[str], said: str) -> None:
+def test_what_cannot_be_used_is_said_before_anything_is_served(options: list[str], expected: str) -> None:
     done = CliRunner().invoke(group, ["serve", *options])
     assert isinstance(done.exception, ConfigError)
-    assert said in str(done.exception)
+    assert expected in str(done.exception)
 
 
 def test_a_store_of_several_processes_is_refused_by_name(tmp_path: Path) -> None:

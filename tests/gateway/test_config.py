@@ -18,7 +18,7 @@ def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused(host: str,
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         ({"url": "http://[::1"}, "must look like"),
         ({"url": "http://h:99999"}, "must look like"),
@@ -27,6 +27,6 @@ def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused(host: str,
         ({"url": "http://h", "weight": float("nan")}, "weight"),
     ],
 )
-def test_an_upstream_that_cannot_be_asked_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_upstream_that_cannot_be_asked_is_refused(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         UpstreamConfig(**settings)

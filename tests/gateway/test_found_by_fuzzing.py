@@ -25,18 +25,20 @@ async def opened(gateway: Gateway, *names: str) -> list[SessionHandle]:
     return await GatewayClient(gateway.url).create_sessions_async(names or [new_session_id()])
 
 
-async def ask(session: SessionHandle, *said: str, **asked: Any) -> None:
-    messages: list[Any] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+async def ask(session: SessionHandle, *reply: str, **asked: Any) -> None:
+    messages: list[Any] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(reply)]
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         await llm.chat.completions.create(model="m", messages=messages, **asked)
 
 
-async def finish_reason(session: SessionHandle, said: str, *, stream: bool) -> str | None:
+async def finish_reason(session: SessionHandle, answer: str, *, stream: bool) -> str | None:
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        told = await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": said}], stream=stream)
-        if isinstance(told, openai.AsyncStream):
-            return [c.choices[0].finish_reason async for c in told if c.choices][-1]
-        return told.choices[0].finish_reason
+        message = await llm.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": answer}], stream=stream
+        )
+        if isinstance(message, openai.AsyncStream):
+            return [c.choices[0].finish_reason async for c in message if c.choices][-1]
+        return message.choices[0].finish_reason
 
 
 async def fetched(gateway: Gateway, *sessions: SessionHandle) -> list[SessionCapture]:
@@ -117,8 +119,8 @@ async def test_a_call_that_is_ended_while_the_disk_takes_its_record_is_answered(
     try:
         assert await asyncio.to_thread(syncing.wait, 30)
         names = [session.session_id]
-        told: Any = client.pause_async(in_flight="abort") if how == "pause" else client.close_sessions_async(names)
-        ended = asyncio.ensure_future(told)
+        reply: Any = client.pause_async(in_flight="abort") if how == "pause" else client.close_sessions_async(names)
+        ended = asyncio.ensure_future(reply)
         async with asyncio.timeout(30):
             while gateway.running.paused is None and not gateway.sessions.by_id[session.session_id.encode()].closed:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)

@@ -42,8 +42,8 @@ async def test_a_client_that_sends_ahead_is_not_told_to_go_on_in_the_middle_of_a
     async with asyncio.timeout(30):
         writer.writelines(written(session, {"model": "m", "messages": [USER], "stream": True}))
         reply = await reader.readuntil(b"\r\n\r\n")
-        said = {"role": "user", "content": "x" * size}
-        head, body = written(session, {"model": "m", "messages": [said]}, "expect: 100-continue")
+        message = {"role": "user", "content": "x" * size}
+        head, body = written(session, {"model": "m", "messages": [message]}, "expect: 100-continue")
         writer.write(head)
         reply += await reader.readuntil(b"0\r\n\r\n")
         assert reply.count(b"HTTP/1.1") == 1
@@ -51,7 +51,7 @@ async def test_a_client_that_sends_ahead_is_not_told_to_go_on_in_the_middle_of_a
         writer.write(body)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
     writer.close()
-    assert engine.calls[-1].body["messages"] == [said]
+    assert engine.calls[-1].body["messages"] == [message]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -63,9 +63,9 @@ async def test_an_answer_without_a_reply_is_an_error_whatever_its_status(
 ) -> None:
     engine.faults.append(Fault(body=body))
     asked = {"model": "m", "messages": [USER], "stream": stream}
-    status, told = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
-    assert status == 502, told
-    assert json.loads(told)["error"]["message"]
+    status, reply = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
+    assert status == 502, reply
+    assert json.loads(reply)["error"]["message"]
     [found] = (await GatewayClient(gateway.url).fetch_async([session.session_id])).values()
     assert found.turns == []
     assert len(found.errors) == 1
@@ -79,8 +79,8 @@ async def test_an_error_of_a_plain_endpoint_has_its_own_status_although_it_came_
     body = b'{"error":{"message":"no provider has room","code":429}}'
     engine.faults.append(Fault(body=body))
     asked = {"model": "m", "messages": [USER]}
-    status, told = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
-    assert (status, json.loads(told)["error"]["message"]) == (429, "no provider has room")
+    status, reply = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
+    assert (status, json.loads(reply)["error"]["message"]) == (429, "no provider has room")
 
 
 async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_another(
@@ -89,8 +89,8 @@ async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_another(
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
     head, _ = written(session, {})
     head = head.replace(b"content-length: 2\r\n", b"transfer-encoding: chunked\r\n")
-    said = {"role": "user", "content": "x" * 400_000}
-    body = json.dumps({"messages": [said]}).encode()
+    message = {"role": "user", "content": "x" * 400_000}
+    body = json.dumps({"messages": [message]}).encode()
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(body[i : i + 2]), body[i : i + 2]) for i in range(0, len(body), 2))
     tracemalloc.start()
     try:
@@ -106,7 +106,7 @@ async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_another(
     async with asyncio.timeout(30):
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
     writer.close()
-    assert engine.calls[-1].body["messages"] == [said]
+    assert engine.calls[-1].body["messages"] == [message]
     assert held < 4 * len(body)
 
 

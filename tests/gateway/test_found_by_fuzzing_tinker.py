@@ -160,10 +160,10 @@ async def test_a_service_that_was_taken_out_is_left_alone(
     await client.add_worker_async(services[1].url, api_key="tml-test")
     await client.remove_worker_async("w0")
     await until(lambda: services[0].finished == list(services[0].sessions))
-    heard = len(services[0].heartbeats)
+    received = len(services[0].heartbeats)
     await say(session)
     await until(lambda: len(services[1].heartbeats) > 3)
-    assert len(services[0].heartbeats) == heard
+    assert len(services[0].heartbeats) == received
 
 
 async def test_a_session_that_is_lost_twice_during_a_call_is_opened_twice(

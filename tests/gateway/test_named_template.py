@@ -36,9 +36,9 @@ def template(tmp_path: Path) -> Path:
 
 async def ask(session: SessionHandle, messages: list[Any], **more: Any) -> Any:
     url, body = session.base_url + "/chat/completions", {"model": "m", "messages": messages, **more}
-    status, told = await request("POST", url, body=body, key=session.api_key)
-    assert status == 200, told
-    return json.loads(told)["choices"][0]["message"]
+    status, reply = await request("POST", url, body=body, key=session.api_key)
+    assert status == 200, reply
+    return json.loads(reply)["choices"][0]["message"]
 
 
 async def test_prompts_and_answers_are_those_of_the_named_template_and_parser(
@@ -49,9 +49,9 @@ async def test_prompts_and_answers_are_those_of_the_named_template_and_parser(
     gateway = await start_gateway(engine, model_dir=str(MODEL), template=str(template), parser="glm")
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     engine.replies.append({"token_ids": [*renderer.encode(CALL), min(renderer.stop_token_ids)]})
-    said = await ask(session, [{"role": "user", "content": "What is 2 + 3?"}], tools=[TOOL])
+    message = await ask(session, [{"role": "user", "content": "What is 2 + 3?"}], tools=[TOOL])
     assert renderer.decode(engine.calls[-1].prompt_ids).startswith("<|im_start|>system\nother<|im_end|>")
-    [call] = said["tool_calls"]
+    [call] = message["tool_calls"]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 2})
 
 
@@ -65,9 +65,9 @@ async def test_a_session_does_not_go_on_from_prompts_of_another_template(
         gateway = await start_gateway(engine, model_dir=str(MODEL), template=given, store_dir=str(tmp_path / "store"))
         [session] = await GatewayClient(gateway.url).create_sessions_async([name])
         messages += [await ask(session, messages), {"role": "user", "content": "and now?"}]
-        told = (await GatewayClient(gateway.url).fetch_async([name], close=False))[name].turns
+        reply = (await GatewayClient(gateway.url).fetch_async([name], close=False))[name].turns
         await gateway.stop(grace_s=0.2)
-    first, second, third = told
+    first, second, third = reply
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
     assert renderer.decode(list(third.prompt_ids)).startswith("<|im_start|>system\nother<|im_end|>")
     assert third.parent_turn is None

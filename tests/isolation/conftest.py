@@ -41,7 +41,7 @@ class Session:
 
 @dataclass
 class Result:
-    said: Any
+    reported: Any
     status: int | str
     alive_after: bool | None
     pid: int
@@ -103,7 +103,7 @@ class Launcher:
         """What one session said; it must have ended well."""
         [result] = self.run(Session(code, spec=spec))
         assert result.status == 0, f"status {result.status}: {self.errors}"
-        return result.said
+        return result.reported
 
 
 _SYSTEM = [Path(p) for p in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")]

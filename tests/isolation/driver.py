@@ -30,14 +30,14 @@ def run_session(order: dict[str, Any], tier: Any, spec: Any, out: int, known: di
     code = 1
     try:
         tier.confine_child(spec)
-        said: list[Any] = []
+        entries: list[Any] = []
 
         def say(value: Any) -> None:
-            said.append(value)
+            entries.append(value)
             os.write(out, json.dumps(value).encode() + b"\n")
 
         exec(compile(order["code"], "<session>", "exec"), {"say": say, "out": out, **known})
-        code = 0 if said else 5
+        code = 0 if entries else 5
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 6
     except BaseException:
@@ -82,7 +82,7 @@ def main() -> None:
                 run_session(session, tier, spec, write, known)
         os.close(write)
         running.append((pid, spec))
-        answer: dict[str, Any] = {"pid": pid, "said": None, "alive_after": None}
+        answer: dict[str, Any] = {"pid": pid, "reported": None, "alive_after": None}
         answers.append(answer)
         data = b""
         deadline = time.monotonic() + session.get("timeout_s", 120)
@@ -91,7 +91,7 @@ def main() -> None:
             if not piece:
                 break
             data += piece
-        answer["said"] = json.loads(data) if data.strip() else None
+        answer["reported"] = json.loads(data) if data.strip() else None
         known["OTHER_PID"] = pid
         known["OTHER_DIR"] = str(spec.session_dir)
         if not session.get("stays"):

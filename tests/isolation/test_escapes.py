@@ -32,42 +32,42 @@ CONFINED = ("namespaces", "landlock")
 def attack(launcher: Launcher, code: str, **spec: object) -> tuple[object, bool]:
     """What an attacker said about its attempt beside a victim session, and whether the victim was alive afterwards."""
     victim, attacker = launcher.run(VICTIM, Session(ATTEMPT + code, spec=dict(spec)))
-    assert victim.said == "ready", launcher.errors
+    assert victim.reported == "ready", launcher.errors
     assert attacker.status == 0, launcher.errors
-    return attacker.said, bool(victim.alive_after)
+    return attacker.reported, bool(victim.alive_after)
 
 
 def test_reading_another_sessions_file(launcher: Launcher) -> None:
-    said, _ = attack(launcher, "say(attempt(lambda: open(OTHER_DIR + '/secret').read()))")
+    answer, _ = attack(launcher, "say(attempt(lambda: open(OTHER_DIR + '/secret').read()))")
     if launcher.tier in CONFINED:
-        assert said[0] == "refused"
+        assert answer[0] == "refused"
     else:
-        assert said == ["done", "s3cret"]  # the process tier stops nothing of this, and says so
+        assert answer == ["done", "s3cret"]  # the process tier stops nothing of this, and says so
 
 
 def test_finding_other_sessions(launcher: Launcher) -> None:
-    said, _ = attack(launcher, "say(attempt(lambda: sorted(os.listdir(os.path.dirname(os.getcwd())))))")
+    answer, _ = attack(launcher, "say(attempt(lambda: sorted(os.listdir(os.path.dirname(os.getcwd())))))")
     expected = {
         "namespaces": ["done", ["s1"]],
         "landlock": ["refused", "PermissionError"],
         "process": ["done", ["s0", "s1"]],
     }
-    assert said == expected[launcher.tier]
+    assert answer == expected[launcher.tier]
 
 
 def test_writing_into_another_sessions_folder(launcher: Launcher) -> None:
-    said, _ = attack(launcher, "say(attempt(lambda: open(OTHER_DIR + '/planted', 'w').write('x')))")
-    assert (said[0] == "refused") == (launcher.tier in CONFINED)
+    answer, _ = attack(launcher, "say(attempt(lambda: open(OTHER_DIR + '/planted', 'w').write('x')))")
+    assert (answer[0] == "refused") == (launcher.tier in CONFINED)
     assert (launcher.folder / "s0" / "planted").exists() == (launcher.tier not in CONFINED)
 
 
 @pytest.mark.parametrize("whose", ["OTHER_PID", "DRIVER_PID"])
 def test_reading_the_environment_of_other_processes(launcher: Launcher, whose: str) -> None:
-    said, _ = attack(launcher, f"say(attempt(lambda: 'MARK=' in open(f'/proc/{{{whose}}}/environ').read()))")
+    answer, _ = attack(launcher, f"say(attempt(lambda: 'MARK=' in open(f'/proc/{{{whose}}}/environ').read()))")
     if launcher.tier in CONFINED:
-        assert said[0] == "refused"
+        assert answer[0] == "refused"
     else:
-        assert said == ["done", True]
+        assert answer == ["done", True]
 
 
 def test_only_its_own_processes_are_visible_in_namespaces(namespaces: Launcher) -> None:
@@ -76,12 +76,12 @@ def test_only_its_own_processes_are_visible_in_namespaces(namespaces: Launcher) 
 
 
 def test_killing_another_sessions_process(launcher: Launcher) -> None:
-    said, alive = attack(launcher, "say(attempt(lambda: os.kill(OTHER_PID, 9))); time.sleep(0.1)")
+    answer, alive = attack(launcher, "say(attempt(lambda: os.kill(OTHER_PID, 9))); time.sleep(0.1)")
     if launcher.tier in CONFINED:
-        assert said[0] == "refused"
+        assert answer[0] == "refused"
         assert alive
     else:
-        assert said[0] == "done"
+        assert answer[0] == "done"
         assert not alive
 
 
@@ -96,10 +96,10 @@ def test_writing_outside(launcher: Launcher, path: str) -> None:
     path = path.format(outside=launcher.folder.parent)
     if launcher.tier == "process" and not path.startswith(str(launcher.folder.parent)):
         pytest.skip("the process tier would really write there")
-    said = launcher.one(ATTEMPT + f"say(attempt(lambda: open({path!r}, 'w').write('x')))")
+    answer = launcher.one(ATTEMPT + f"say(attempt(lambda: open({path!r}, 'w').write('x')))")
     mine = launcher.tier == "process" and launcher.user == "root"
     if launcher.tier != "namespaces":  # there it may write into its private /tmp, which leads nowhere
-        assert said[0] == ("done" if mine else "refused")
+        assert answer[0] == ("done" if mine else "refused")
     assert Path(path).exists() == mine
 
 
@@ -118,31 +118,33 @@ def test_slash_tmp_is_private_in_namespaces(namespaces: Launcher) -> None:
 
 def test_host_wide_kernel_settings_cannot_be_changed(launcher: Launcher) -> None:
     # Opened for writing only; nothing is written.
-    said = launcher.one(
+    answer = launcher.one(
         ATTEMPT + "say(attempt(lambda: os.close(os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY))))"
     )
-    assert said[0] == ("done" if launcher.tier == "process" and launcher.user == "root" else "refused")
+    assert answer[0] == ("done" if launcher.tier == "process" and launcher.user == "root" else "refused")
 
 
 def test_no_capabilities_and_no_way_to_regain_them(launcher: Launcher) -> None:
-    said = launcher.one("say(dict(line.split(':\\t')[:2] for line in open('/proc/self/status').read().splitlines()))")
+    entries = launcher.one(
+        "say(dict(line.split(':\\t')[:2] for line in open('/proc/self/status').read().splitlines()))"
+    )
     if launcher.tier in CONFINED:
-        assert int(said["CapEff"], 16) == int(said["CapPrm"], 16) == 0
-        assert said["NoNewPrivs"] == "1"
+        assert int(entries["CapEff"], 16) == int(entries["CapPrm"], 16) == 0
+        assert entries["NoNewPrivs"] == "1"
         if launcher.user == "root":
-            assert int(said["CapBnd"], 16) == 0
+            assert int(entries["CapBnd"], 16) == 0
 
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "/root", "/home", "/var/log", "/boot", "/sys/fs/cgroup"])
 def test_the_hosts_private_places_are_not_there(namespaces: Launcher, path: str) -> None:
     code = f"say([len(os.listdir({path!r})) if os.path.isdir({path!r}) else len(open({path!r}).read())])"
-    said = namespaces.one(
+    answer = namespaces.one(
         ATTEMPT + f"r = attempt(lambda: None)\ntry:\n    {code}\nexcept OSError as e:\n    say('refused')"
     )
     allowed: list[object] = ["refused", [0]]
     if path == "/root" and namespaces.user == "root":
         allowed.append([1])  # the folder on the way to an interpreter that lives there
-    assert said in allowed
+    assert answer in allowed
 
 
 def test_hidden_places_inside_readable_ones(launcher: Launcher) -> None:
@@ -184,20 +186,20 @@ except OSError:
     secret = ""
 say([privileged, lifted, writable, secret])
 """
-    said = launcher.one(code, read_only=(project,), hidden=(project / "keys",))
-    assert said[1:] == [False, [False, False], ""]
+    answer = launcher.one(code, read_only=(project,), hidden=(project / "keys",))
+    assert answer[1:] == [False, [False, False], ""]
     if launcher.tier == "namespaces":
-        assert said[0], "the attempt was not made with privileges"
+        assert answer[0], "the attempt was not made with privileges"
 
 
 def test_session_folders_inside_a_readable_project_stay_private(launcher: Launcher) -> None:
     """A state folder inside the agent's own project, which is readable: the other sessions must not be."""
     if launcher.tier == "process":
         pytest.skip("hides nothing")
-    said, _ = attack(
+    answer, _ = attack(
         launcher, "say(attempt(lambda: open(OTHER_DIR + '/secret').read()))", read_only=(launcher.folder.parent,)
     )
-    assert said[0] == "refused"
+    assert answer[0] == "refused"
     assert launcher.one("open('mine', 'w').write('x'); say(1)", read_only=(launcher.folder.parent,)) == 1
 
 
@@ -253,13 +255,13 @@ else:
     say('filled')
 """
     [result] = launcher.run(Session(code, spec={"limits": _limits(memory_bytes=200 << 20)}))
-    assert result.said == "MemoryError" or result.status == -signal.SIGKILL, launcher.errors
+    assert result.reported == "MemoryError" or result.status == -signal.SIGKILL, launcher.errors
 
 
 def test_filling_one_file(launcher: Launcher) -> None:
     code = ATTEMPT + "say(attempt(lambda: open('big', 'wb', buffering=0).write(b'x' * (3 << 20))))"
-    said = launcher.one(code, limits=_limits(file_bytes=1 << 20))
-    assert said == ["done", 1 << 20] or said[0] == "refused"
+    answer = launcher.one(code, limits=_limits(file_bytes=1 << 20))
+    assert answer == ["done", 1 << 20] or answer[0] == "refused"
     assert (launcher.folder / "s0" / "big").stat().st_size <= 1 << 20
 
 
@@ -415,8 +417,8 @@ def test_changing_what_belongs_to_a_file_or_a_process_but_its_content(launcher: 
     if launcher.identity:
         os.chown(target, NOBODY, NOBODY)
         launcher.folder.parent.chmod(0o755)
-    said, _ = attack(launcher, METADATA)
-    done = {what for what, (how, _) in said.items() if how == "done"}
+    answer, _ = attack(launcher, METADATA)
+    done = {what for what, (how, _) in answer.items() if how == "done"}
     files = {"mode", "times", "group", "attribute"}
     if launcher.tier == "namespaces":
         assert done == {"limits of itself"}
@@ -428,4 +430,4 @@ def test_changing_what_belongs_to_a_file_or_a_process_but_its_content(launcher: 
         if launcher.user == "ordinary":  # root's own processes have privileges that the session has given up
             assert {"priority", "affinity"} <= done
     else:
-        assert done == set(said)
+        assert done == set(answer)

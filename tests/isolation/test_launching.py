@@ -62,7 +62,7 @@ def _until(holds: Any) -> None:
 
 def test_the_environment_is_the_specs(launcher: Launcher) -> None:
     [result] = launcher.run(Session("import os; say(dict(os.environ))", env={"ONLY": "this", "PATH": "/usr/bin"}))
-    assert {k: v for k, v in result.said.items() if k != "LC_CTYPE"} == {"ONLY": "this", "PATH": "/usr/bin"}
+    assert {k: v for k, v in result.reported.items() if k != "LC_CTYPE"} == {"ONLY": "this", "PATH": "/usr/bin"}
 
 
 def test_a_session_starts_in_its_folder(launcher: Launcher) -> None:
@@ -101,10 +101,10 @@ def test_a_command_beside_a_session_shares_its_view(launcher: Launcher) -> None:
     base = Session("import time\nopen('here', 'w').write('x'); say(1); time.sleep(30)", stays=True)
     command = Session("[sorted(__import__('os').listdir('.')), __import__('os').getppid()]", into=0)
     _, result = launcher.run(base, command)
-    assert result.said is not None, launcher.errors
-    assert result.said[0] == ["here"]
+    assert result.reported is not None, launcher.errors
+    assert result.reported[0] == ["here"]
     if launcher.tier == "namespaces":
-        assert result.said[1] == 0
+        assert result.reported[1] == 0
 
 
 def test_a_command_sees_the_private_tmp_of_its_session(namespaces: Launcher) -> None:
@@ -112,7 +112,7 @@ def test_a_command_sees_the_private_tmp_of_its_session(namespaces: Launcher) -> 
     caps = "open('/proc/self/status').read().count('CapEff:\\t0000000000000000')"
     command = Session(f"[__import__('os').listdir('/tmp').count('mark'), {caps}]", into=0)
     _, result = namespaces.run(base, command)
-    assert result.said == [1, 1], namespaces.errors
+    assert result.reported == [1, 1], namespaces.errors
 
 
 @pytest.mark.parametrize("user", ["self", "ordinary"])

@@ -101,8 +101,8 @@ def test_loopback_reaches_its_endpoints_and_nothing_else(
         "endpoints": (f"127.0.0.1:{wanted}", f"localhost:{second}"),
         "relay": relay(wanted, second),
     }
-    said = namespaces.one(TRY + f"say([reach(p) for p in ({wanted}, {second}, {other}, {wanted})])", **spec)
-    assert said == ["ping\n", "ping\n", "ConnectionRefusedError", "ping\n"]
+    entries = namespaces.one(TRY + f"say([reach(p) for p in ({wanted}, {second}, {other}, {wanted})])", **spec)
+    assert entries == ["ping\n", "ping\n", "ConnectionRefusedError", "ping\n"]
 
 
 def test_the_relay_carries_megabytes_both_ways(
@@ -127,7 +127,7 @@ def test_the_relay_takes_only_the_endpoints_it_was_made_for(
     allowed, other = echo(), echo()
     spec: dict[str, Any] = {"network": "loopback", "endpoints": (f"127.0.0.1:{other}",), "relay": relay(allowed)}
     [result] = namespaces.run(Session(TRY + "say(1)", spec=spec))
-    assert result.said is None
+    assert result.reported is None
     assert result.status == 1
     assert "the relay refused" in namespaces.errors
 
@@ -139,7 +139,7 @@ def test_sessions_share_a_relay_and_are_forgotten_when_they_end(
     spec: dict[str, Any] = {"network": "loopback", "endpoints": (f"127.0.0.1:{port}",), "relay": relay(port)}
     before = len(os.listdir("/proc/self/fd"))
     results = namespaces.run(*(Session(TRY + f"say(reach({port}))", spec=spec) for _ in range(8)))
-    assert [r.said for r in results] == ["ping\n"] * 8
+    assert [r.reported for r in results] == ["ping\n"] * 8
     for _ in range(100):
         if len(os.listdir("/proc/self/fd")) <= before:
             break
@@ -153,7 +153,7 @@ def test_servers_inside_do_not_clash(namespaces: Launcher) -> None:
         port = taken.getsockname()[1]
         code = f"import socket, time\ns = socket.create_server(('127.0.0.1', {port})); say(s.getsockname()[1]); time.sleep(20)"
         results = namespaces.run(*(Session(code, stays=True, spec={"network": "loopback"}) for _ in range(2)))
-    assert [r.said for r in results] == [port, port]
+    assert [r.reported for r in results] == [port, port]
 
 
 def test_landlock_allows_the_endpoints_ports_only(landlock: Launcher, echo: Callable[[], int]) -> None:
@@ -176,7 +176,7 @@ def test_landlock_does_not_hold_udp_and_its_report_says_so(landlock: Launcher) -
 def test_a_network_mode_that_cannot_be_held_is_refused(tier: str, user: str, folder: Path) -> None:
     launcher = Launcher(tier, user, folder)
     [result] = launcher.run(Session("say(1)", spec={"network": "none"}))
-    assert (result.said, result.status) == (None, 1)
+    assert (result.reported, result.status) == (None, 1)
     assert "cannot hold network='none'" in launcher.errors
 
 

@@ -68,8 +68,8 @@ async def owners_of_a_carried_connection(folder: Path) -> list[object]:
     loop = asyncio.get_running_loop()
     await loop.sock_connect(life, str(relay.path))
     port = int(endpoint.rpartition(":")[2])
-    said = json.dumps({"ports": [port], "name": "17"}).encode()
-    socket.send_fds(life, [said], [inner.fileno()])
+    text = json.dumps({"ports": [port], "name": "17"}).encode()
+    socket.send_fds(life, [text], [inner.fileno()])
     assert await loop.sock_recv(life, 2) == b"ok"
     with socket.create_connection(inner.getsockname()) as client:
         ends = client.getsockname()

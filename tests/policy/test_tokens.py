@@ -76,13 +76,13 @@ def test_rendering_equals_transformers(tokenizer: ChatTokenizer, hf: tuple[Any, 
 def test_each_turn_extends_the_one_before(tokenizer: ChatTokenizer) -> None:
     tools = EXAMPLE_AGENT.tools
     first = tokenizer.encode_chat(CONVERSATION[:2], tools=tools)
-    said = tokenizer.encode(
+    answer = tokenizer.encode(
         '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call><|im_end|>'
     )
     second = tokenizer.encode_chat(CONVERSATION[:4], tools=tools)
-    assert second[: len(first) + len(said)] == first + said
+    assert second[: len(first) + len(answer)] == first + answer
     assert (
-        tokenizer.decode(second[len(first) + len(said) :])
+        tokenizer.decode(second[len(first) + len(answer) :])
         == "\nuser\n<tool_response>\n5\n</tool_response>\nassistant\n"
     )
 

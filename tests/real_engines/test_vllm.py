@@ -93,13 +93,13 @@ def prompt_logprobs(vllm: VLLM, ids: list[int]) -> list[float | None]:
         vllm.url + "/v1/completions", data=json.dumps(body).encode(), headers={"content-type": "application/json"}
     )
     with urllib.request.urlopen(asked, timeout=300) as reply:
-        told = json.load(reply)["choices"][0]["prompt_logprobs"]
-    return [None if entry is None else entry[str(i)]["logprob"] for entry, i in zip(told, ids, strict=True)]
+        answer = json.load(reply)["choices"][0]["prompt_logprobs"]
+    return [None if entry is None else entry[str(i)]["logprob"] for entry, i in zip(answer, ids, strict=True)]
 
 
 def gap_to_vllm(vllm: VLLM, prompt: Any, completion: Any, recorded: Any) -> float:
-    told = prompt_logprobs(vllm, [*prompt, *completion])[len(prompt) :]
-    return max(abs(a - b) for a, b in zip(told, recorded, strict=True))  # type: ignore[operator]
+    reply = prompt_logprobs(vllm, [*prompt, *completion])[len(prompt) :]
+    return max(abs(a - b) for a, b in zip(reply, recorded, strict=True))  # type: ignore[operator]
 
 
 @modes
@@ -147,11 +147,11 @@ async def test_tools_several_choices_and_forms(vllm: VLLM, gateway: Gateway, mod
     assert [t.why_untrainable() for t in turns[:-1]] == [None] * 11
     assert turns[-1].why_untrainable() == CONSTRAINED
     held = turns[-1]
-    told = prompt_logprobs(vllm, [*held.prompt_ids, *held.completion_ids])[len(held.prompt_ids) :]
+    result = prompt_logprobs(vllm, [*held.prompt_ids, *held.completion_ids])[len(held.prompt_ids) :]
     checked(f"{mode}: tool calls parsed, n=3", f"{calls} of 8 answers call, 3 turns")
     checked(
         f"{mode}: answer held to a schema is marked",
-        f"logprobs sum {sum(held.logprobs):.1f}, free ones {sum(v for v in told if v is not None):.1f}",
+        f"logprobs sum {sum(held.logprobs):.1f}, free ones {sum(v for v in result if v is not None):.1f}",
     )
 
 
@@ -234,14 +234,14 @@ async def test_sixty_four_rollouts_of_the_math_agent(vllm: VLLM, mode: str, chec
         assert rollout.trajectory is not None
         for sequence in rollout.trajectory.sequences:
             ids = list(sequence.token_ids)
-            told = prompt_logprobs(vllm, ids)
+            reply = prompt_logprobs(vllm, ids)
             with torch.inference_mode():
                 logits_TV = model(input_ids=torch.tensor([ids])).logits[0]
             own_T = torch.log_softmax(logits_TV[:-1], -1).gather(1, torch.tensor(ids)[1:, None])[:, 0].tolist()
             for t, (sampled, recorded) in enumerate(zip(sequence.loss_mask, sequence.logprobs, strict=True)):
                 if sampled:
                     assert recorded is not None
-                    vllms = max(vllms, abs(recorded - (told[t] or 0.0)))
+                    vllms = max(vllms, abs(recorded - (reply[t] or 0.0)))
                     trainers = max(trainers, abs(recorded - own_T[t - 1]))
     assert vllms <= EXACT
     assert trainers <= EXACT

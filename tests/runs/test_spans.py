@@ -113,17 +113,17 @@ def test_a_rollout_is_sent_as_it_ends_and_its_trace_is_that_of_its_session(
     root = by_name["invoke_agent"]
     assert (root.span_id.hex(), root.parent_span_id) == (span_id_of("session-1"), b"")
     assert (root.start_time_unix_nano, root.end_time_unix_nano) == (100_000_000_000, 103_000_000_000)
-    told = attributes(root)
-    assert told["gen_ai.operation.name"] == "invoke_agent"
-    assert told["gen_ai.conversation.id"] == "session-1"
-    assert (told["agentcore_rl.step"], told["agentcore_rl.reward"], told["agentcore_rl.outcome"]) == (7, 0.5, "ok")
+    reply = attributes(root)
+    assert reply["gen_ai.operation.name"] == "invoke_agent"
+    assert reply["gen_ai.conversation.id"] == "session-1"
+    assert (reply["agentcore_rl.step"], reply["agentcore_rl.reward"], reply["agentcore_rl.outcome"]) == (7, 0.5, "ok")
     assert by_name["stage run"].parent_span_id == root.span_id
     first = next(s for s in spans if s.span_id.hex() == span_id_of("t1"))
     assert first.parent_span_id == by_name["stage run"].span_id
-    told = attributes(first)
-    assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == (20, 5)
-    assert told["gen_ai.response.id"] == told["agentcore_rl.turn_id"] == "t1"  # what the run and the gateway call it
-    assert told["gen_ai.server.time_to_first_token"] == 0.25
+    reply = attributes(first)
+    assert (reply["gen_ai.usage.input_tokens"], reply["gen_ai.usage.output_tokens"]) == (20, 5)
+    assert reply["gen_ai.response.id"] == reply["agentcore_rl.turn_id"] == "t1"  # what the run and the gateway call it
+    assert reply["gen_ai.server.time_to_first_token"] == 0.25
     tool = by_name["execute_tool calculator"]
     assert (tool.start_time_unix_nano, tool.end_time_unix_nano) == (101_000_000_000, 102_000_000_000)
     failed = next(s for s in collector.spans if s.span_id.hex() == span_id_of("session-2"))

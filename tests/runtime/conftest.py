@@ -122,7 +122,7 @@ class Server:
         found = [s for s in self.view.get("/_local/sessions")["ended"] if s["session_id"] == session_id]
         return next((s for s in found if s["exit_status"] is not None or s["pid"] is None), None)
 
-    def said(self, session_id: str, text: str) -> bool:
+    def logged(self, session_id: str, text: str) -> bool:
         """Whether a live session has printed it."""
         session = self.session(session_id)
         return session is not None and Path(session["log"]).exists() and text in Path(session["log"]).read_text()

@@ -35,8 +35,8 @@ def start_and_sweep(environment: dict[str, str]) -> None:
         subprocess.Popen([sys.executable, "-c", START], env=environment, stderr=subprocess.PIPE, text=True)
         for _ in range(6)
     ]
-    said = [process.communicate(timeout=300)[1] for process in running]
-    assert [(p.returncode, text) for p, text in zip(running, said, strict=True)] == [(0, "")] * 6
+    output = [process.communicate(timeout=300)[1] for process in running]
+    assert [(p.returncode, text) for p, text in zip(running, output, strict=True)] == [(0, "")] * 6
     sweep = "from agentcore_rl_toolkit.runtime.roots import base_dir, sweep; sweep(base_dir()); print(*base_dir().iterdir())"
     done = subprocess.run([sys.executable, "-c", sweep], env=environment, capture_output=True, text=True, timeout=300)
     assert (done.stdout.strip(), done.stderr) == ("", "")
@@ -119,7 +119,7 @@ def test_what_cannot_be_removed_is_said_once_and_kept_and_the_start_goes_on() ->
             os.chown(path, 65534, 65534)
         (state / "sessions" / "agent" / "2").mkdir()
         os.chown(state / "sessions" / "agent" / "2", 65534, 65534)
-        said = []
+        entries = []
         for _ in range(3):
             done = subprocess.run(
                 ["/usr/bin/python3", "-c", OWN.format(source=SOURCE), str(state)],
@@ -132,10 +132,10 @@ def test_what_cannot_be_removed_is_said_once_and_kept_and_the_start_goes_on() ->
                 extra_groups=[],
             )
             assert done.stdout.strip() == "sessions []"
-            said.append(done.stderr)
-        assert "cannot be removed" in said[0]
-        assert "Permission denied" in said[0] or "Operation not permitted" in said[0]
-        assert said[1:] == ["", ""]
+            entries.append(done.stderr)
+        assert "cannot be removed" in entries[0]
+        assert "Permission denied" in entries[0] or "Operation not permitted" in entries[0]
+        assert entries[1:] == ["", ""]
         kept = list((state / "kept").iterdir())
         assert len(kept) == 1
         assert "stays" in {p.read_text() for p in kept[0].rglob("file")}

@@ -73,9 +73,9 @@ def test_another_user_gets_nothing_without_a_signature(start_server: Callable[..
 
     server = start_server("--bucket", "keep")
     assert asks(server.url) == "200\n"
-    said = asks(server.url, "as nobody")
-    assert said.startswith("403")
-    assert "other users" in said
+    answer = asks(server.url, "as nobody")
+    assert answer.startswith("403")
+    assert "other users" in answer
     server.stop()
     opened = start_server("--callers", "any", directory=server.directory)
     assert asks(opened.url, "as nobody") == "200\n"

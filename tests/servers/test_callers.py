@@ -89,13 +89,13 @@ asyncio.run(main())
         with client, asks:
             assert asks.stdout is not None
             assert asks.stdin is not None
-            said = asks.stdout.readline()
+            output = asks.stdout.readline()
             client.kill()
             client.wait()
             asks.stdin.write("\n")
             asks.stdin.flush()
             assert asks.wait(30) == 0
-            assert said == "known\n"
+            assert output == "known\n"
 
 
 async def test_a_search_that_fails_holds_up_no_later_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -227,11 +227,11 @@ def test_the_gateways_own_reason_is_believed() -> None:
 
 
 def test_other_tokens_for_the_same_words_are_a_retokenisation() -> None:
-    said = turn(0, PROMPT, [50, 51, 52, 99])
+    answer = turn(0, PROMPT, [50, 51, 52, 99])
     drifted = turn(1, [*PROMPT, 50, 60, 61, 52, 99, 30], [21])
     rewritten = turn(1, [*PROMPT, 50, 70, 71, 72, 73, 74, 75], [21])
-    assert cause(said, drifted) == {"retokenised": 1}
-    assert cause(said, rewritten) == {"history_rewritten": 1}
+    assert cause(answer, drifted) == {"retokenised": 1}
+    assert cause(answer, rewritten) == {"history_rewritten": 1}
 
 
 def test_a_decoder_settles_what_tokens_leave_open() -> None:
@@ -240,9 +240,9 @@ def test_a_decoder_settles_what_tokens_leave_open() -> None:
     def decode(ids: Any) -> str:
         return "".join(words.get(i, f"<{i}>") for i in ids)
 
-    said = turn(0, PROMPT, [51, 52])
-    assert cause(said, turn(1, [*PROMPT, 60, 61, 52, 30], [9]), decode=decode) == {"retokenised": 1}
-    assert cause(said, turn(1, [*PROMPT, 70, 61, 52, 30], [9]), decode=decode) == {"history_rewritten": 1}
+    answer = turn(0, PROMPT, [51, 52])
+    assert cause(answer, turn(1, [*PROMPT, 60, 61, 52, 30], [9]), decode=decode) == {"retokenised": 1}
+    assert cause(answer, turn(1, [*PROMPT, 70, 61, 52, 30], [9]), decode=decode) == {"history_rewritten": 1}
 
 
 def test_weight_versions_are_per_token() -> None:

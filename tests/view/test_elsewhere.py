@@ -122,8 +122,8 @@ def run(python: str, folder: Path, *words: str) -> str:
 
 @pytest.mark.nightly
 def test_inspect_reads_the_log_with_its_events(python: str, folder: Path) -> None:
-    told = run(python, folder, "-m", "agentcore_rl_toolkit", "view", "shop", "--to", "inspect")
-    assert "5 of 5 rollouts" in told
+    reply = run(python, folder, "-m", "agentcore_rl_toolkit", "view", "shop", "--to", "inspect")
+    assert "5 of 5 rollouts" in reply
     log = json.loads(run(python, folder, "-c", READ_LOG, str(folder / "runs" / "shop" / "inspect" / "shop.eval")))
     assert (log["status"], log["task"], log["mean"]) == ("success", "shop", 1.5)
     samples = {(s["id"], s["epoch"]): s for s in log["samples"]}
@@ -166,8 +166,8 @@ def test_inspect_view_shows_dialogue_tools_tokens_and_scores(python: str, folder
     serving = subprocess.Popen([python, "-W", "ignore", *words, "--host", "127.0.0.1", "--port", str(port)])
     page = browser.new_page()
     page.set_default_timeout(60_000)
-    said: list[str] = []
-    page.on("pageerror", lambda e: said.append(str(e)))
+    entries: list[str] = []
+    page.on("pageerror", lambda e: entries.append(str(e)))
     try:
         deadline_s = time.monotonic() + 90
         while True:
@@ -189,13 +189,13 @@ def test_inspect_view_shows_dialogue_tools_tokens_and_scores(python: str, folder
         serving.terminate()
         serving.wait(30)
         page.close()
-    assert said == []
+    assert entries == []
 
 
 @pytest.mark.nightly
 def test_trackio_has_the_curves_and_the_worst_dialogues(python: str, folder: Path) -> None:
-    told = run(python, folder, "-m", "agentcore_rl_toolkit", "view", "shop", "--to", "trackio")
-    assert "3 steps and evaluations, 4 dialogues" in told
+    reply = run(python, folder, "-m", "agentcore_rl_toolkit", "view", "shop", "--to", "trackio")
+    assert "3 steps and evaluations, 4 dialogues" in reply
     name, logs, traces = json.loads(run(python, folder, "-c", READ_TRACKIO))
     assert name == "shop"
     by_step = {entry["step"]: entry for entry in logs}

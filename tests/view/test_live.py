@@ -80,11 +80,11 @@ def test_a_session_is_seen_in_the_browser_as_it_grows(
 ) -> None:
     [session] = gateway.client.create_sessions(["seen"], metadata={"input_id": "lamps"})
     say(session, "first <b>question</b>")
-    said: list[str] = []
+    entries: list[str] = []
     with serve_view(tmp_path, gateway.url) as url:
         page = browser.new_page(viewport={"width": 1300, "height": 900})
         page.set_default_timeout(60_000)
-        page.on("console", lambda m: said.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("console", lambda m: entries.append(m.text) if m.type in ("error", "warning") else None)
         page.goto(url)
         page.click("#page table a:text-is('session')")
         page.click(".rows .row:has-text('lamps')")
@@ -102,7 +102,7 @@ def test_a_session_is_seen_in_the_browser_as_it_grows(
         page.wait_for_selector(".fact b:text-is('closed')")
         assert re.search(r"/rollout/\d+$", page.url)
         page.close()
-    assert said == []
+    assert entries == []
 
 
 def test_a_look_that_fails_ends_no_mirror(

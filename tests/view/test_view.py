@@ -93,7 +93,7 @@ class Shown:
     url: str
     folder: Path
     page: Any
-    said: list[str] = field(default_factory=list)
+    console: list[str] = field(default_factory=list)
 
     def at(self, address: str) -> Any:
         self.page.goto("about:blank")
@@ -117,12 +117,12 @@ def shown(browser: Any, served: tuple[str, Path]) -> Iterator[Shown]:
     page = browser.new_page(viewport={"width": 1300, "height": 900})
     page.set_default_timeout(DEADLINE_MS)
     found = Shown(served[0], served[1], page)
-    page.on("console", lambda m: found.said.append(m.text) if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda e: found.said.append(str(e)))
+    page.on("console", lambda m: found.console.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda e: found.console.append(str(e)))
     yield found
     assert page.evaluate("window.hacked") is None
     page.close()
-    assert found.said == []
+    assert found.console == []
 
 
 @pytest.mark.parametrize("kind", ["loop", "trl", "eval"])
@@ -185,8 +185,8 @@ def test_a_group_is_side_by_side_with_advantages_and_its_first_difference(shown:
 
 def test_a_rollout_shows_its_fidelity_and_its_raw_record(shown: Shown) -> None:
     page = shown.at("#/run/loop/rollout/1")
-    told = page.locator("h2:text-is('Fidelity') + .card")
-    assert told.locator("tr", has_text="sampled tokens").inner_text().split() == ["sampled", "tokens", "3"]
+    reply = page.locator("h2:text-is('Fidelity') + .card")
+    assert reply.locator("tr", has_text="sampled tokens").inner_text().split() == ["sampled", "tokens", "3"]
     page.click("summary:text-is('input')")
     assert '"prompt": "Count the lamps of shop 0. <script>' in page.inner_text(
         "details:has(summary:text-is('input')) pre"

@@ -147,10 +147,10 @@ def stand_in() -> Iterator[tuple[str, type[Told]]]:
 
 
 def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
-    url, told = stand_in
-    told.answers["/weight_info"] = (200, {"weight_version": "7"})
+    url, reply = stand_in
+    reply.answers["/weight_info"] = (200, {"weight_version": "7"})
     assert publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")], in_flight="keep") == 7
-    assert told.asked == [
+    assert reply.asked == [
         ("/pause?mode=keep", {}),
         ("/collective_rpc", {"method": "agentcore_load_weights", "args": [str(tmp_path)]}),
         ("/reset_prefix_cache", {}),
@@ -161,39 +161,39 @@ def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, ty
 
 
 def test_vllm_gets_adapters_under_their_name(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
-    url, told = stand_in
-    told.answers["/weight_info"] = (200, {"weight_version": "7"})
+    url, reply = stand_in
+    reply.answers["/weight_info"] = (200, {"weight_version": "7"})
     publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm", adapter="policy")])
     load = ("/v1/load_lora_adapter", {"lora_name": "policy", "lora_path": str(tmp_path), "load_inplace": True})
-    assert told.asked[:2] == [("/pause?mode=wait", {}), load]
+    assert reply.asked[:2] == [("/pause?mode=wait", {}), load]
 
 
 def test_sglang_updates_from_disk(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
-    url, told = stand_in
-    told.answers["/model_info"] = (200, {"weight_version": "7"})
+    url, reply = stand_in
+    reply.answers["/model_info"] = (200, {"weight_version": "7"})
     publish(tmp_path, 7, [EngineAddress(url=url, engine="sglang")], in_flight="keep")
-    assert told.asked == [
+    assert reply.asked == [
         ("/pause_generation", {"mode": "retract"}),
         ("/update_weights_from_disk", {"model_path": str(tmp_path), "weight_version": "7", "flush_cache": True}),
         ("/continue_generation", {}),
         ("/model_info", None),
     ]
-    told.answers["/update_weights_from_disk"] = (200, {"success": False, "message": "no such folder"})
+    reply.answers["/update_weights_from_disk"] = (200, {"success": False, "message": "no such folder"})
     with pytest.raises(WeightsError, match="no such folder"):
         publish(tmp_path, 8, [EngineAddress(url=url, engine="sglang")])
-    assert told.asked[-1][0] == "/continue_generation", "it goes on with what it has"
+    assert reply.asked[-1][0] == "/continue_generation", "it goes on with what it has"
 
 
 @pytest.mark.parametrize("in_flight", ["wait", "keep"])
 def test_sglang_changes_an_adapter_without_a_pause_that_would_keep_it_in_use(
     stand_in: tuple[str, type[Told]], tmp_path: Path, in_flight: Any
 ) -> None:
-    url, told = stand_in
-    told.answers["/model_info"] = (200, {"weight_version": "7"})
-    told.answers["/v1/models"] = (200, {"data": [{"id": "policy"}, {"id": "tuned"}]})
+    url, reply = stand_in
+    reply.answers["/model_info"] = (200, {"weight_version": "7"})
+    reply.answers["/v1/models"] = (200, {"data": [{"id": "policy"}, {"id": "tuned"}]})
     engine = EngineAddress(url=url, engine="sglang", adapter="tuned")
     publish(tmp_path, 7, [engine], in_flight=in_flight)
-    assert told.asked == [
+    assert reply.asked == [
         ("/v1/models", None),
         ("/unload_lora_adapter", {"lora_name": "tuned"}),
         ("/load_lora_adapter", {"lora_name": "tuned", "lora_path": str(tmp_path)}),
@@ -201,20 +201,20 @@ def test_sglang_changes_an_adapter_without_a_pause_that_would_keep_it_in_use(
         ("/continue_generation", {}),
         ("/model_info", None),
     ]
-    told.answers["/unload_lora_adapter"] = (200, {"success": False, "error_message": "no such adapter"})
+    reply.answers["/unload_lora_adapter"] = (200, {"success": False, "error_message": "no such adapter"})
     with pytest.raises(WeightsError, match="no such adapter"):
         publish(tmp_path, 8, [engine])
 
 
 def test_an_engine_without_the_routes_says_how_to_start_it(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
-    url, told = stand_in
-    told.answers["/pause?mode=wait"] = (404, {"detail": "Not Found"})
+    url, reply = stand_in
+    reply.answers["/pause?mode=wait"] = (404, {"detail": "Not Found"})
     with pytest.raises(WeightsError, match="VLLM_SERVER_DEV_MODE=1"):
         publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")])
 
 
 def test_an_engine_that_says_another_version_is_caught(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
-    url, told = stand_in
-    told.answers["/weight_info"] = (200, {"weight_version": "default"})
+    url, reply = stand_in
+    reply.answers["/weight_info"] = (200, {"weight_version": "default"})
     with pytest.raises(WeightsError, match="version 7 was published, engines say"):
         publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")])

@@ -52,7 +52,7 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
         )
     rollouts, failures, events, flying, stages, records = known
 
-    def heard(event: str, fields: Mapping[str, Any]) -> None:
+    def on_event(event: str, fields: Mapping[str, Any]) -> None:
         events.labels(event).inc(fields.get("count", 1))
         if fields.get("proof") is not None:
             records.labels(str(fields["proof"])).inc()
@@ -67,7 +67,7 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
             for stage, seconds in fields["stages"].items():
                 stages.labels(stage).observe(seconds)
 
-    client.subscribe(heard)
+    client.subscribe(on_event)
 
 
 def trace(client: Observable, *, tracer: Any = None) -> None:
@@ -80,7 +80,7 @@ def trace(client: Observable, *, tracer: Any = None) -> None:
     spans = tracer if tracer is not None else api.get_tracer("agentcore_rl_toolkit.client")
     begun_ns: dict[str, int] = {}  # by session: a rollout's spans are made when its end is known
 
-    def heard(event: str, fields: Mapping[str, Any]) -> None:
+    def on_event(event: str, fields: Mapping[str, Any]) -> None:
         session_id = str(fields["session_id"])
         if event == "intent":
             begun_ns[session_id] = time.time_ns()
@@ -100,7 +100,7 @@ def trace(client: Observable, *, tracer: Any = None) -> None:
                 span.set_status(api.Status(api.StatusCode.ERROR, str(fields.get("error"))))
             span.end()
 
-    client.subscribe(heard)
+    client.subscribe(on_event)
 
 
 def _load(module: str, package: str) -> Any:

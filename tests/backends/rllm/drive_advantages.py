@@ -23,11 +23,11 @@ def main() -> None:
     wanted = {f"{s.session_id}-{s.sequence_index}": s.advantage for s in to_samples(groups)}
     found: dict[str, list[float]] = {}
     made = []
-    for told in groups_to_rllm(groups):
+    for entries in groups_to_rllm(groups):
         trajectories = [
-            Trajectory(**{**t, "steps": [Step(**step) for step in t["steps"]]}) for t in told["trajectories"]
+            Trajectory(**{**t, "steps": [Step(**step) for step in t["steps"]]}) for t in entries["trajectories"]
         ]
-        made.append(Episode(**{**told, "trajectories": trajectories}))
+        made.append(Episode(**{**entries, "trajectories": trajectories}))
     gathered, _ = transform_episodes_to_trajectory_groups(made, TransformConfig(), CompactFilteringConfig())
     collect_reward_and_advantage_from_trajectory_groups(gathered, AlgorithmConfig(use_precomputed_advantage=True))
     for group in gathered:

@@ -73,16 +73,16 @@ async def served(*options: str, path: Path = COMPAT) -> AsyncIterator[str]:
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-        _, told = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode == 0, told.decode()
+        _, output = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0, output.decode()
 
 
 def same(found: list[Any], wanted: list[Any]) -> bool:
     """Whether these traces are the same, but for the nulls that a client added to replies it sent back."""
 
     def cleaned(trace: Any) -> dict[str, Any]:
-        told: dict[str, Any] = trace.model_dump()
-        return {**told, "messages": [{k: v for k, v in m.items() if v} for m in told["messages"]]}
+        reply: dict[str, Any] = trace.model_dump()
+        return {**reply, "messages": [{k: v for k, v in m.items() if v} for m in reply["messages"]]}
 
     return [cleaned(t) for t in found] == [cleaned(t) for t in wanted]
 
@@ -171,7 +171,7 @@ async def test_a_factory_puts_a_sampler_into_the_gateways_process(rllm: ModuleTy
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (["--handler-factory", "no_such_module:make"], "--handler-factory no_such_module:make"),
         (["--handler-factory", "json:no_such_function"], "no_such_function"),
@@ -179,8 +179,8 @@ async def test_a_factory_puts_a_sampler_into_the_gateways_process(rllm: ModuleTy
         (["--front"], "num_workers to 1"),
     ],
 )
-async def test_what_cannot_be_served_is_said(options: list[str], told: str) -> None:
+async def test_what_cannot_be_served_is_said(options: list[str], expected: str) -> None:
     process = await started(*options)
-    _, said = await asyncio.wait_for(process.communicate(), 60)
+    _, output = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
-    assert told in said.decode()
+    assert expected in output.decode()

@@ -228,8 +228,8 @@ def gaps(rllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def test_rllms_loss_gets_the_advantages_of_every_other_backend(rllm_python: str) -> None:
-    told = driven(rllm_python, "drive_advantages.py", "ADVANTAGES")
-    wanted, found = told["wanted"], told["found"]
+    reply = driven(rllm_python, "drive_advantages.py", "ADVANTAGES")
+    wanted, found = reply["wanted"], reply["found"]
     assert found.keys() == wanted.keys()
     assert len(found) > 50
     for name, advantages in found.items():

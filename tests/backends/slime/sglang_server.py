@@ -52,14 +52,14 @@ class Server:
         )
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-        def heard(generation: Generation) -> None:  # on the thread that samples
+        def received(generation: Generation) -> None:  # on the thread that samples
             if generation.finish_reason:
                 loop.call_soon_threadsafe(done.set)
             else:
                 time.sleep(self.pace_s)
 
         made = Generation(
-            prompt_ids=list(body["input_ids"]), params=params, listener=heard, notify_every=1 if self.pace_s else 0
+            prompt_ids=list(body["input_ids"]), params=params, listener=received, notify_every=1 if self.pace_s else 0
         )
         name = self.running[made] = str(body.get("rid", ""))
         ended = asyncio.create_task(self._run(made, done, name))
@@ -87,11 +87,11 @@ class Server:
 
     async def _events(self, made: Generation, ended: asyncio.Task[dict[str, Any]]) -> AsyncIterator[str]:
         """Everything sampled so far, again and again, as SGLang streams by default."""
-        told = 0
+        reply = 0
         while not ended.done():
             upto = len(made.logprobs)  # written after the token, on the thread that samples
-            if upto > told:
-                told = upto
+            if upto > reply:
+                reply = upto
                 yield f"data: {json.dumps(self._answer(made, upto, None))}\n\n"
             await asyncio.wait({ended}, timeout=STREAM_S)
         yield f"data: {json.dumps(ended.result())}\n\n"

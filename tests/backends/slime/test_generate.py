@@ -229,8 +229,8 @@ async def test_rollouts_that_are_too_old_when_a_step_is_handed_over_are_masked(
 
 async def test_metrics_of_the_agents_are_logged(episodes: list[Episode]) -> None:
     whole = next(e for e in episodes if e.kind == "multi_turn")
-    told = [replace(whole, record={"rewards": 1.0, "status_code": 200, "metrics": {"calls": n}}) for n in (1, 4)]
-    replay = Replay([*told, replace(whole, record={"status_code": 500, "metrics": {"calls": 9}})], by_input=False)
+    entries = [replace(whole, record={"rewards": 1.0, "status_code": 200, "metrics": {"calls": n}}) for n in (1, 4)]
+    replay = Replay([*entries, replace(whole, record={"status_code": 500, "metrics": {"calls": 9}})], by_input=False)
     module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), replay.client, replay.gateway))
     extra: dict[str, Any] = {}
     log_rollouts(0, arguments(), await run(3), extra, 1.0)

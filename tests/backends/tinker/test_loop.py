@@ -40,9 +40,9 @@ class ScriptedTrainingClient:
         self.calls.append(("save_state", name, overwrite))
         return self._answer(path=f"tinker://run/weights/{name}")
 
-    async def _answer(self, **told: Any) -> Any:
+    async def _answer(self, **reply: Any) -> Any:
         self.calls.append(("await",))
-        return SimpleNamespace(**told)
+        return SimpleNamespace(**reply)
 
     def names(self) -> list[str]:
         return [c[0] for c in self.calls]

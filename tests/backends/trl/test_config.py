@@ -80,7 +80,7 @@ def test_a_mistake_is_named(tmp_path: Path, change: dict[str, Any], match: str) 
 
 
 @pytest.mark.parametrize(
-    ("training", "collect", "told"),
+    ("training", "collect", "expected"),
     [
         ({}, {}, {"temperature": 1.0}),
         ({"temperature": 0.7}, {}, {"temperature": 0.7}),
@@ -93,10 +93,10 @@ def test_a_mistake_is_named(tmp_path: Path, change: dict[str, Any], match: str) 
     ],
 )
 def test_agents_sample_at_the_temperature_at_which_trl_takes_probabilities(
-    tmp_path: Path, training: dict[str, Any], collect: dict[str, Any], told: dict[str, Any]
+    tmp_path: Path, training: dict[str, Any], collect: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     config = TrlConfig.from_file(written(tmp_path, training=training, collect=collect))
-    assert config.collect.sampling_params == told
+    assert config.collect.sampling_params == expected
 
 
 @pytest.mark.parametrize(

@@ -101,16 +101,16 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
     again = subprocess.run(
         [*command, *line[1:]], capture_output=True, text=True, timeout=DEADLINE_S, cwd=folder, env=environment
     )
-    told = subprocess.run(
+    completed = subprocess.run(
         [trl_python, "-W", "ignore", "-c", READ_BACK, str(run)], capture_output=True, text=True, timeout=300
     )
-    assert told.returncode == 0, told.stderr
+    assert completed.returncode == 0, completed.stderr
     return Trained(
         run,
         events_of(run),
         (process.returncode, stopped),
         (again.returncode, again.stdout + again.stderr),
-        json.loads(told.stdout),
+        json.loads(completed.stdout),
     )
 
 

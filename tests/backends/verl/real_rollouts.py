@@ -275,7 +275,7 @@ def arrival(config: Any, policy: str, keys: list[str], tags: list[dict[str, Any]
             tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=TensorDict(fields, batch_size=len(rows)))
             return batch
 
-    def said(**replaced: torch.Tensor) -> str:
+    def answer(**replaced: torch.Tensor) -> str:
         """How the step begins when the trainer has these tensors in place of those that sampled; empty if it goes on."""
         with torch.no_grad():
             for name, tensor in model.named_parameters():
@@ -289,14 +289,14 @@ def arrival(config: Any, policy: str, keys: list[str], tags: list[dict[str, Any]
 
     metrics: dict[str, float] = {}
     torch.manual_seed(7)
-    same = {"said": said(), **metrics}
-    first = {name: said(**{name: torch.empty_like(t).uniform_(-1e-3, 1e-3)}) for name, t in sampled.items()}
-    said()
+    same = {"said": answer(), **metrics}
+    first = {name: answer(**{name: torch.empty_like(t).uniform_(-1e-3, 1e-3)}) for name, t in sampled.items()}
+    answer()
     ids_T = tq.kv_batch_get(keys=keys[:1], partition_id="train", select_fields=["input_ids"])["input_ids"][0]
     model(input_ids=ids_T[None], labels=ids_T[None]).loss.backward()
     torch.optim.AdamW(model.parameters(), lr=1e-5).step()
     stepped = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    one_step = {name: said(**{name: tensor}) for name, tensor in stepped.items()}
+    one_step = {name: answer(**{name: tensor}) for name, tensor in stepped.items()}
     return {"same": same, "first": first, "one step": one_step}
 
 

@@ -143,8 +143,8 @@ def manager(folder: Path) -> dict[str, Any]:
     good = recorded_episodes(24)
     bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:15]
     # Prompts run side by side, so each gets its episodes by name: row i has id i and uid u{i}. The last has one good rollout.
-    told = [*good, *bad[:8], good[0], *bad[8:]]
-    episodes = [replace(e, input_id=f"{i // 8}-u{i // 8}") for i, e in enumerate(told)]
+    entries = [*good, *bad[:8], good[0], *bad[8:]]
+    episodes = [replace(e, input_id=f"{i // 8}-u{i // 8}") for i, e in enumerate(entries)]
     replay = Replay(episodes)
     made._service = service(replay, folder / "run")
     rows = folder / "rows.jsonl"
@@ -211,9 +211,9 @@ def run_folder(
     from verl.workers.utils.padding import response_to_nested
 
     complaints: list[str] = []
-    heard = logging.Handler()
-    heard.emit = lambda record: complaints.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("agentcore_rl_toolkit.backends.verl.recording").addHandler(heard)
+    received = logging.Handler()
+    received.emit = lambda record: complaints.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("agentcore_rl_toolkit.backends.verl.recording").addHandler(received)
     tq.kv_clear(keys=[key for key in keys if key.startswith("u2_")], partition_id="train")
     whole = response_to_nested(proto.batch["advantages"], data["response_mask"])
 

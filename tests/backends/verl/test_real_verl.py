@@ -138,11 +138,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (folder / "place.json").write_text(json.dumps(place))
         script = Path(__file__).with_name("real_rollouts.py")
         command = [python, "-W", "ignore", str(script), str(folder / "place.json"), str(folder)]
-        done, said = finished(command, folder / "run.log", environment)
+        done, answer = finished(command, folder / "run.log", environment)
     cases = {c: folder / f"{c}.json" for c in ("worker", "manager", "rollouts")}
     there = {c: json.loads(path.read_text()) for c, path in cases.items() if path.exists()}
     if done != 0 or len(there) < len(cases):
-        _failures.append(f"verl's process ended with {done} after the cases {[*there]}; it said:\n{said}")
+        _failures.append(f"verl's process ended with {done} after the cases {[*there]}; it said:\n{answer}")
         pytest.fail(_failures[-1], pytrace=False)
     return there
 
@@ -263,9 +263,9 @@ def test_the_runs_folder_has_what_verl_logs_of_a_step(found: dict[str, Any]) -> 
 
 
 def test_without_a_gateway_the_first_prompts_fail_and_the_next_batch_says_why(found: dict[str, Any]) -> None:
-    told = found["manager"]["without_gateway"]
-    assert set(told["status"]) == {"failure"}
-    assert told["raised"] == "AttributeError"  # of verl's client, which is None there
+    reply = found["manager"]["without_gateway"]
+    assert set(reply["status"]) == {"failure"}
+    assert reply["raised"] == "AttributeError"  # of verl's client, which is None there
 
 
 @pytest.mark.parametrize("partition", ["train", "val"])
@@ -321,8 +321,8 @@ def test_a_tensor_that_never_reached_the_engine_ends_the_run_before_the_update(r
     assert arrival["same"]["said"] == ""
     assert arrival["same"]["training/rollout_probs_diff_mean"] < 1e-3  # verl's own word for it, which docs name
     assert len(arrival["first"]) == 24
-    for tensor, said in arrival["first"].items():
-        found = re.match(r"the weights did not arrive: .* differ by ([\d.]+) on average", said)
+    for tensor, entries in arrival["first"].items():
+        found = re.match(r"the weights did not arrive: .* differ by ([\d.]+) on average", entries)
         assert found, tensor
         assert float(found[1]) > 0.5, tensor
 

@@ -66,9 +66,9 @@ def test_the_whole_help_has_every_option_and_paragraph() -> None:
         for option in context.command.params:
             if isinstance(option, click.Option) and not option.hidden:
                 assert option.opts[0] in shown, f"{path}: {option.opts[0]}"
-        said = re.sub(r"\s+", " ", done.output)
+        printed = re.sub(r"\s+", " ", done.output)
         for paragraph in (context.command.help or "").split("\n\n"):
-            assert re.sub(r"[\s\b]+", " ", paragraph).strip() in said
+            assert re.sub(r"[\s\b]+", " ", paragraph).strip() in printed
 
 
 def test_what_summarises_prints_json() -> None:

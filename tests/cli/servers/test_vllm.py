@@ -31,10 +31,10 @@ def test_without_vllm_every_command_says_how_to_get_it(
         with pytest.raises(SystemExit) as ended:
             main.main()
         assert ended.value.code == 2
-        said = capsys.readouterr().err
-        assert "engine vllm needs an environment with vLLM" in said
-        assert "--engine-python" in said
-        assert "make vllm-env" in said
+        output = capsys.readouterr().err
+        assert "engine vllm needs an environment with vLLM" in output
+        assert "--engine-python" in output
+        assert "make vllm-env" in output
 
 
 def test_the_environment_is_looked_for_where_it_is_named_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_it_listens_on_loopback_with_what_training_needs(cpu: bool) -> None:
 
 
 def test_its_workers_find_the_extension_and_nothing_else_of_this_environment(tmp_path: Path) -> None:
-    told = environment(tmp_path, cpu=True)
+    reply = environment(tmp_path, cpu=True)
     assert [path.name for path in tmp_path.iterdir()] == ["agentcore_rl_toolkit"]
     module, _, name = EXTENSION.rpartition(".")
     code = f"import sys, {module} as m; m.{name}; print(sorted(n for n in sys.modules if n in ('torch', 'msgspec', 'boto3')))"
@@ -70,7 +70,7 @@ def test_its_workers_find_the_extension_and_nothing_else_of_this_environment(tmp
         [sys.executable, "-S", "-c", code],  # -S: without site-packages
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": told["PYTHONPATH"], "PATH": os.environ["PATH"]},
+        env={"PYTHONPATH": reply["PYTHONPATH"], "PATH": os.environ["PATH"]},
         timeout=300,
         check=False,
     )

@@ -157,20 +157,20 @@ async def test_an_end_that_cannot_be_taken_up_hides_no_other(caplog: pytest.LogC
         def endings(self, session_ids: Sequence[str]) -> Mapping[str, Ending]:
             return {name: Ending(cause="it ended", gone=True) for name in session_ids}
 
-    heard, endings = asyncio.Event(), Endings(Over())
+    received, endings = asyncio.Event(), Endings(Over())
 
     async def odd(_: Ending) -> None:
         raise ValueError("of a kind that nobody foresaw")
 
     async def well(_: Ending) -> None:
-        heard.set()
+        received.set()
 
     endings.watch("first", odd)
     endings.watch("second", well)
     try:
         for _ in range(2):  # also when it is asked again
-            await asyncio.wait_for(heard.wait(), 30)
-            heard.clear()
+            await asyncio.wait_for(received.wait(), 30)
+            received.clear()
     finally:
         endings.close()
     assert "of a kind that nobody foresaw" in caplog.text

@@ -41,8 +41,8 @@ def post(url: str) -> int:
 
 
 async def test_right_token_reaches_the_client_and_a_wrong_one_does_not() -> None:
-    heard: list[str] = []
-    listener = PushListener(heard.append)
+    events: list[str] = []
+    listener = PushListener(events.append)
     assert listener.url_for("s") == ""
     await listener.start()
     url = listener.url_for("session-1")
@@ -50,14 +50,14 @@ async def test_right_token_reaches_the_client_and_a_wrong_one_does_not() -> None
     assert await asyncio.to_thread(post, url) == 204
     base = url.rsplit("/", 2)[0]
     assert await asyncio.to_thread(post, f"{base}/guess/session-2") == 404
-    assert heard == ["session-1"]
+    assert events == ["session-1"]
     assert listener.received == 1
     listener.close()
 
 
 async def test_split_request_is_put_together_and_rubbish_closes_the_connection() -> None:
-    heard: list[str] = []
-    listener = PushListener(heard.append)
+    received: list[str] = []
+    listener = PushListener(received.append)
     await listener.start()
     url = listener.url_for("s9")
     host, port = url.split("/")[2].split(":")
@@ -76,7 +76,7 @@ async def test_split_request_is_put_together_and_rubbish_closes_the_connection()
         answer = b""
     assert answer == b""
     writer.close()
-    assert heard == ["s9"]
+    assert received == ["s9"]
     listener.close()
 
 

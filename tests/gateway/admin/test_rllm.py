@@ -168,8 +168,8 @@ async def test_the_module_runs_as_a_process_and_keeps_traces_over_a_restart(
                 found.append(await client.get_session_traces("task:1"))
         finally:
             process.send_signal(signal.SIGTERM)
-            _, told = await asyncio.wait_for(process.communicate(), 20)
-        assert process.returncode == 0, told.decode()
+            _, output = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 0, output.decode()
     assert [t.completion_token_ids for t in found[0]] == engine.calls[0].completion_ids
     assert engine.calls[0].body["temperature"] == 0.3
     assert found[1] == found[0]
@@ -177,9 +177,9 @@ async def test_the_module_runs_as_a_process_and_keeps_traces_over_a_restart(
 
 async def test_the_module_says_what_is_wrong_and_leaves() -> None:
     process = await run_module("--port", "0", "--host", "0.0.0.0")
-    _, told = await asyncio.wait_for(process.communicate(), 40)
+    _, output = await asyncio.wait_for(process.communicate(), 40)
     assert process.returncode == 2
-    assert "rllm-model-gateway: error" in told.decode()
+    assert "rllm-model-gateway: error" in output.decode()
 
 
 @pytest.fixture
@@ -197,9 +197,9 @@ async def test_the_module_listens_on_every_interface_with_an_admin_key(
     )
     assert process.stderr is not None
     try:
-        told = (await asyncio.wait_for(process.stderr.readline(), 40)).decode()
-        match = re.search(r":(\d+)", told)
-        assert match is not None, told + (await process.stderr.read()).decode()
+        output = (await asyncio.wait_for(process.stderr.readline(), 40)).decode()
+        match = re.search(r":(\d+)", output)
+        assert match is not None, output + (await process.stderr.read()).decode()
         url = f"http://127.0.0.1:{match[1]}"
         async with rllm.AsyncGatewayClient(url) as client:
             await client.add_worker(url=engine.url + "/v1")
@@ -355,9 +355,9 @@ async def test_a_worker_is_called_below_its_api_path(
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
             answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
             assert answer.status_code == 200
-            [told] = (await http.get("/admin/workers")).json()
+            [reply] = (await http.get("/admin/workers")).json()
         await app.stop()
-        found = rllm.WorkerInfo(**told)
+        found = rllm.WorkerInfo(**reply)
         base = base.replace("URL", engine.url)
         assert (found.url, found.api_path, found.api_url) == (base, path, base + path)
         assert (found.worker_id, found.model_name, found.weight) == ("mine", "small", 2)
@@ -374,8 +374,8 @@ async def test_a_worker_that_is_added_while_running_keeps_what_it_is_called(
         [worker] = await client.list_workers()
         assert (worker.api_path, worker.model_name) == ("/openai/v3", "small")
         async with httpx.AsyncClient(base_url=gateway.url) as http:
-            told = (await http.get("/health/workers")).json()
-            assert (told["healthy"], told["total"]) == (1, 1)
+            reply = (await http.get("/health/workers")).json()
+            assert (reply["healthy"], reply["total"]) == (1, 1)
             body = {"url": engine.url, "worker_id": "another"}
             assert (await http.post("/admin/workers", json=body)).json()["worker_id"] == "w0"
             answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
@@ -399,8 +399,8 @@ async def test_traces_of_sessions_that_nobody_knows_are_none(
                     await llm.chat.completions.create(model="m", messages=USER)  # type: ignore[arg-type]
         async with httpx.AsyncClient(base_url=gateway.url) as http:
             body = {"session_ids": ["a", "nobody", "b"], "limit": 1}
-            told = (await http.post("/traces/query", json=body)).json()
-        assert [trace["session_id"] for trace in told] == ["a", "b"]  # the limit holds for each
+            reply = (await http.post("/traces/query", json=body)).json()
+        assert [trace["session_id"] for trace in reply] == ["a", "b"]  # the limit holds for each
 
 
 async def test_a_store_that_is_asked_for_without_a_folder_keeps_calls_below_the_home(
@@ -438,9 +438,9 @@ async def test_an_evaluation_run_asks_its_provider_for_nothing_extra(rllm: Modul
 
 @pytest.mark.parametrize("name", ["a b", "a//b", "a/../b", "ä", "a%41", 'a"b', "..", "a?b", "x" * 201, "a\nb", "a\\b"])
 async def test_a_session_whose_name_would_change_on_its_way_is_refused(client: GatewayClient, name: str) -> None:
-    with pytest.raises(GatewayError, match="session id") as told:
+    with pytest.raises(GatewayError, match="session id") as caught:
         await client.create_sessions_async([name])
-    assert told.value.status == 400
+    assert caught.value.status == 400
 
 
 async def test_every_name_that_is_taken_can_be_called(client: GatewayClient) -> None:

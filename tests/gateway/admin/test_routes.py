@@ -50,11 +50,11 @@ async def test_a_session_is_found_however_its_request_names_it(engine: ScriptedE
     assert [len(c.turns) for c in found.values()] == [4] * 6
     for name in parted:
         for written in (name, name.replace("/", "%2F")):
-            status, told = await request("GET", f"{url}/sessions/{written}/traces")
-            assert (status, len(json.loads(told))) == (200, 4)
-            traced = json.loads(told)[0]["trace_id"]
-            status, told = await request("GET", f"{url}/traces/{traced}")
-            assert (status, json.loads(told)["session_id"]) == (200, name)
+            status, reply = await request("GET", f"{url}/sessions/{written}/traces")
+            assert (status, len(json.loads(reply))) == (200, 4)
+            traced = json.loads(reply)[0]["trace_id"]
+            status, reply = await request("GET", f"{url}/traces/{traced}")
+            assert (status, json.loads(reply)["session_id"]) == (200, name)
     assert (await request("GET", url + "/traces/none"))[0] == 404
     for bad in ("a//b", "/a", "a/", "a/../b", "v1/a", "a/v1", "a/traces"):
         with pytest.raises(GatewayError, match="session id"):
@@ -99,8 +99,8 @@ async def test_a_server_without_a_name_gets_one_that_nobody_chose(engine: Script
 
     async def add(port: int, **more: str) -> tuple[int, Any]:
         body = {"url": f"http://127.0.0.1:{port}", **more}
-        status, told = await request("POST", gateway.url + "/admin/workers", body=body)
-        return status, json.loads(told).get("worker_id")
+        status, reply = await request("POST", gateway.url + "/admin/workers", body=body)
+        return status, json.loads(reply).get("worker_id")
 
     assert await add(1, worker_id="w2") == (200, "w2")
     for port, name in ((2, "w3"), (3, "w4")):

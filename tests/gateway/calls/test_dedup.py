@@ -45,12 +45,12 @@ async def ask(session: SessionHandle, *, retry: int = 0, key: str | None = None,
     headers = {"x-stainless-retry-count": str(retry)} | ({"idempotency-key": key} if key else {})
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         body = {"model": "m", "messages": USER, **asked}
-        told = await llm.chat.completions.with_raw_response.create(**body, extra_headers=headers)
-        return told.status_code, json.loads(told.text)
+        reply = await llm.chat.completions.with_raw_response.create(**body, extra_headers=headers)
+        return reply.status_code, json.loads(reply.text)
 
 
-def text(told: tuple[int, Any]) -> str:
-    return str(told[1]["choices"][0]["message"]["content"])
+def text(reply: tuple[int, Any]) -> str:
+    return str(reply[1]["choices"][0]["message"]["content"])
 
 
 async def turns(session: SessionHandle, gateway: Gateway) -> int:
@@ -113,7 +113,7 @@ async def test_a_repeated_reply_has_the_logprobs_that_were_asked_for(
 ) -> None:
     """Texts of tokens and alternatives too, though the record has numbers only."""
 
-    async def told(retry: str) -> dict[int, list[Any]]:
+    async def items(retry: str) -> dict[int, list[Any]]:
         found: dict[int, list[Any]] = {}
         asked: dict[str, Any] = {"n": n, "logprobs": True, "extra_headers": {"x-stainless-retry-count": retry}}
         if not stream:
@@ -126,11 +126,11 @@ async def test_a_repeated_reply_has_the_logprobs_that_were_asked_for(
         return found
 
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        first = await told("0")
+        first = await items("0")
         assert first.keys() == set(range(n))
         assert all(entry["token"] and entry["logprob"] < 0 for entries in first.values() for entry in entries)
         assert all(first.values())
-        assert await told("1") == first
+        assert await items("1") == first
     assert gateway.counters["turns_joined"] == 1
 
 
@@ -206,9 +206,9 @@ async def test_stop_token_ids_of_the_wrong_kind_are_answered(
     session = await opened(gateway)
     body = {"model": "m", "messages": USER, "stop_token_ids": stop}
     url = session.base_url + "/chat/completions"
-    status, told = await request("POST", url, body=body, key=session.api_key, timeout_s=30.0)
+    status, reply = await request("POST", url, body=body, key=session.api_key, timeout_s=30.0)
     assert status == 400
-    assert b"stop_token_ids" in told
+    assert b"stop_token_ids" in reply
     assert not gateway.running
 
 
@@ -218,11 +218,11 @@ async def test_stop_token_ids_of_the_wrong_kind_are_answered(
 async def test_impossible_tokens_of_an_engine_end_the_call(
     engine: ScriptedEngine, start_gateway: Start, stream: bool, model: str | None, token: int
 ) -> None:
-    def edit(told: dict[str, Any]) -> dict[str, Any]:
-        for choice in told["choices"]:
+    def edit(reply: dict[str, Any]) -> dict[str, Any]:
+        for choice in reply["choices"]:
             choice["token_ids"] = [token]
             choice["index"] = 2**70 if model is None and token > 0 else choice.get("index", 0)
-        return told
+        return reply
 
     engine.first_id, engine.last_id = 300, 500
     gateway = await start_gateway(engine, **({"model_dir": model} if model else {}))
@@ -299,18 +299,18 @@ async def test_a_good_status_without_a_reply_is_the_servers_fault(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, body: bytes
 ) -> None:
     engine.faults.append(Fault(body=body))
-    with pytest.raises(openai.InternalServerError) as told:
+    with pytest.raises(openai.InternalServerError) as caught:
         await ask(session)
-    assert told.value.status_code == 502
-    assert "no reply" in told.value.message
+    assert caught.value.status_code == 502
+    assert "no reply" in caught.value.message
     assert await turns(session, gateway) == 0
 
 
 # -- expert routing
 
 
-def routed(told: Any) -> bytes:
-    choice = {"index": 0, "token_ids": [1, 2], "routed_experts": told, "finish_reason": "stop", "text": "x"}
+def routed(reply: Any) -> bytes:
+    choice = {"index": 0, "token_ids": [1, 2], "routed_experts": reply, "finish_reason": "stop", "text": "x"}
     choice["logprobs"] = {"token_logprobs": [-0.5, -0.25]}
     return json.dumps({"choices": [choice], "prompt_token_ids": [7, 8]}).encode()
 
@@ -343,9 +343,9 @@ def test_bare_int32_stays_as_it_is_whatever_its_first_byte() -> None:
     assert int32_of(kept) == data
 
 
-@pytest.mark.parametrize("told", ["not base64!", [[1, 2]], [[[1], [2, 3]]], [[[2**40]]], 5, {"a": 1}])
-def test_routing_that_cannot_be_read_makes_the_turn_invalid_and_says_why(told: Any) -> None:
-    captured = read_reply(routed(told))
+@pytest.mark.parametrize("expected", ["not base64!", [[1, 2]], [[[1], [2, 3]]], [[[2**40]]], 5, {"a": 1}])
+def test_routing_that_cannot_be_read_makes_the_turn_invalid_and_says_why(expected: Any) -> None:
+    captured = read_reply(routed(expected))
     assert captured.choices[0].routed_experts is None
     assert "routed_experts" in (captured.problem or "")
 
@@ -363,9 +363,9 @@ async def test_rllms_traces_have_the_routing_with_its_shape(
     file = io.BytesIO()
     np.save(file, experts)
 
-    def edit(told: dict[str, Any]) -> dict[str, Any]:
-        told["choices"][0]["routed_experts"] = base64.b64encode(file.getvalue()).decode()
-        return told
+    def edit(reply: dict[str, Any]) -> dict[str, Any]:
+        reply["choices"][0]["routed_experts"] = base64.b64encode(file.getvalue()).decode()
+        return reply
 
     engine.faults.append(Fault(edit=edit))
     await ask(session)
@@ -403,7 +403,7 @@ async def test_a_reply_rendered_here_is_repeated_with_its_logprobs(
 ) -> None:
     gateway = await start_gateway(engine, model_dir=str(MODEL))
     session = await opened(gateway)
-    told: list[Any] = []
+    entries: list[Any] = []
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         for retry in ("0", "1"):
             headers = {"x-stainless-retry-count": retry}
@@ -412,14 +412,14 @@ async def test_a_reply_rendered_here_is_repeated_with_its_logprobs(
                     model="m", messages=USER, logprobs=True, max_tokens=8, extra_headers=headers
                 )
                 assert whole.choices[0].logprobs is not None
-                told.append([e.to_dict() for e in whole.choices[0].logprobs.content or ()])
+                entries.append([e.to_dict() for e in whole.choices[0].logprobs.content or ()])
             else:
-                said = await llm.responses.create(
+                reply = await llm.responses.create(
                     model="m", input="hello there", include=["message.output_text.logprobs"], extra_headers=headers
                 )
-                told.append([e.to_dict() for e in said.output[0].content[0].logprobs])  # type: ignore[union-attr,index]
-    assert told[0]
-    assert told[1] == told[0]
+                entries.append([e.to_dict() for e in reply.output[0].content[0].logprobs])  # type: ignore[union-attr,index]
+    assert entries[0]
+    assert entries[1] == entries[0]
     assert gateway.counters["turns_joined"] == 1
 
 
@@ -456,7 +456,7 @@ async def test_a_repeated_answer_names_the_stop_sequence_it_ended_at(
         engine.replies.append({"token_ids": renderer.encode("so it is zz and more", add_special_tokens=False)})
     else:
         engine.faults.append(Fault(edit=stopped))
-    told: list[Any] = []
+    entries: list[Any] = []
     url = session.base_url.removesuffix("/v1")
     async with anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0) as llm:
         for retry in ("0", "1"):
@@ -467,8 +467,8 @@ async def test_a_repeated_answer_names_the_stop_sequence_it_ended_at(
                     reply = await events.get_final_message()
             else:
                 reply = await llm.messages.create(**asked)
-            told.append((reply.stop_reason, reply.stop_sequence))
-    assert told == [("stop_sequence", "zz")] * 2
+            entries.append((reply.stop_reason, reply.stop_sequence))
+    assert entries == [("stop_sequence", "zz")] * 2
     assert gateway.counters["turns_joined"] == 1
 
 
@@ -496,10 +496,10 @@ async def told_by_openai(session: SessionHandle, asked: dict[str, Any], *, strea
     return [response.id, *(item.id for item in response.output), *calls]
 
 
-@pytest.mark.parametrize("told", [told_by_anthropic, told_by_openai])
+@pytest.mark.parametrize("expected", [told_by_anthropic, told_by_openai])
 @pytest.mark.parametrize(("rendered", "stream"), [(False, False), (False, True), (True, False), (True, True)])
 async def test_a_repeated_reply_has_the_ids_of_the_first_in_every_dialect(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, rendered: bool, stream: bool, told: Any
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, rendered: bool, stream: bool, expected: Any
 ) -> None:
     """Also where the engine gives calls of whole replies no ids, and after a restart. Other replies have others."""
     settings = {"store_dir": str(tmp_path), **({"model_dir": str(MODEL)} if rendered else {})}
@@ -516,15 +516,15 @@ async def test_a_repeated_reply_has_the_ids_of_the_first_in_every_dialect(
     def attempt(retry: int) -> dict[str, Any]:
         return {"extra_headers": {"x-stainless-retry-count": str(retry)}}
 
-    first, again = [await told(session, attempt(k), stream=stream) for k in range(2)]
+    first, again = [await expected(session, attempt(k), stream=stream) for k in range(2)]
     assert all(first)
     assert again == first
     assert gateway.counters["turns_joined"] == 1
-    assert not {*first} & {*await told(session, {**attempt(0), "extra_body": {"temperature": 0.5}}, stream=stream)}
+    assert not {*first} & {*await expected(session, {**attempt(0), "extra_body": {"temperature": 0.5}}, stream=stream)}
     await gateway.stop(grace_s=0.2)
     gateway = await start_gateway(engine, **settings)
     session = dataclasses.replace(session, base_url=f"{gateway.url}/{session.base_url.split('/', 3)[3]}")
-    assert await told(session, attempt(1), stream=stream) == first
+    assert await expected(session, attempt(1), stream=stream) == first
     assert gateway.counters["turns_joined"] == 1
 
 
@@ -571,8 +571,10 @@ async def with_logprobs(llm: openai.AsyncOpenAI, dialect: str, stream: bool, ret
         call = llm.chat.completions.create
     else:
         asked, call = {"prompt": "hello", "logprobs": 0, "max_tokens": 99}, llm.completions.create
-    told = await call(model="m", stream=stream, extra_headers=headers, **asked)
-    found = [c.logprobs for part in ([e async for e in told] if stream else [told]) for c in part.choices if c.logprobs]
+    answer = await call(model="m", stream=stream, extra_headers=headers, **asked)
+    found = [
+        c.logprobs for part in ([e async for e in answer] if stream else [answer]) for c in part.choices if c.logprobs
+    ]
     if dialect == "chat":
         return [entry.to_dict() for each in found for entry in each.content or ()]
     return [pair for each in found for pair in zip(each.tokens, each.token_logprobs, each.text_offset, strict=True)]
@@ -602,7 +604,7 @@ async def test_whatever_a_reply_says_it_is_repeated_with_its_logprobs(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("dialect", "said"),
+    ("dialect", "expected"),
     [
         (d, s)
         for d in ("chat", "completions", "responses")
@@ -611,15 +613,15 @@ async def test_whatever_a_reply_says_it_is_repeated_with_its_logprobs(
     ],
 )
 async def test_a_relayed_reply_is_repeated_with_its_logprobs(
-    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, dialect: str, stream: bool, said: str
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, dialect: str, stream: bool, expected: str
 ) -> None:
-    if said == "call":
+    if expected == "call":
         function = {"name": "add", "arguments": "{}"}
         engine.replies.append({"tool_calls": [{"id": "c", "type": "function", "function": function}]})
-    elif said == "nothing":
+    elif expected == "nothing":
         engine.replies.append({"content": ""})
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         first = await with_logprobs(llm, dialect, stream, "0")
         assert await with_logprobs(llm, dialect, stream, "1") == first
-    assert first or (dialect == "responses" and said != "text")
+    assert first or (dialect == "responses" and expected != "text")
     assert gateway.counters["turns_joined"] == 1

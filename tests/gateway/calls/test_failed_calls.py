@@ -38,18 +38,18 @@ async def test_an_engines_error_reaches_the_agent_and_is_no_turn(
 ) -> None:
     engine.faults.append(Fault(status=status, headers=(("Retry-After", "7"),)))
     async with agent(session) as llm:
-        with pytest.raises(openai.APIStatusError) as told:
+        with pytest.raises(openai.APIStatusError) as caught:
             await llm.chat.completions.create(model="m", messages=USER)
         await llm.chat.completions.create(model="m", messages=USER)
-    assert told.value.status_code == status
-    assert told.value.response.headers["retry-after"] == "7"
+    assert caught.value.status_code == status
+    assert caught.value.response.headers["retry-after"] == "7"
     capture = await captured(client, session)
     assert len(capture.turns) == 1
     assert [(e["status"], e["http_status"]) for e in capture.errors] == [("error", status)]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "expected",
     [
         "This model's maximum context length is 10 tokens.",  # vLLM
         "The decoder prompt (length 11) is longer than the maximum model length of 10.",  # vLLM
@@ -58,9 +58,9 @@ async def test_an_engines_error_reaches_the_agent_and_is_no_turn(
     ],
 )
 async def test_a_prompt_that_is_too_long_has_the_providers_code(
-    engine: ScriptedEngine, session: SessionHandle, told: str
+    engine: ScriptedEngine, session: SessionHandle, expected: str
 ) -> None:
-    body = json.dumps({"object": "error", "message": told, "type": "BadRequestError", "code": 400}).encode()
+    body = json.dumps({"object": "error", "message": expected, "type": "BadRequestError", "code": 400}).encode()
     engine.faults.append(Fault(status=400, body=body))
     async with agent(session) as llm:
         with pytest.raises(openai.BadRequestError) as error:
@@ -74,18 +74,18 @@ async def test_an_engine_that_sends_the_agent_away_is_a_502(
 ) -> None:
     engine.faults.append(Fault(status=status, body=b"", headers=(("Location", "http://169.254.169.254/"),)))
     async with agent(session) as llm:
-        with pytest.raises(openai.InternalServerError) as told:
+        with pytest.raises(openai.InternalServerError) as caught:
             await llm.chat.completions.create(model="m", messages=USER)
-    assert told.value.status_code == 502
-    assert "location" not in told.value.response.headers
+    assert caught.value.status_code == 502
+    assert "location" not in caught.value.response.headers
 
 
 async def test_an_html_error_page_becomes_a_json_error(engine: ScriptedEngine, session: SessionHandle) -> None:
     engine.faults.append(Fault(status=502, body=b"<html>Bad gateway</html>", headers=(("Content-Type", "text/html"),)))
     async with agent(session) as llm:
-        with pytest.raises(openai.APIStatusError, match="Bad gateway") as told:
+        with pytest.raises(openai.APIStatusError, match="Bad gateway") as caught:
             await llm.chat.completions.create(model="m", messages=USER)
-    assert told.value.response.json()["error"]["type"] == "server_error"
+    assert caught.value.response.json()["error"]["type"] == "server_error"
 
 
 @pytest.mark.parametrize("cut", [0, 40])
@@ -94,9 +94,9 @@ async def test_a_reply_cut_off_before_it_was_relayed_is_a_clean_error(
 ) -> None:
     engine.faults.extend([Fault(drop_after=cut)] * 4)
     async with agent(session) as llm:
-        with pytest.raises(openai.APIStatusError) as told:
+        with pytest.raises(openai.APIStatusError) as caught:
             await llm.chat.completions.create(model="m", messages=USER)
-    assert told.value.status_code == 502
+    assert caught.value.status_code == 502
     capture = await captured(client, session)
     assert capture.turns == []
     assert [e["status"] for e in capture.errors] == ["error"]
@@ -349,9 +349,9 @@ async def test_a_call_past_its_deadline_is_ended(engine: ScriptedEngine, start_g
     [session] = await client.create_sessions_async([new_session_id()])
     engine.faults.append(Fault(delay_s=20.0))
     async with agent(session) as llm:
-        with pytest.raises(openai.APIStatusError) as told:
+        with pytest.raises(openai.APIStatusError) as caught:
             await llm.chat.completions.create(model="m", messages=USER)
-    assert told.value.status_code == 504
+    assert caught.value.status_code == 504
     await until(lambda: engine.active == 0)
 
 

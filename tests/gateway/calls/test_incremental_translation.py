@@ -81,8 +81,8 @@ def as_sent(messages: list[Item]) -> list[Item]:
 def body_of(dialect: str, items: list[Item], lead: str, first: bool) -> bytes:
     about: Item = {"model": "m", **({LEAD[dialect]: lead} if lead else {})}
     history = {LISTS[dialect]: items}
-    told = {**about, **history, **LIMIT[dialect]} if first else {**history, **LIMIT[dialect], **about}
-    return json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+    reply = {**about, **history, **LIMIT[dialect]} if first else {**history, **LIMIT[dialect], **about}
+    return json.dumps(reply, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def outcome(dialect: str, body: bytes, known: Prefixes) -> Any:
@@ -157,9 +157,9 @@ def test_what_is_no_longer_in_memory_is_read_again() -> None:
         assert sizes == [len(found.body)] if turn != 1 else sizes[0] < 500
         items += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
         if turn == 1:
-            heard = known._seen[-1]
-            assert isinstance(heard, Translated)
-            heard.fold()
+            received = known._seen[-1]
+            assert isinstance(received, Translated)
+            received.fold()
 
 
 # -- over real connections
@@ -171,8 +171,8 @@ async def sessions_of(gateway: Gateway) -> Any:
 
 
 async def recorded_messages(gateway: Gateway, session: Any) -> list[list[Item]]:
-    _, told = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
-    return [trace["messages"] for trace in json.loads(told)]
+    _, reply = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
+    return [trace["messages"] for trace in json.loads(reply)]
 
 
 LONG_TEXT = "The quick brown fox. " * 2_000
@@ -190,10 +190,10 @@ async def test_anthropics_client_in_a_long_session(engine: ScriptedEngine, start
             engine.replies.append({"content": f"answer {turn}"})
             if stream:
                 async with llm.messages.stream(**asked) as events:
-                    said = await events.get_final_message()
+                    reply = await events.get_final_message()
             else:
-                said = await llm.messages.create(**asked)
-            assert [block.text for block in said.content if block.type == "text"] == [f"answer {turn}"]
+                reply = await llm.messages.create(**asked)
+            assert [block.text for block in reply.content if block.type == "text"] == [f"answer {turn}"]
             history.append({"role": "assistant", "content": f"answer {turn}"})
     expected = [{"role": "system", "content": "Be brief."}, *history[:-1]]
     assert engine.calls[-1].body["messages"] == expected
@@ -210,9 +210,9 @@ async def test_the_responses_client_in_a_long_session(engine: ScriptedEngine, st
         for turn in range(4):
             items.append({"role": "user", "content": f"{turn} {LONG_TEXT}"})
             engine.replies.append({"content": f"answer {turn}"})
-            said = await llm.responses.create(model="m", instructions="Be brief.", input=items)
-            assert said.output_text == f"answer {turn}"
-            items += [item.model_dump(exclude_none=True) for item in said.output]
+            reply = await llm.responses.create(model="m", instructions="Be brief.", input=items)
+            assert reply.output_text == f"answer {turn}"
+            items += [item.model_dump(exclude_none=True) for item in reply.output]
     sent = engine.calls[-1].body["messages"]
     assert [m["role"] for m in sent] == ["system", *["user", "assistant"] * 3, "user"]
     assert [m["content"] for m in sent[2::2]] == ["answer 0", "answer 1", "answer 2"]
@@ -227,13 +227,13 @@ async def test_a_mistake_far_back_is_named_by_its_place(engine: ScriptedEngine, 
     for wrong in (None, {"role": "robot", "content": "x"}, None):
         messages = [*history, {"role": "assistant", "content": "y"}, wrong or {"role": "user", "content": "z"}]
         body = {"model": "m", "max_tokens": 5, "messages": messages}
-        status, told = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
+        status, reply = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
         if wrong is None:
             assert status == 200
             history = messages
         else:
             assert status == 400
-            assert "messages[4].role" in json.loads(told)["error"]["message"]
+            assert "messages[4].role" in json.loads(reply)["error"]["message"]
 
 
 async def test_a_budget_of_thinking_goes_with_a_long_history(engine: ScriptedEngine, start_gateway: Start) -> None:
@@ -281,15 +281,15 @@ async def test_prompts_rendered_here_are_the_same_whether_or_not_only_the_new_is
                 if dialect == "responses":
                     body["max_output_tokens"] = body.pop("max_tokens")
                 url = f"{session.base_url}/{route}"
-                status, told = await request("POST", url, body=body, key=session.api_key, timeout_s=60)
-                assert status == 200, told
-                said = json.loads(told)
+                status, reply = await request("POST", url, body=body, key=session.api_key, timeout_s=60)
+                assert status == 200, reply
+                answer = json.loads(reply)
                 if dialect == "chat":
-                    items.append(said["choices"][0]["message"])
+                    items.append(answer["choices"][0]["message"])
                 elif dialect == "anthropic":
-                    items.append({"role": "assistant", "content": said["content"]})
+                    items.append({"role": "assistant", "content": answer["content"]})
                 else:
-                    items += said["output"]
+                    items += answer["output"]
             turns = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
             for before, after in itertools.pairwise(turns):
                 whole = [*before.prompt_ids, *before.completion_ids]

@@ -88,9 +88,9 @@ async def test_errors_are_worded_as_the_provider_words_them(
     ask = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
     async with claude(session) as llm:
         engine.faults.append(Fault(status=503))
-        with pytest.raises(anthropic.APIStatusError) as told:
+        with pytest.raises(anthropic.APIStatusError) as caught:
             await llm.messages.create(**ask)
-        assert told.value.response.json()["error"]["type"] == "overloaded_error"
+        assert caught.value.response.json()["error"]["type"] == "overloaded_error"
         with pytest.raises(anthropic.BadRequestError, match="temperature"):
             await llm.messages.create(**ask, extra_body={"temperature": "hot"})
     async with anthropic.AsyncAnthropic(base_url=session.base_url[:-3], api_key="wrong", max_retries=0) as stranger:
@@ -100,8 +100,8 @@ async def test_errors_are_worded_as_the_provider_words_them(
 
 
 def out_of_memory(chunk: dict[str, Any]) -> dict[str, Any]:
-    told = {"error": {"message": "out of memory", "type": "X", "code": 500}}
-    return told if any("w" in (c["delta"].get("content") or "") for c in chunk["choices"]) else chunk
+    message = {"error": {"message": "out of memory", "type": "X", "code": 500}}
+    return message if any("w" in (c["delta"].get("content") or "") for c in chunk["choices"]) else chunk
 
 
 def without_an_end(chunk: dict[str, Any]) -> dict[str, Any]:
@@ -125,9 +125,9 @@ async def test_a_stream_the_engine_does_not_finish_is_no_finished_answer(
             async with llm.messages.stream(**asked) as events:
                 await events.get_final_message()
     async with gpt(session) as llm:
-        told = [event async for event in await llm.responses.create(model="m", input="hello", stream=True)]
-        assert told[-1].type == "response.failed"
-        assert words in told[-1].response.error.message
+        reply = [event async for event in await llm.responses.create(model="m", input="hello", stream=True)]
+        assert reply[-1].type == "response.failed"
+        assert words in reply[-1].response.error.message
         with pytest.raises(openai.APIError, match=words):  # noqa: PT012  (the stream is what raises)
             messages = [{"role": "user", "content": "hello"}]
             async for _ in await llm.chat.completions.create(model="m", messages=messages, stream=True):
@@ -160,9 +160,9 @@ async def test_tokens_are_counted_by_the_engine_and_nothing_is_recorded(
         expected = encode_messages([{"role": "system", "content": "be brief"}, *messages])
         assert counted.input_tokens == len(expected)
         engine.gives_tokens = False  # an endpoint without /tokenize
-        with pytest.raises(anthropic.BadRequestError) as told:
+        with pytest.raises(anthropic.BadRequestError) as caught:
             await llm.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
-    assert "count" in str(told.value)
+    assert "count" in str(caught.value)
     async with anthropic.AsyncAnthropic(base_url=base_url, api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(anthropic.AuthenticationError):
             await stranger.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]

@@ -124,11 +124,13 @@ async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(
 
 @pytest.mark.parametrize(("kind", "route"), [("vllm", "/weight_info"), ("sglang", "/model_info")])
 async def test_a_server_is_asked_which_weights_it_has(kind: str, route: str) -> None:
-    said: list[str] = []
+    entries: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        body = json.dumps({"weight_version": said[-1]}).encode() if head.startswith(f"GET {route} ".encode()) else b"{}"
+        body = (
+            json.dumps({"weight_version": entries[-1]}).encode() if head.startswith(f"GET {route} ".encode()) else b"{}"
+        )
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         writer.close()
@@ -137,12 +139,12 @@ async def test_a_server_is_asked_which_weights_it_has(kind: str, route: str) -> 
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         upstreams = (UpstreamConfig(url=url, engine=kind),)  # type: ignore[arg-type]
         gateway = Gateway(GatewayConfig(upstreams=upstreams, model_dir=MODEL))
-        said.append("7")
+        entries.append("7")
         await gateway.start()
         [worker] = gateway.router.workers.values()
         forgot = []
         for version in ("7", "default", "8"):
-            said.append(version)
+            entries.append(version)
             await gateway.calls.outage.ask(worker)
             forgot.append(worker.forgot)
         await gateway.stop(grace_s=0.2)
@@ -180,10 +182,10 @@ async def test_answers_held_to_a_form_are_not_trained_unless_the_user_says_so(
 
 def test_vllms_version_spans_are_read() -> None:
     def choice(*spans: tuple[str, int, int]) -> bytes:
-        told = [{"version": v, "start": s, "end": e} for v, s, e in spans]
+        entries = [{"version": v, "start": s, "end": e} for v, s, e in spans]
         ids = list(range(spans[-1][2]))
         logprobs = {"content": [{"logprob": -0.5} for _ in ids]}
-        one = {"index": 0, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop", "weight_versions": told}
+        one = {"index": 0, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop", "weight_versions": entries}
         return json.dumps({"choices": [one]}).encode()
 
     [piece] = TOKEN_ENGINES["vllm"].reply(choice(("3", 0, 2), ("4", 2, 5)))
@@ -206,13 +208,13 @@ async def test_a_closed_token_route_is_told_in_the_servers_own_words(
 ) -> None:
     from agentcore_rl_toolkit.gateway.testing import Fault
 
-    said = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
-    refusal = json.dumps({"error": {"message": said, "type": "PermissionDeniedError", "code": 403}}).encode()
+    answer = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+    refusal = json.dumps({"error": {"message": answer, "type": "PermissionDeniedError", "code": 403}}).encode()
     engine.faults += [Fault(status=403, body=refusal)] * 2
     gateway = await start_gateway(engine, model_dir=MODEL, limits=Limits(outage_s=60))
     await until(lambda: gateway.calls.outage.problem is not None)
-    assert said in (await health(gateway))["status"]
+    assert answer in (await health(gateway))["status"]
     status, body = await ask(await opened(gateway))
     assert status == 502
-    assert said in body.decode()
+    assert answer in body.decode()
     assert "key" not in body.decode()

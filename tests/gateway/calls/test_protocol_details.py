@@ -107,11 +107,11 @@ async def test_a_text_completion_is_what_was_sampled(
             asked: Any = {"model": "m", "prompt": f"<think>{number}", "max_tokens": 99}
             for retry in ("0", "1"):
                 headers = {"x-stainless-retry-count": retry}
-                told = await llm.completions.create(**asked, stream=stream, extra_headers=headers)
+                reply = await llm.completions.create(**asked, stream=stream, extra_headers=headers)
                 if stream:
-                    assert "".join([c.text async for event in told for c in event.choices]) == text
+                    assert "".join([c.text async for event in reply for c in event.choices]) == text
                 else:
-                    assert told.choices[0].text == text
+                    assert reply.choices[0].text == text
     assert len(engine.calls) == len(RAW_TEXTS)
 
 
@@ -121,8 +121,8 @@ async def test_a_stop_string_ends_a_text_completion_where_it_begins(
 ) -> None:
     async with gpt(await rendered()) as llm:
         says(engine, "\n\n <think>so STOP behind")
-        told: Any = await llm.completions.create(model="m", prompt="x", max_tokens=99, stop="STOP", stream=stream)
-        text = "".join([c.text async for e in told for c in e.choices]) if stream else told.choices[0].text
+        reply: Any = await llm.completions.create(model="m", prompt="x", max_tokens=99, stop="STOP", stream=stream)
+        text = "".join([c.text async for e in reply for c in e.choices]) if stream else reply.choices[0].text
     assert text == "\n\n <think>so "
 
 
@@ -197,9 +197,9 @@ async def test_an_agent_knows_an_engines_overflow_for_what_it_is(
     keyed: Any = {"base_url": url, "api_key": key, "max_retries": 0}
     claudes = AnthropicModel(client_args=root, model_id="m", max_tokens=5)
     models = [claudes, OpenAIModel(client_args=keyed, model_id="m")]
-    told = error_body(400, "This model's maximum context length is 10 tokens. However, you requested 20 tokens.")
+    reply = error_body(400, "This model's maximum context length is 10 tokens. However, you requested 20 tokens.")
     for model in models:
-        engine.faults.append(Fault(status=400, body=told))
+        engine.faults.append(Fault(status=400, body=reply))
         with pytest.raises(ContextWindowOverflowException):
             _ = [event async for event in model.stream([{"role": "user", "content": [{"text": "hi"}]}])]
     await claudes.client.close()
@@ -208,7 +208,7 @@ async def test_an_agent_knows_an_engines_overflow_for_what_it_is(
 LATE = {"message": "The input (9 tokens) is longer than the model's context length (5 tokens)."}
 
 
-@pytest.mark.parametrize("told", [LATE, {**LATE, "type": "BadRequestError", "param": None, "code": 400}])
+@pytest.mark.parametrize("wanted", [LATE, {**LATE, "type": "BadRequestError", "param": None, "code": 400}])
 @pytest.mark.parametrize(
     ("kind", "renders", "dialect"),
     [
@@ -224,11 +224,11 @@ LATE = {"message": "The input (9 tokens) is longer than the model's context leng
     ],
 )
 async def test_an_overflow_that_the_engine_tells_within_its_stream_is_a_400(
-    engine: ScriptedEngine, start_gateway: Start, kind: str, renders: bool, dialect: str, told: dict[str, Any]
+    engine: ScriptedEngine, start_gateway: Start, kind: str, renders: bool, dialect: str, wanted: dict[str, Any]
 ) -> None:
     gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL) if renders else None)
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    event = b"data: " + json.dumps({"error": told}).encode() + b"\n\ndata: [DONE]\n\n"
+    event = b"data: " + json.dumps({"error": wanted}).encode() + b"\n\ndata: [DONE]\n\n"
     engine.faults.append(Fault(body=event, headers=(("content-type", "text/event-stream"),)))
     async with gpt(session) as llm, claude(session) as other:
         asks: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -258,14 +258,14 @@ async def test_a_field_that_only_the_engine_was_sent_is_not_named_to_the_agent(
     engine: ScriptedEngine, rendered: Rendered
 ) -> None:
     session = await rendered()
-    told = error_body(400).replace(b'"param": null', b'"param": "token_ids"')
+    reply = error_body(400).replace(b'"param": null', b'"param": "token_ids"')
     async with gpt(session) as llm:
         for path, ask in {
             "messages": lambda: llm.chat.completions.create(model="m", messages=USER),
             "prompt": lambda: llm.completions.create(model="m", prompt=[301]),
             "input": lambda: llm.responses.create(model="m", input="hi"),
         }.items():
-            engine.faults.append(Fault(status=400, body=told))
+            engine.faults.append(Fault(status=400, body=reply))
             with pytest.raises(openai.BadRequestError) as caught:
                 await ask()
             assert caught.value.param == path
@@ -274,9 +274,9 @@ async def test_a_field_that_only_the_engine_was_sent_is_not_named_to_the_agent(
 async def test_a_sampling_parameter_that_the_engine_refuses_has_the_agents_name(
     engine: ScriptedEngine, rendered: Rendered
 ) -> None:
-    told = error_body(400).replace(b'"param": null', b'"param": "sampling_params.top_p"')
+    reply = error_body(400).replace(b'"param": null', b'"param": "sampling_params.top_p"')
     async with gpt(await rendered()) as llm:
-        engine.faults.append(Fault(status=400, body=told))
+        engine.faults.append(Fault(status=400, body=reply))
         with pytest.raises(openai.BadRequestError) as caught:
             await llm.chat.completions.create(model="m", messages=USER, top_p=0)
     assert caught.value.param == "top_p"
@@ -304,8 +304,8 @@ async def test_no_call_is_made_of_an_answer_that_must_hold_none(engine: Scripted
         asked: Any = {"model": "m", "tools": TOOLS, "tool_choice": "none"}
         [choice] = (await llm.chat.completions.create(messages=USER, **asked)).choices
         assert (choice.message.tool_calls, choice.message.content, choice.finish_reason) == (None, CALL, "stop")
-        said: Any = choice.message.model_dump(exclude_none=True)
-        await llm.chat.completions.create(messages=[*USER, said, *USER], **asked)
+        assistant: Any = choice.message.model_dump(exclude_none=True)
+        await llm.chat.completions.create(messages=[*USER, assistant, *USER], **asked)
     first, second = engine.calls
     assert second.body["token_ids"][: len(first.body["token_ids"]) + len(first.completion_ids[0])] == [
         *first.body["token_ids"],
@@ -443,8 +443,8 @@ async def test_a_developers_message_reaches_templates_that_know_no_such_role(
     items: Any = [{"role": "developer", "content": "be kind"}, *USER]
     async with gpt(session) as llm:
         await llm.responses.create(model="m", input=items, instructions="be brief")
-    said = engine.calls[-1].body["messages"]
-    assert [(m["role"], m["content"]) for m in said[:2]] == [("system", "be brief"), ("system", "be kind")]
+    answer = engine.calls[-1].body["messages"]
+    assert [(m["role"], m["content"]) for m in answer[:2]] == [("system", "be brief"), ("system", "be kind")]
 
 
 # -- what streams and answers say of themselves

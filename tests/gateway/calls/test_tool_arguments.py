@@ -32,21 +32,21 @@ async def called(session: SessionHandle, dialect: str, stream: bool, history: li
             asked["tools"] = [{"name": "f", "input_schema": SCHEMA}]
             if stream:
                 async with claude.messages.stream(**asked) as events:
-                    said = await events.get_final_message()
+                    response = await events.get_final_message()
             else:
-                said = await claude.messages.create(**asked)
-        [block] = [b for b in said.content if b.type == "tool_use"]
+                response = await claude.messages.create(**asked)
+        [block] = [b for b in response.content if b.type == "tool_use"]
         result = {"type": "tool_result", "tool_use_id": block.id, "content": "done"}
         content = [
-            b.model_dump(exclude_none=True, include={"type", "id", "name", "input", "text"}) for b in said.content
+            b.model_dump(exclude_none=True, include={"type", "id", "name", "input", "text"}) for b in response.content
         ]
         return block.input, [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         if dialect == "responses":
             tools: Any = [{"type": "function", "name": "f", "parameters": SCHEMA}]
             if stream:
-                async with llm.responses.stream(model="m", input=history, tools=tools) as told:
-                    reply = await told.get_final_response()
+                async with llm.responses.stream(model="m", input=history, tools=tools) as answer:
+                    reply = await answer.get_final_response()
             else:
                 reply = await llm.responses.create(model="m", input=history, tools=tools)
             [item] = [i for i in reply.output if i.type == "function_call"]
@@ -88,8 +88,8 @@ async def test_calls_with_such_numbers_reach_the_agent_and_are_gone_on_from(
             else:
                 function = {"name": "f", "arguments": OWN}
                 engine.replies.append({"tool_calls": [{"id": "c1", "type": "function", "function": function}]})
-            told, more = await called(session, dialect, stream, history)
-            assert told == (MEANT if dialect == "anthropic" else OWN)
+            reply, more = await called(session, dialect, stream, history)
+            assert reply == (MEANT if dialect == "anthropic" else OWN)
             history += more
         turns = (await trainer.fetch_async([session.session_id]))[session.session_id].turns
         assert len(turns) == 2
@@ -110,11 +110,11 @@ async def test_anthropics_bodies_are_json_to_every_reader(
     )
     asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "stream": stream}
     asked["tools"] = [{"name": "f", "input_schema": SCHEMA}]
-    status, told = await request("POST", session.base_url + "/messages", body=asked, key=session.api_key)
+    status, reply = await request("POST", session.base_url + "/messages", body=asked, key=session.api_key)
     assert status == 200
     if stream:
-        events = [msgspec.json.decode(line[6:]) for line in told.split(b"\n") if line.startswith(b"data: ")]
+        events = [msgspec.json.decode(line[6:]) for line in reply.split(b"\n") if line.startswith(b"data: ")]
         pieces = [e["delta"]["partial_json"] for e in events if e.get("delta", {}).get("type") == "input_json_delta"]
         assert msgspec.json.decode("".join(pieces)) == MEANT
     else:
-        assert msgspec.json.decode(told)["content"][0]["input"] == MEANT
+        assert msgspec.json.decode(reply)["content"][0]["input"] == MEANT

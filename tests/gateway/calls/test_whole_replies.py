@@ -91,8 +91,13 @@ async def asked(
     body = json.dumps(
         {"model": "m", **({"messages": USER} if "chat" in path else {"prompt": "w3 w4"}), **fields}
     ).encode()
-    told = {"host": place, "authorization": f"Bearer {session.api_key}", **(headers or {}), "content-length": len(body)}
-    head = f"POST /{route}{path} HTTP/{version}\r\n" + "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    reply = {
+        "host": place,
+        "authorization": f"Bearer {session.api_key}",
+        **(headers or {}),
+        "content-length": len(body),
+    }
+    head = f"POST /{route}{path} HTTP/{version}\r\n" + "".join(f"{name}: {value}\r\n" for name, value in reply.items())
     writer.write(head.encode() + b"\r\n" + body)
     await writer.drain()
     return reader, writer
@@ -190,10 +195,10 @@ async def whole(reader: asyncio.StreamReader) -> dict[str, Any]:
     """A reply that is not streamed."""
     async with asyncio.timeout(60):
         head = await reader.readuntil(b"\r\n\r\n")
-        told: dict[str, Any] = json.loads(
+        reply: dict[str, Any] = json.loads(
             await reader.readexactly(int(head.lower().split(b"content-length:")[1].split()[0]))
         )
-    return told
+    return reply
 
 
 async def until(reached: Callable[[], object]) -> None:
@@ -202,8 +207,8 @@ async def until(reached: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def ids(told: dict[str, Any]) -> str:
-    return str(told["choices"][0]["message"]["content"])
+def ids(reply: dict[str, Any]) -> str:
+    return str(reply["choices"][0]["message"]["content"])
 
 
 @pytest.mark.parametrize("how", ["relayed", "rendered"])
@@ -314,12 +319,12 @@ async def test_each_of_two_lost_samples_has_a_retry_of_its_own(
     for _, writer in both:
         hang_up(writer)
     await until(lambda: not gateway.connections)
-    told = []
+    entries = []
     for _ in range(2):
         reader, writer = await asked(session, headers={"x-stainless-retry-count": "1"})
-        told.append(ids(await whole(reader)))
+        entries.append(ids(await whole(reader)))
         writer.close()
-    assert len(set(told)) == 2
+    assert len(set(entries)) == 2
     assert len(engine.calls) == 2
     assert len((await trajectory_of(gateway, session)).sequences) == 2
 
@@ -335,12 +340,12 @@ async def test_equal_calls_are_samples_of_their_own_whatever_became_of_the_other
     hang_up(lost)
     await until(lambda: not gateway.connections)
     connections = [await asked(session, stream=stream) for _ in range(3)]
-    told = set()
+    reply = set()
     for reader, writer in connections:
         async with asyncio.timeout(60):
-            told.add(await reader.readuntil(b"0\r\n\r\n") if stream else ids(await whole(reader)))
+            reply.add(await reader.readuntil(b"0\r\n\r\n") if stream else ids(await whole(reader)))
         writer.close()
-    assert len(told) == 3
+    assert len(reply) == 3
     assert len(engine.calls) == 4
     assert gateway.counters["turns_joined"] == 0
     made = await trajectory_of(gateway, session)
@@ -378,8 +383,8 @@ async def test_an_agent_that_leaves_a_stream_behind_its_finish_reason_has_the_re
             await reader.readuntil(b"0\r\n\r\n")
         writer.close()
     if goes_on:
-        said = {"role": "assistant", "content": decode_ids(engine.calls[0].completion_ids[0])}
-        reader, writer = await asked(session, messages=[*USER, said, {"role": "user", "content": "go on"}])
+        message = {"role": "assistant", "content": decode_ids(engine.calls[0].completion_ids[0])}
+        reader, writer = await asked(session, messages=[*USER, message, {"role": "user", "content": "go on"}])
         await whole(reader)
         writer.close()
     made = await trajectory_of(gateway, session)

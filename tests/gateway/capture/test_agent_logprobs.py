@@ -40,20 +40,20 @@ async def test_an_agent_gets_the_numbers_it_asked_for(
     engine.replies.append({"content": "w11 w12 w13"})
     ours = {k: v for k, v in asked.items() if k != "return_token_ids"}
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        told = await llm.chat.completions.create(
+        reply = await llm.chat.completions.create(
             model="m",
             messages=[{"role": "user", "content": "hi"}],
             extra_body={k: v for k, v in asked.items() if k == "return_token_ids"},
             **ours,
         )
-    extra = told.model_extra or {}
-    [choice] = told.choices
+    extra = reply.model_extra or {}
+    [choice] = reply.choices
     assert choice.message.content == "w11 w12 w13"
     wanted = any(asked.values())
     assert (choice.logprobs is not None) is wanted
     assert bool((choice.model_extra or {}).get("token_ids")) is wanted
     assert bool(extra.get("prompt_token_ids")) is wanted
-    assert told.usage is not None
+    assert reply.usage is not None
     [turn] = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
     assert turn.completion_ids == engine.calls[0].completion_ids[0]
     assert None not in turn.logprobs
@@ -122,8 +122,8 @@ async def test_a_reply_whose_turn_comes_later_is_the_same(
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     engine.replies.append({"content": "w11 w12 w13"})
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **asked}
-    status, told = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-    [choice] = json.loads(told)["choices"]
+    status, reply = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+    [choice] = json.loads(reply)["choices"]
     assert (status, choice["message"]["content"]) == (200, "w11 w12 w13")
     wanted = any(asked.values())
     assert bool(choice["token_ids"]) is wanted

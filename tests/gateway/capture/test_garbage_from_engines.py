@@ -51,14 +51,14 @@ NO_REPLY: dict[str, bytes] = {
 }
 
 
-def event(told: Any) -> bytes:
-    return b"data: " + (told if isinstance(told, bytes) else json.dumps(told).encode()) + b"\n\n"
+def event(reply: Any) -> bytes:
+    return b"data: " + (reply if isinstance(reply, bytes) else json.dumps(reply).encode()) + b"\n\n"
 
 
 def piece(text: str | None = None, finish: str | None = None, **more: Any) -> bytes:
     """An event of a chat and of a text completion stream at once."""
-    said = {} if text is None else {"content": text}
-    choice = {"index": 0, "delta": said, "text": text or "", "finish_reason": finish, **more}
+    answer = {} if text is None else {"content": text}
+    choice = {"index": 0, "delta": answer, "text": text or "", "finish_reason": finish, **more}
     return event({**HEAD, "object": "chat.completion.chunk", "choices": [choice]})
 
 
@@ -110,13 +110,13 @@ async def clients(session: SessionHandle) -> AsyncIterator[Callable[[str, bool],
             if dialect == "responses":
                 if not stream:
                     return str(await llm.responses.create(model="m", input="hello"))
-                said = ""
-                async for told in await llm.responses.create(model="m", input="hello", stream=True):
-                    if told.type == "response.failed":  # this client leaves it to its caller
-                        assert told.response.error is not None
-                        raise openai.APIError(told.response.error.message, httpx.Request("POST", base), body=None)
-                    said += str(told)
-                return said
+                text = ""
+                async for answer in await llm.responses.create(model="m", input="hello", stream=True):
+                    if answer.type == "response.failed":  # this client leaves it to its caller
+                        assert answer.response.error is not None
+                        raise openai.APIError(answer.response.error.message, httpx.Request("POST", base), body=None)
+                    text += str(answer)
+                return text
             call: Any = llm.chat.completions if dialect == "chat" else llm.completions
             asked = {"messages": user} if dialect == "chat" else {"prompt": "hello"}
             reply = await call.create(model="m", max_tokens=16, stream=stream, **asked)

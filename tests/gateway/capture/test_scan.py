@@ -49,10 +49,10 @@ def logprobs(draw: st.DrawFn, count: int) -> Any:
     if kind == "content":
         return {"content": entries(values, words)}
     if kind == "top":
-        told = entries(values, words)
-        for entry in told:
+        reply = entries(values, words)
+        for entry in reply:
             entry["top_logprobs"] = [{"token": "x", "logprob": -1.5, "bytes": None}]
-        return {"content": told, "refusal": None}
+        return {"content": reply, "refusal": None}
     if kind == "tokens":
         return {"tokens": words, "token_logprobs": values, "text_offset": list(range(count)), "top_logprobs": None}
     if kind == "gap":
@@ -106,7 +106,7 @@ def deltas(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def events(draw: st.DrawFn) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     completions = draw(st.booleans())
     for number in range(draw(st.integers(0, 12))):
         sampled = draw(ids)
@@ -131,8 +131,8 @@ def events(draw: st.DrawFn) -> list[dict[str, Any]]:
             event["usage"] = None
         elif extra == "no choice":
             event["choices"] = []
-        told.append(event)
-    return told
+        items.append(event)
+    return items
 
 
 def both(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Captured]) -> tuple[Any, Any]:
@@ -178,17 +178,17 @@ def framed(event: bytes) -> bytes:
 
 @compiled
 @settings(max_examples=120, deadline=None)
-@given(told=events(), separators=compact, ascii_only=st.booleans(), cuts=st.lists(st.floats(0, 1), max_size=4))
+@given(frames=events(), separators=compact, ascii_only=st.booleans(), cuts=st.lists(st.floats(0, 1), max_size=4))
 def test_streams_read_the_same_however_they_are_cut(
     patching: pytest.MonkeyPatch,
-    told: list[dict[str, Any]],
+    frames: list[dict[str, Any]],
     separators: tuple[str, str],
     ascii_only: bool,
     cuts: list[float],
 ) -> None:
     pieces = [
         framed(json.dumps(event, separators=separators, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass"))
-        for event in told
+        for event in frames
     ] + [framed(b"[DONE]")]
     fast, slow = both(patching, lambda: read_stream(list(pieces)))
     assert fast == slow
@@ -211,7 +211,7 @@ def sample_reply() -> bytes:
 
 
 def sample_stream() -> bytes:
-    told = []
+    items = []
     for number in range(3):
         choice = {
             "index": 0,
@@ -220,8 +220,8 @@ def sample_stream() -> bytes:
             "finish_reason": None,
             "token_ids": [number],
         }
-        told.append(framed(json.dumps({"id": "r", "choices": [choice]}, separators=(",", ":")).encode()))
-    return b"".join([*told, framed(b"[DONE]")])
+        items.append(framed(json.dumps({"id": "r", "choices": [choice]}, separators=(",", ":")).encode()))
+    return b"".join([*items, framed(b"[DONE]")])
 
 
 DAMAGE = b'"\\,:[]{}0-.eEx\x00\n \xff\x7fnull1'
@@ -369,38 +369,38 @@ def test_the_rest_of_a_reply_is_what_it_was_without_its_numbers() -> None:
     lifted = scan.lift(sample_reply())
     assert lifted is not None
     rest, numbers, prompt = lifted
-    told = json.loads(sample_reply())
-    told["choices"][0]["logprobs"] = told["choices"][0]["token_ids"] = None
-    told["prompt_token_ids"] = None
+    reply = json.loads(sample_reply())
+    reply["choices"][0]["logprobs"] = reply["choices"][0]["token_ids"] = None
+    reply["prompt_token_ids"] = None
     assert prompt == b"1,2"
-    assert json.loads(rest) == told == json.loads(scan.without_numbers(sample_reply()))
+    assert json.loads(rest) == reply == json.loads(scan.without_numbers(sample_reply()))
     assert numbers == [(struct.pack("<2i", 11, 12), struct.pack("<2f", -0.5, -1e-7))]
 
 
 def meant(stream: bytes) -> list[Any]:
     """What the lines of a stream say; short lists that stay and null are the same to whoever has not asked."""
-    said: list[Any] = []
+    items: list[Any] = []
     for line in stream.split(b"\n"):
         try:
             event = json.loads(line.removeprefix(b"data:"))
         except ValueError:
-            said.append(line)
+            items.append(line)
             continue
         for part in [event, *event.get("choices", [])] if isinstance(event, dict) else []:
             for name in part:
                 part[name] = part[name] or None
-        said.append(event)
-    return said
+        items.append(event)
+    return items
 
 
 @compiled
 @settings(max_examples=100, deadline=None)
-@given(told=events(), separators=compact, ascii_only=st.booleans(), newline=st.sampled_from([b"\n", b"\r\n"]))
+@given(frames=events(), separators=compact, ascii_only=st.booleans(), newline=st.sampled_from([b"\n", b"\r\n"]))
 def test_streams_without_their_numbers_say_the_same_otherwise(
-    told: list[dict[str, Any]], separators: tuple[str, str], ascii_only: bool, newline: bytes
+    frames: list[dict[str, Any]], separators: tuple[str, str], ascii_only: bool, newline: bytes
 ) -> None:
     text = b": hi" + newline * 2
-    for event in told:
+    for event in frames:
         body = json.dumps(event, separators=separators, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
         text += b"data: " + body + newline * 2
     text += b"data: [DONE]" + newline * 2

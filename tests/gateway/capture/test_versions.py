@@ -34,14 +34,14 @@ def event(
     """An event of a stream, of chat and of text completions alike."""
     entries = [{"token": f"w{i}", "logprob": logprob_of(i), "bytes": None, "top_logprobs": []} for i in ids]
     content = "".join(f" w{i}" for i in ids)
-    said: dict[str, Any] = {"index": choice, "delta": {"content": content}, "text": content, "finish_reason": finish}
-    said |= {"token_ids": list(ids), "logprobs": {"content": entries}}
-    told: dict[str, Any] = {"id": "r", "model": "m", "choices": [said]}
+    answer: dict[str, Any] = {"index": choice, "delta": {"content": content}, "text": content, "finish_reason": finish}
+    answer |= {"token_ids": list(ids), "logprobs": {"content": entries}}
+    reply: dict[str, Any] = {"id": "r", "model": "m", "choices": [answer]}
     if prompt:
-        told["prompt_token_ids"] = said["prompt_token_ids"] = [1, 2, 3]
+        reply["prompt_token_ids"] = answer["prompt_token_ids"] = [1, 2, 3]
     if version is not None:
-        told["weight_version"] = version
-    return b"data: " + json.dumps(told, separators=(",", ":")).encode() + b"\n\n"
+        reply["weight_version"] = version
+    return b"data: " + json.dumps(reply, separators=(",", ":")).encode() + b"\n\n"
 
 
 @asynccontextmanager
@@ -80,8 +80,8 @@ async def call(gateway: Gateway, **fields: Any) -> list[Turn]:
     client = GatewayClient(gateway.url)
     [session] = await client.create_sessions_async([new_session_id()])
     body = {"model": "m", "messages": USER, **fields}
-    status, told = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-    assert status == 200, told
+    status, reply = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+    assert status == 200, reply
     return (await client.fetch_async([session.session_id]))[session.session_id].turns
 
 
@@ -168,15 +168,15 @@ async def test_each_choice_of_a_whole_reply_has_its_own_versions(
     """The built-in policy names both ends of each choice, SGLang one version."""
     engine.first_id, engine.last_id = 300, 500
 
-    def edit(told: dict[str, Any]) -> Any:
+    def edit(reply: dict[str, Any]) -> Any:
         if kind == "sglang":
-            other = json.loads(json.dumps(told))
-            told["meta_info"]["weight_version"], other["meta_info"]["weight_version"] = "5", "4"
-            return [told, {**other, "index": 1}]
-        told["weight_version"] = 5
-        for choice, (first, last) in zip(told["choices"], [(4, 5), (3, 3)], strict=True):
+            other = json.loads(json.dumps(reply))
+            reply["meta_info"]["weight_version"], other["meta_info"]["weight_version"] = "5", "4"
+            return [reply, {**other, "index": 1}]
+        reply["weight_version"] = 5
+        for choice, (first, last) in zip(reply["choices"], [(4, 5), (3, 3)], strict=True):
             choice["weight_version_first"], choice["weight_version_last"] = first, last
-        return told
+        return reply
 
     gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL), weight_version=5)
     engine.faults.append(Fault(edit=edit))
@@ -188,10 +188,10 @@ async def test_each_choice_of_a_whole_reply_has_its_own_versions(
 async def test_a_whole_relayed_reply_has_the_versions_that_the_policy_names(
     engine: ScriptedEngine, start_gateway: Start
 ) -> None:
-    def edit(told: dict[str, Any]) -> dict[str, Any]:
-        told["weight_version"] = 5
-        told["choices"][0] |= {"weight_version_first": 3, "weight_version_last": 5}
-        return told
+    def edit(reply: dict[str, Any]) -> dict[str, Any]:
+        reply["weight_version"] = 5
+        reply["choices"][0] |= {"weight_version_first": 3, "weight_version_last": 5}
+        return reply
 
     gateway = await start_gateway(engine, weight_version=4)
     engine.faults.append(Fault(edit=edit))
@@ -234,7 +234,7 @@ def test_a_stream_of_two_choices_ends_with_the_newest_of_both() -> None:
 
 
 def test_a_reply_that_names_no_version_has_none() -> None:
-    said = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop", "token_ids": [7]}
-    said["logprobs"] = {"content": [{"logprob": -0.5}]}
-    captured = read_reply(json.dumps({"prompt_token_ids": [1], "choices": [said]}).encode())
+    message = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop", "token_ids": [7]}
+    message["logprobs"] = {"content": [{"logprob": -0.5}]}
+    captured = read_reply(json.dumps({"prompt_token_ids": [1], "choices": [message]}).encode())
     assert (captured.weight_version_first, captured.weight_version_last) == (None, None)

@@ -76,8 +76,10 @@ async def test_a_gateway_that_does_not_answer_in_time_leaves_no_connection_behin
 async def ask(session: SessionHandle, text: str, **asked: Any) -> str:
     """The answer, read by OpenAI's client."""
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as agent:
-        said: Any = [{"role": "user", "content": text}]
-        return str((await agent.chat.completions.create(model="m", messages=said, **asked)).choices[0].message.content)
+        assistant: Any = [{"role": "user", "content": text}]
+        return str(
+            (await agent.chat.completions.create(model="m", messages=assistant, **asked)).choices[0].message.content
+        )
 
 
 @pytest.mark.parametrize("name", ["create_sessions", "fetch", "close_sessions", "delete"])

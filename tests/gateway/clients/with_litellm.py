@@ -33,13 +33,13 @@ for url, key, dialect, mode in json.loads(sys.argv[1]):
             chunks = list(reply)
             pieces += len(chunks)
             reply = litellm.stream_chunk_builder(chunks, messages=messages)
-        said = reply.choices[0].message
+        message = reply.choices[0].message
         # Not "": on its way to Anthropic, LiteLLM fills an empty text with a sentence of its own, which rewrites history.
-        messages.append({**said.model_dump(exclude_none=True), "content": said.content or None})
-        if not said.tool_calls:
+        messages.append({**message.model_dump(exclude_none=True), "content": message.content or None})
+        if not message.tool_calls:
             break
-        for call in said.tool_calls:
+        for call in message.tool_calls:
             asked = json.loads(call.function.arguments)
             added.append([asked["x"], asked["y"]])
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(asked["x"] + asked["y"])})
-    print(json.dumps({"text": (said.content or "").strip(), "added": sorted(added), "pieces": pieces}))
+    print(json.dumps({"text": (message.content or "").strip(), "added": sorted(added), "pieces": pieces}))

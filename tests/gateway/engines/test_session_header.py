@@ -31,6 +31,6 @@ async def test_sglangs_router_is_told_the_session_of_every_call(
                 )
                 if stream:
                     assert [part async for part in reply]  # type: ignore[union-attr]
-    told = [call.headers.get("x-smg-routing-key") for call in engine.calls]
+    entries = [call.headers.get("x-smg-routing-key") for call in engine.calls]
     names = [session.session_id for session in sessions]
-    assert told == ([*names, *names] if kind.startswith("sglang") else [None] * 4)
+    assert entries == ([*names, *names] if kind.startswith("sglang") else [None] * 4)

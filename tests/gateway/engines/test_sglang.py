@@ -74,11 +74,11 @@ def test_all_that_is_asked_for_has_the_name_and_the_type_that_sglang_takes(form:
     asked.sampling.other |= {"top_k": 5, "min_p": 0.1, "logit_bias": {"5": 1.0}, "presence_penalty": 0.1}
     asked.sampling.other |= {"frequency_penalty": 0.1, "repetition_penalty": 1.1}
     _, body = engine.request(b"[1,2]", asked, max_tokens=4, stop_token_ids=[2], stream=True)
-    said = json.loads(engine.named(body, "a"))
+    reply = json.loads(engine.named(body, "a"))
     assert set(asked.sampling.other) <= engine.features
-    assert said.keys() == GENERATE.keys()
-    assert all(isinstance(value, GENERATE[name]) for name, value in said.items())
-    sampling = said["sampling_params"]
+    assert reply.keys() == GENERATE.keys()
+    assert all(isinstance(value, GENERATE[name]) for name, value in reply.items())
+    sampling = reply["sampling_params"]
     assert sampling.keys() <= SAMPLING.keys()
     assert all(isinstance(value, SAMPLING[name]) for name, value in sampling.items())
     assert engine.features - {"response_format", "tool_choice", "parallel_tool_calls", "seed", "min_tokens"} <= set(

@@ -69,10 +69,10 @@ def start_kind(start_gateway: Start, engine: ScriptedEngine, kind: str, token_mo
     return start_gateway(engine, engine=kind, model_dir=MODEL)
 
 
-def told(body: dict[str, Any]) -> dict[str, Any]:
+def limits_of(body: dict[str, Any]) -> dict[str, Any]:
     """What an engine was told of budgets."""
-    said = {**body, **body.get("sampling_params", {})}
-    return {k: said[k] for k in ("thinking_token_budget", "custom_params", "require_reasoning") if k in said}
+    answer = {**body, **body.get("sampling_params", {})}
+    return {k: answer[k] for k in ("thinking_token_budget", "custom_params", "require_reasoning") if k in answer}
 
 
 async def turns(gateway: Gateway, session: SessionHandle) -> list[list[int]]:
@@ -99,7 +99,7 @@ async def test_engines_are_told_the_budget_in_their_own_words(
     _, not_held = await ask(session, stream)
     assert not_held is None
     [call] = engine.calls
-    assert told(call.body) == expected
+    assert limits_of(call.body) == expected
     assert await turns(gateway, session) == call.completion_ids
     assert gateway.counters["thinking_budgets_not_held"] == 0
 
@@ -123,7 +123,7 @@ async def test_a_server_that_refuses_budgets_is_asked_without_and_is_not_asked_a
     assert "start vLLM with --reasoning-parser" in caplog.text
     _, not_held = await ask(session, stream)
     assert not_held == "thinking.budget_tokens"
-    assert [told(call.body) for call in engine.calls] == [{"thinking_token_budget": 2048}, {}, {}]
+    assert [limits_of(call.body) for call in engine.calls] == [{"thinking_token_budget": 2048}, {}, {}]
     assert len(await turns(gateway, session)) == 2
     assert gateway.counters["thinking_budgets_not_held"] == 2
     status, metrics = await request("GET", gateway.url + "/metrics")
@@ -133,7 +133,7 @@ async def test_a_server_that_refuses_budgets_is_asked_without_and_is_not_asked_a
     for worker in gateway.router.workers.values():
         thinking_budget.leave_out(worker)
     _, not_held = await ask(await opened(gateway), stream)
-    assert (told(engine.calls[-1].body), not_held) == ({"thinking_token_budget": 2048}, None)
+    assert (limits_of(engine.calls[-1].body), not_held) == ({"thinking_token_budget": 2048}, None)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -144,7 +144,7 @@ async def test_an_engine_that_knows_no_budgets_serves_the_call_and_the_reply_say
     gateway = await start_kind(start_gateway, engine, kind, token_mode)
     reply, not_held = await ask(await opened(gateway), stream)
     assert (reply.stop_reason, not_held) == ("end_turn", "thinking.budget_tokens")
-    assert told(engine.calls[0].body) == {}
+    assert limits_of(engine.calls[0].body) == {}
     _, not_held = await ask(await opened(gateway), stream, thinking={"type": "adaptive"})
     assert not_held is None
 
@@ -165,7 +165,7 @@ async def test_what_the_session_says_of_the_budget_wins(
 ) -> None:
     gateway = await start_kind(start_gateway, engine, "vllm", token_mode)
     await ask(await opened(gateway, sampling_params={"thinking_token_budget": 99}), False)
-    assert told(engine.calls[0].body) == {"thinking_token_budget": 99}
+    assert limits_of(engine.calls[0].body) == {"thinking_token_budget": 99}
 
 
 async def test_vllms_own_field_of_a_chat_request_is_the_agents_affair(
@@ -174,7 +174,7 @@ async def test_vllms_own_field_of_a_chat_request_is_the_agents_affair(
     session = await opened(await start_kind(start_gateway, engine, "vllm", True))
     body = {"model": "m", "messages": ASKED["messages"], "thinking_token_budget": 7}
     status, _ = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-    assert (status, told(engine.calls[0].body)) == (200, {"thinking_token_budget": 7})
+    assert (status, limits_of(engine.calls[0].body)) == (200, {"thinking_token_budget": 7})
     engine.faults.append(refusal(False))
     status, answer = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
     assert (status, WHY.encode() in answer) == (400, True)
@@ -211,7 +211,7 @@ async def test_a_budget_that_cannot_be_is_a_400_that_names_it(
 async def test_with_tools_a_budget_may_be_for_several_answers(session: SessionHandle, engine: ScriptedEngine) -> None:
     tools = [{"name": "add", "input_schema": {"type": "object", "properties": {}}}]
     await ask(session, False, max_tokens=1500, tools=tools)
-    assert told(engine.calls[0].body) == {"thinking_token_budget": 2048}
+    assert limits_of(engine.calls[0].body) == {"thinking_token_budget": 2048}
 
 
 async def test_tokens_of_a_request_with_a_budget_are_counted(session: SessionHandle) -> None:

@@ -190,13 +190,13 @@ async def test_a_session_that_grows_long_is_kept_to_the_last_byte(
     messages: list[dict[str, str]] = []
     for turn in range(6):
         messages.append({"role": "user", "content": f"{turn} " * 20_000})
-        status, said = await call(session, {"messages": messages, "max_tokens": 4 + turn})
+        status, answer = await call(session, {"messages": messages, "max_tokens": 4 + turn})
         assert status == 200
         assert engine.calls[-1].body["messages"] == messages
-        messages.append(json.loads(said)["choices"][0]["message"])
+        messages.append(json.loads(answer)["choices"][0]["message"])
     capture = (await client.fetch_async([session.session_id]))[session.session_id]
-    _, told = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
-    traces = json.loads(told)
+    _, reply = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
+    traces = json.loads(reply)
     assert [trace["messages"] for trace in traces] == [messages[: 2 * turn + 1] for turn in range(6)]
     prompts = [list(turn.prompt_ids) for turn in capture.turns]
     assert prompts == [list(seen.prompt_ids or ()) for seen in engine.calls]
@@ -205,9 +205,9 @@ async def test_a_session_that_grows_long_is_kept_to_the_last_byte(
 async def test_a_limit_is_kept_in_the_middle_of_a_body(start_gateway: Start, engine: ScriptedEngine) -> None:
     gateway = await start_gateway(engine, limits=Limits(receiving_bytes=300_000))
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    status, said = await call(session, {"messages": [{"role": "user", "content": "x" * 500_000}]})
+    status, message = await call(session, {"messages": [{"role": "user", "content": "x" * 500_000}]})
     assert status == 503
-    assert b"too many large requests" in said
+    assert b"too many large requests" in message
     assert gateway.connections.receiving == 0
     assert (await call(session, {"messages": [{"role": "user", "content": "x" * 100_000}]}))[0] == 200
 
@@ -271,16 +271,18 @@ async def answering(reply: Callable[[bytes], list[bytes]], tls: ssl.SSLContext |
 async def test_long_requests_and_replies_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain, context = certificate(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(chain))
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def reply(body: bytes) -> list[bytes]:
-        heard.append(body)
+        received.append(body)
         choice = {"index": 0, "message": {"role": "assistant", "content": "y" * 10}, "finish_reason": "stop"}
         choice |= {"token_ids": [1], "logprobs": {"content": [{"token": "y", "logprob": -0.5}]}}
-        said = json.dumps(
+        answer = json.dumps(
             {"choices": [choice], "prompt_token_ids": list(range(100_000))}, separators=(",", ":")
         ).encode()
-        return [b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(said) + said]
+        return [
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer) + answer
+        ]
 
     async with answering(reply, context) as url:
         gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),)))
@@ -291,7 +293,7 @@ async def test_long_requests_and_replies_over_tls(tmp_path: Path, monkeypatch: p
             content = f"{turn}" * 400_000
             status, _ = await call(session, {"messages": [{"role": "user", "content": content}]})
             assert status == 200
-            assert json.loads(heard[-1])["messages"][0]["content"] == content
+            assert json.loads(received[-1])["messages"][0]["content"] == content
         capture = (await client.fetch_async([session.session_id]))[session.session_id]
         assert [list(turn.prompt_ids) for turn in capture.turns] == [list(range(100_000))] * 2
         await gateway.stop(grace_s=0.2)
@@ -334,10 +336,10 @@ async def test_a_stream_that_tells_its_length_is_still_handed_on_at_once() -> No
 def events_of(count: int) -> bytes:
     """A stream whose first event carries a long prompt's ids, as vLLM writes it."""
     delta: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}}
-    told = [{"id": "r", "choices": [delta], "prompt_token_ids": list(range(count))}]
+    entries = [{"id": "r", "choices": [delta], "prompt_token_ids": list(range(count))}]
     for i in range(3):
         token = {"token": f"w{i}", "logprob": -0.5, "bytes": [119], "top_logprobs": []}
-        told.append(
+        entries.append(
             {
                 "id": "r",
                 "choices": [
@@ -345,8 +347,10 @@ def events_of(count: int) -> bytes:
                 ],
             }
         )
-    told.append({"id": "r", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    return b"".join(b"data: %b\n\n" % json.dumps(t, separators=(",", ":")).encode() for t in told) + b"data: [DONE]\n\n"
+    entries.append({"id": "r", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    return (
+        b"".join(b"data: %b\n\n" % json.dumps(t, separators=(",", ":")).encode() for t in entries) + b"data: [DONE]\n\n"
+    )
 
 
 async def streamed(session: SessionHandle, letter: str, *, dialect: str = "chat") -> str:

@@ -148,9 +148,9 @@ async def test_what_is_no_http_or_wants_a_proxy_is_refused_once(gateway: Gateway
 
 
 async def test_a_compressed_body_is_415_and_not_bad_json(gateway: Gateway, session: SessionHandle) -> None:
-    status, _, told = await ask(gateway, post(session, gzip.compress(BODY), "content-encoding: gzip"))
+    status, _, reply = await ask(gateway, post(session, gzip.compress(BODY), "content-encoding: gzip"))
     assert status == 415
-    assert b"content-encoding" in told
+    assert b"content-encoding" in reply
 
 
 async def test_http_1_0_is_answered_whole_and_never_in_chunks(gateway: Gateway, session: SessionHandle) -> None:
@@ -160,8 +160,8 @@ async def test_http_1_0_is_answered_whole_and_never_in_chunks(gateway: Gateway, 
         assert (status, headers["connection"]) == (200, "close")
         assert await line.is_closed()
     streamed = json.dumps({**json.loads(BODY), "stream": True}).encode()
-    status, headers, told = await ask(gateway, post(session, streamed, version="1.0"))
-    assert (status, json.loads(told)["error"]["param"]) == (400, "stream")
+    status, headers, reply = await ask(gateway, post(session, streamed, version="1.0"))
+    assert (status, json.loads(reply)["error"]["param"]) == (400, "stream")
 
 
 async def test_a_target_with_its_host_is_the_same_and_one_without_a_path_is_unknown(
@@ -180,8 +180,8 @@ async def test_a_slash_at_the_end_of_a_route_is_nothing(gateway: Gateway, sessio
 
 
 async def test_a_doubled_v1_is_explained_in_the_clients_dialect(gateway: Gateway, session: SessionHandle) -> None:
-    status, _, told = await ask(gateway, post(session, route="v1/messages"))
-    error = json.loads(told)
+    status, _, reply = await ask(gateway, post(session, route="v1/messages"))
+    error = json.loads(reply)
     assert (status, error["type"], error["error"]["type"]) == (404, "error", "not_found_error")
     assert "without its /v1" in error["error"]["message"]
 
@@ -217,13 +217,13 @@ async def test_long_bodies_and_what_follows_them_are_told_apart_wherever_they_ar
         for piece in (data[:cut], data[cut : len(first)], data[len(first) : len(first) + 40], data[len(first) + 40 :]):
             await line.send(piece)
             await asyncio.sleep(0.01)  # so that most pieces are read for themselves
-        said = []
+        entries = []
         for _ in range(3 if version == "1.1" else 1):
             status, _, _ = await line.answer()
-            said.append(status)
-    assert set(said) == {200}
+            entries.append(status)
+    assert set(entries) == {200}
     texts = [call.body["messages"][0]["content"] for call in engine.calls]
-    assert texts[: len(said)] == ["a" * 200_000, "hi", "b" * 200_000][: len(said)]
+    assert texts[: len(entries)] == ["a" * 200_000, "hi", "b" * 200_000][: len(entries)]
 
 
 async def test_garbage_behind_a_request_does_not_get_into_its_reply(
@@ -232,8 +232,8 @@ async def test_garbage_behind_a_request_does_not_get_into_its_reply(
     engine.faults.append(Fault(delay_s=0.1))
     async with Line(gateway) as line:
         await line.send(post(session) + b"\x00garbage\r\n\r\n")
-        status, _, told = await line.answer()
-        assert (status, len(json.loads(told)["choices"])) == (200, 1)
+        status, _, reply = await line.answer()
+        assert (status, len(json.loads(reply)["choices"])) == (200, 1)
         assert await line.is_closed()
 
 
@@ -266,11 +266,11 @@ async def test_a_body_that_is_too_large_is_said_in_the_clients_own_words(
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         for _ in range(3):  # the client is still sending when it is refused: it must not see a reset connection
-            with pytest.raises(openai.APIStatusError, match="larger than 100000 bytes") as told:
+            with pytest.raises(openai.APIStatusError, match="larger than 100000 bytes") as caught:
                 await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 3_000_000}])
-            assert told.value.status_code == 413
-    status, _, said = await ask(gateway, post(session, b"", route="messages", length="200000"))
-    assert (status, json.loads(said)["error"]["type"]) == (413, "request_too_large")
+            assert caught.value.status_code == 413
+    status, _, reply = await ask(gateway, post(session, b"", route="messages", length="200000"))
+    assert (status, json.loads(reply)["error"]["type"]) == (413, "request_too_large")
     chunked = b"10000\r\n" + b" " * 65536 + b"\r\n"
     status, _, _ = await ask(gateway, post(session, chunked * 2, "transfer-encoding: chunked"))
     assert status == 413
@@ -355,9 +355,9 @@ async def test_a_bad_body_is_a_400_in_the_routes_dialect(gateway: Gateway, sessi
     async with Line(gateway) as line:
         for body in BAD:
             await line.send(post(session, body, route=route))
-            status, _, told = await line.answer()
+            status, _, reply = await line.answer()
             assert status == 400, body[:40]
-            error = json.loads(told)
+            error = json.loads(reply)
             assert (error.get("type") == "error") is route.startswith("messages")
             assert error["error"]["type"] == "invalid_request_error"
             assert error["error"]["message"]

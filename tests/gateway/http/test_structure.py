@@ -116,10 +116,10 @@ async def test_no_body_stops_the_event_loop(
     # The bounds are the same on every route: one body shows that a route has them, the others what they hold against.
     for name, body in hostile(route) if NIGHTLY or route == "chat/completions" else itertools.islice(hostile(route), 1):
         before = time.thread_time()
-        told = await asyncio.to_thread(send, port, path, session.api_key, body)
+        reply = await asyncio.to_thread(send, port, path, session.api_key, body)
         spent = time.thread_time() - before
-        assert told.startswith(b"HTTP/1.1 413 "), (name, told)
-        assert b"more than" in told
+        assert reply.startswith(b"HTTP/1.1 413 "), (name, reply)
+        assert b"more than" in reply
         assert spent < MOST_S, name
     assert engine.calls == []
 
@@ -130,8 +130,8 @@ async def test_administration_has_the_same_bounds(route: str, gateway: Gateway) 
     bodies = (b"{" + names(b"k") + b"}", b'{"session_ids":[' + many(b"[]") + b"]}")
     for body in bodies if NIGHTLY or route == "/admin/sessions" else bodies[:1]:
         before = time.thread_time()
-        told = await asyncio.to_thread(send, port, route, "", body)
-        assert told.startswith(b"HTTP/1.1 413 "), told
+        reply = await asyncio.to_thread(send, port, route, "", body)
+        assert reply.startswith(b"HTTP/1.1 413 "), reply
         assert time.thread_time() - before < MOST_S
 
 
@@ -154,12 +154,12 @@ async def test_long_conversations_with_images_and_results_in_json_are_taken(
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(200)]
     asked = {"model": "m", "messages": messages, "tools": tools, "logit_bias": {str(i): 1 for i in range(50_000)}}
     assert json.dumps(asked).count(",") > structure.PARTS
-    status, told = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
-    assert status == 200, told
+    status, reply = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
+    assert status == 200, reply
     ids = list(range(1000, 2000)) * 900  # 900,000 tokens
     prompt = {"model": "m", "prompt": ids, "max_tokens": 2}
-    status, told = await request("POST", session.base_url + "/completions", body=prompt, key=session.api_key)
-    assert status == 200, told
+    status, reply = await request("POST", session.base_url + "/completions", body=prompt, key=session.api_key)
+    assert status == 200, reply
 
 
 @pytest.mark.parametrize("engine_kind", ["vllm", "openai"])
@@ -170,9 +170,9 @@ async def test_more_tools_and_stop_strings_than_anyone_has_are_refused_by_name(
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     tools = [{"type": "function", "name": f"f{i}", "parameters": {}} for i in range(10_001)]
     asked = {"model": "m", "input": "hi", "tools": tools}
-    status, told = await request("POST", session.base_url + "/responses", body=asked, key=session.api_key)
-    assert (status, json.loads(told)["error"]["param"]) == (400, "tools")
-    assert b"10000 at most" in told
+    status, reply = await request("POST", session.base_url + "/responses", body=asked, key=session.api_key)
+    assert (status, json.loads(reply)["error"]["param"]) == (400, "tools")
+    assert b"10000 at most" in reply
 
 
 @pytest.mark.parametrize("stops", [["a"] * 16_385, ["a" * 16_385]])

@@ -44,11 +44,11 @@ async def test_nobody_is_told_that_a_session_is_closed_before_that_is_stored(
         "rllm batch": lambda: request("POST", f"{gateway.url}/sessions/batch_delete", body={"session_ids": [name]}),
     }
     try:
-        told = asyncio.ensure_future(work[how]())
-        closing = asyncio.ensure_future(client.close_sessions_async([name])) if how == "finished" else told
+        reply = asyncio.ensure_future(work[how]())
+        closing = asyncio.ensure_future(client.close_sessions_async([name])) if how == "finished" else reply
         assert await asyncio.to_thread(syncing.wait, 60)
-        done, _ = await asyncio.wait({told, closing}, timeout=0.5)
+        done, _ = await asyncio.wait({reply, closing}, timeout=0.5)
         assert not done
     finally:
         go_on.set()
-    await asyncio.gather(told, closing)
+    await asyncio.gather(reply, closing)

@@ -76,12 +76,12 @@ async def test_openings_of_one_session_that_a_slow_disk_refuses_leave_the_settin
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", fsync)
-        heard = gateway.counters["admin_requests"]
+        received = gateway.counters["admin_requests"]
         asked = [client.create_sessions_async(["rollout-1"], max_turns=turns) for turns in (4, 5, 6)]
         opening = [asyncio.ensure_future(each) for each in asked]
         assert await asyncio.to_thread(syncing.wait, 30)
         async with asyncio.timeout(30):
-            while gateway.counters["admin_requests"] < heard + 3:  # noqa: ASYNC110  (a socket at the other end)
+            while gateway.counters["admin_requests"] < received + 3:  # noqa: ASYNC110  (a socket at the other end)
                 await asyncio.sleep(0.005)
         go_on.set()
         done = await asyncio.gather(*opening, return_exceptions=True)

@@ -37,8 +37,8 @@ async def ask(session: SessionHandle, *, again: bool = False, key: str | None = 
         if asked.get("stream"):
             events = await llm.chat.completions.create(**body, extra_headers=headers)
             return "".join([c.choices[0].delta.content or "" async for c in events if c.choices])
-        told = await llm.chat.completions.with_raw_response.create(**body, extra_headers=headers)
-        return str(json.loads(told.text)["choices"][0]["message"]["content"])
+        reply = await llm.chat.completions.with_raw_response.create(**body, extra_headers=headers)
+        return str(json.loads(reply.text)["choices"][0]["message"]["content"])
 
 
 async def fetched(session: SessionHandle, gateway: Gateway) -> SessionCapture:
@@ -99,15 +99,15 @@ async def test_after_a_restart_damage_is_passed_over_and_the_calls_beside_it_are
 ) -> None:
     gateway = await start_gateway(engine, store_dir=str(tmp_path))
     session = await opened(gateway)
-    told = [await ask(session, key=key, temperature=n / 4) for n in range(3)]
+    reply = [await ask(session, key=key, temperature=n / 4) for n in range(3)]
     await gateway.stop(grace_s=0.2)
     gateway = await start_gateway(engine, store_dir=str(tmp_path))
     session = dataclasses.replace(session, base_url=f"{gateway.url}/{session.base_url.split('/', 3)[3]}")
     spoil(gateway, session.session_id, 1)
-    assert await ask(session, again=True, key=key, temperature=0.0) == told[0]
-    assert await ask(session, again=True, key=key, temperature=0.5) == told[2]
+    assert await ask(session, again=True, key=key, temperature=0.0) == reply[0]
+    assert await ask(session, again=True, key=key, temperature=0.5) == reply[2]
     anew = await ask(session, again=True, key=key, temperature=0.25)
-    assert anew != told[1]
+    assert anew != reply[1]
     assert await ask(session, again=True, key=key, temperature=0.25) == anew
     assert len(engine.calls) == 4
     assert await damaged_calls(gateway) == 1
@@ -141,10 +141,10 @@ async def test_traces_of_other_calls_are_told_beside_a_damaged_one(
     spoil(gateway, damaged.session_id, 1)
     traces = {}
     for session in (damaged, whole):
-        status, told = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
-        traces[session.session_id] = json.loads(told)
+        status, reply = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
+        traces[session.session_id] = json.loads(reply)
         assert status == 200
     assert [len(traces[s.session_id]) for s in (damaged, whole)] == [1, 2]
     for trace in (each["trace_id"] for group in traces.values() for each in group):
-        status, told = await request("GET", f"{gateway.url}/traces/{trace}")
-        assert (status, json.loads(told)["trace_id"]) == (200, trace)
+        status, reply = await request("GET", f"{gateway.url}/traces/{trace}")
+        assert (status, json.loads(reply)["trace_id"]) == (200, trace)

@@ -70,7 +70,7 @@ class Served:
         self.ready = ready
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
-    async def told(self) -> dict[str, Any]:
+    async def when_ready(self) -> dict[str, Any]:
         async with asyncio.timeout(30):
             while not self.ready.exists():
                 assert self.process.poll() is None
@@ -150,12 +150,12 @@ async def test_every_turn_an_agent_saw_answered_survives_kill_9_exactly_once(tmp
         try:
             for _ in range(KILLS):
                 served = Served(engine.url, store, ready)
-                running = await agents.start((await served.told())["url"])
+                running = await agents.start((await served.when_ready())["url"])
                 await agents.see(16)
                 served.kill()
                 await asyncio.gather(*running)
             served = Served(engine.url, store, ready)
-            assert await agents.check((await served.told())["url"], texts=True) >= 16 * KILLS
+            assert await agents.check((await served.when_ready())["url"], texts=True) >= 16 * KILLS
         finally:
             if served is not None:
                 served.kill()
@@ -171,12 +171,12 @@ async def test_turns_of_a_gateway_that_tokenises_survive_kill_9(tmp_path: Path) 
         try:
             for _ in range(3):
                 served = Served(engine.url, store, ready, *more)
-                running = await agents.start((await served.told())["url"])
+                running = await agents.start((await served.when_ready())["url"])
                 await agents.see(8)
                 served.kill()
                 await asyncio.gather(*running)
             served = Served(engine.url, store, ready, *more)
-            assert await agents.check((await served.told())["url"], texts=False) >= 24
+            assert await agents.check((await served.when_ready())["url"], texts=False) >= 24
         finally:
             if served is not None:
                 served.kill()

@@ -26,9 +26,9 @@ Start = Callable[..., Awaitable[Gateway]]
 Turns = dict[str, tuple[list[int], list[int]]]
 
 
-async def ask(session: SessionHandle, *said: str) -> int:
+async def ask(session: SessionHandle, *reply: str) -> int:
     roles = ("user", "assistant")
-    body = {"model": "m", "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]}
+    body = {"model": "m", "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(reply)]}
     status, _ = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
     return status
 
@@ -41,11 +41,11 @@ async def written(engine: ScriptedEngine, start_gateway: Start, tmp_path: Path) 
     client = GatewayClient(gateway.url)
     ids = [new_session_id() for _ in range(9)]
     sessions = await client.create_sessions_async(ids)
-    said: list[str] = []
+    entries: list[str] = []
     for k in range(6):
-        said += [f"question {k}" + " x" * 400, f"answer {k}"]
+        entries += [f"question {k}" + " x" * 400, f"answer {k}"]
         for place, session in enumerate(sessions):
-            assert await ask(session, *(said[:-1] if place % 3 == 0 else [f"alone {k}"])) == 200
+            assert await ask(session, *(entries[:-1] if place % 3 == 0 else [f"alone {k}"])) == 200
     found = await client.fetch_async(ids, close=False)
     await gateway.stop()
     turns = {t.turn_id: (t.prompt_ids, t.completion_ids) for c in found.values() for t in c.turns}
@@ -176,10 +176,10 @@ async def test_readers_see_whole_sessions_beside_a_gateway_that_writes(
     ended = False
 
     async def agent(place: int) -> None:
-        said: list[str] = []
+        entries: list[str] = []
         for k in range(25):
-            said += [f"question {k}", f"answer {k}"]
-            assert await ask(sessions[place], *said[:-1]) == 200
+            entries += [f"question {k}", f"answer {k}"]
+            assert await ask(sessions[place], *entries[:-1]) == 200
             answered[place] += 1
 
     def follow() -> int:
@@ -226,8 +226,8 @@ async def test_a_person_reads_turns_and_failures_with_sql(written: tuple[Path, T
     [(count,)] = database.execute("SELECT count(*) FROM turns WHERE extends IS NOT NULL")
     assert count >= 15
     assert database.execute("SELECT count(*) FROM failures").fetchone() == (0,)
-    [(said,)] = database.execute("SELECT DISTINCT json_extract(message, '$.role') FROM turns").fetchall()
-    assert said == "assistant"
+    [(message,)] = database.execute("SELECT DISTINCT json_extract(message, '$.role') FROM turns").fetchall()
+    assert message == "assistant"
     database.close()
 
 

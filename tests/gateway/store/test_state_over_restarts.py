@@ -62,11 +62,11 @@ class Served:
         environment = {**os.environ, "TMPDIR": str(self.folder)}
         process = subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment)  # noqa: ASYNC220
         self.process = process
-        url = (await self.told())["url"]
+        url = (await self.when_ready())["url"]
         self.port = int(url.rpartition(":")[2])
         return GatewayClient(url)
 
-    async def told(self) -> dict[str, Any]:
+    async def when_ready(self) -> dict[str, Any]:
         assert self.process is not None
         async with asyncio.timeout(60):
             while not self.ready.exists():
@@ -195,9 +195,9 @@ async def test_a_change_that_cannot_be_stored_is_no_success(
     )
     with refused(gateway):
         for change in changes:
-            with pytest.raises(GatewayError, match="cannot store it for a restart") as told:
+            with pytest.raises(GatewayError, match="cannot store it for a restart") as caught:
                 await change()
-            assert told.value.status == 503
+            assert caught.value.status == 503
     async with asyncio.timeout(30):
         while gateway.store.failed is not None:  # noqa: ASYNC110  (the gateway's clock)
             await asyncio.sleep(0.02)

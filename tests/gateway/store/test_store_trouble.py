@@ -30,10 +30,10 @@ from ..stores import refused
 Start = Callable[..., Awaitable[Gateway]]
 
 
-async def ask(session: SessionHandle, *said: str) -> int:
+async def ask(session: SessionHandle, *reply: str) -> int:
     """One call whose messages are `said`, in turns user and assistant."""
     roles = ("user", "assistant")
-    body = {"model": "m", "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]}
+    body = {"model": "m", "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(reply)]}
     status, _ = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
     return status
 
@@ -49,10 +49,10 @@ def turns_of(capture: SessionCapture) -> list[tuple[str, list[int], list[int]]]:
 async def test_a_refused_call_is_an_error_and_uses_up_no_turn(
     engine: ScriptedEngine, start_gateway: Start, invalid: bool
 ) -> None:
-    def without_tokens(told: dict[str, Any]) -> dict[str, Any]:
-        for choice in told["choices"]:
+    def without_tokens(reply: dict[str, Any]) -> dict[str, Any]:
+        for choice in reply["choices"]:
             choice.pop("token_ids", None)
-        return told
+        return reply
 
     gateway = await start_gateway(engine)
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()], max_turns=2)
@@ -89,8 +89,8 @@ async def test_calls_that_were_refused_are_one_failure_of_their_session_once_the
     assert await ask(one, "one", "a", "two") == 200
     found = await client.fetch_async([one.session_id, two.session_id])
     assert [len(found[s.session_id].turns) for s in (one, two)] == [2, 0]
-    told = [[e["message"] for e in found[s.session_id].errors] for s in (one, two)]
-    assert told == [
+    message = [[e["message"] for e in found[s.session_id].errors] for s in (one, two)]
+    assert message == [
         ["the gateway's disk failed to take 3 calls; their agents got an error"],
         ["the gateway's disk failed to take this call; its agent got an error"],
     ]
@@ -175,9 +175,9 @@ async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_whe
     for _ in range(30):
         assert {await ask(s, "a", "b", "c", "d", pad) for s in (one, two)} == {503}
     assert await asyncio.gather(*(ask(s, "a", "b", pad, str(i)) for i in range(10) for s in (one, two))) == [503] * 20
-    with pytest.raises(GatewayError, match="cannot store a session") as told:
+    with pytest.raises(GatewayError, match="cannot store a session") as caught:
         await client.create_sessions_async([names[2]], metadata={"pad": pad})
-    assert told.value.status == 503
+    assert caught.value.status == 503
     assert full_disk.descriptors() == before
     assert (await client.health_async())["status"] == "store failing"
     await client.close_sessions_async([two.session_id])
@@ -187,8 +187,8 @@ async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_whe
             await asyncio.sleep(0.05)
     [three] = await client.create_sessions_async([names[2]])
     for session in (one, three):
-        for said in (("a", "b", "c", "d", "e"), ("a", "b", "c", "d", "e", "f", "g")):
-            assert await ask(session, *said) == 200
+        for entries in (("a", "b", "c", "d", "e"), ("a", "b", "c", "d", "e", "f", "g")):
+            assert await ask(session, *entries) == 200
     seen = await client.fetch_async(names, close=False)
     assert [len(seen[n].turns) for n in names] == [3, 1, 2]
     assert seen[names[1]].closed
@@ -212,8 +212,8 @@ async def test_a_place_of_before_a_restart_misses_no_session(engine: ScriptedEng
     names = [new_session_id() for _ in range(5)]
     await client.create_sessions_async(names)
     await client.close_sessions_async(names)
-    told, place = await client.finished_async(wait_s=1)
-    assert told == names
+    reply, place = await client.finished_async(wait_s=1)
+    assert reply == names
     assert await client.finished_async(after=place, wait_s=0) == ([], place)
     await first.stop()
     second = GatewayClient((await start_gateway(engine)).url)
@@ -221,8 +221,8 @@ async def test_a_place_of_before_a_restart_misses_no_session(engine: ScriptedEng
         late = [new_session_id() for _ in range(count)]
         await second.create_sessions_async(late)
         await second.close_sessions_async(late)
-        told, _ = await second.finished_async(after=place, wait_s=0)
-        assert set(late) <= set(told)
+        reply, _ = await second.finished_async(after=place, wait_s=0)
+        assert set(late) <= set(reply)
 
 
 # -- a disk that refuses now and then
@@ -250,17 +250,17 @@ async def test_turns_read_against_the_right_earlier_ones_after_many_refused_writ
 
     async def agent(session: SessionHandle) -> None:
         nonlocal refusals
-        said: list[str] = []
+        entries: list[str] = []
         for k in itertools.count():
             if k >= 15 and refusals > 3 and sum(map(len, answered.values())) > 10:
                 return  # on a busy machine few come through between two refusals
-            asked = [*said, f"question {k}"]
+            asked = [*entries, f"question {k}"]
             beside = [ask(session, *asked, "", "beside")] if k % 4 == 3 else []
             status, *others = await asyncio.gather(ask(session, *asked), *beside)
             refusals += status == 503
             answered[session.session_id] += [1 for each in (status, *others) if each == 200]
             if status == 200:
-                said = [*asked, f"answer {k}"]
+                entries = [*asked, f"answer {k}"]
             await asyncio.sleep(0.02)
 
     async def disk() -> None:

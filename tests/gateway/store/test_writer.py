@@ -44,7 +44,7 @@ class Held:
 
 
 def record(call_id: str, *, tokens: int = 2, choices: int = 1, **other: Any) -> CallRecord:
-    said = [
+    entries = [
         ChoiceRecord(
             index=place,
             ids=pack_ids(range(place, place + tokens)),
@@ -71,7 +71,7 @@ def record(call_id: str, *, tokens: int = 2, choices: int = 1, **other: Any) -> 
         "prompt_base": NO_BASE,
         **other,
     }
-    return CallRecord(call_id=call_id, choices=said, **values)
+    return CallRecord(call_id=call_id, choices=entries, **values)
 
 
 def put(store: Store, name: str) -> Held:
@@ -107,15 +107,15 @@ def test_calls_of_a_pass_are_one_transaction_and_one_that_fits_no_column_costs_n
     store = Store(tmp_path)
     session = put(store, "one")
     store.commit()
-    told: dict[str, OSError | None] = {}
+    reply: dict[str, OSError | None] = {}
     for name, version in (("a", 1), ("b", 2**64 - 1), ("c", 3)):
         made = record(name, weight_version_first=version)
-        store.append(session, made, lambda error, name=name: told.__setitem__(name, error))
+        store.append(session, made, lambda error, name=name: reply.__setitem__(name, error))
     beside = open_reader(tmp_path)
     assert beside.calls(session.number) == []
     store.commit()
-    assert [name for name, error in told.items() if error is None] == ["a", "c"]
-    assert "cannot be stored" in str(told["b"])
+    assert [name for name, error in reply.items() if error is None] == ["a", "c"]
+    assert "cannot be stored" in str(reply["b"])
     store.commit()
     ids = [decode(payload).call_id for _, payload in beside.calls(session.number)]
     assert ids == ["a", "c", "b"]  # the last one says that it was refused
@@ -226,21 +226,21 @@ asyncio.run(main())
 
 def test_what_was_said_to_be_stored_is_there_wherever_the_process_is_killed(tmp_path: Path) -> None:
     rng = random.Random(7)
-    said: list[str] = []
+    entries: list[str] = []
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     for run in range(100 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 6):
         line = [sys.executable, "-c", WRITES, str(tmp_path / "store"), str(run)]
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
             for _ in range(rng.randrange(1, 400)):
-                said.append(process.stdout.readline().strip())
+                entries.append(process.stdout.readline().strip())
             process.send_signal(signal.SIGKILL)
-            said += process.stdout.read().split("\n")[:-1]
+            entries += process.stdout.read().split("\n")[:-1]
     reader: Reader = open_reader(tmp_path / "store")
     found = [name for (name,) in reader.query("SELECT call_id FROM calls")]
     assert len(found) == len(set(found))
-    assert set(said) <= set(found)
-    assert len(said) > 300
+    assert set(entries) <= set(found)
+    assert len(entries) > 300
     assert reader.query("PRAGMA integrity_check") == [("ok",)]
     assert all(decode(reader.call(n)).call_id for (n,) in reader.query("SELECT number FROM calls"))
     reader.close()

@@ -42,8 +42,8 @@ async def chat(session: SessionHandle, messages: list[Any], stream: bool) -> tup
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as caller:
         if not stream:
             reply = await caller.chat.completions.create(model="m", messages=messages, tools=tools)
-            said = reply.choices[0].message
-            return said.content, [(c.function.name, c.function.arguments) for c in said.tool_calls or []]  # type: ignore[union-attr]
+            assistant = reply.choices[0].message
+            return assistant.content, [(c.function.name, c.function.arguments) for c in assistant.tool_calls or []]  # type: ignore[union-attr]
         text, calls = "", {}
         async for chunk in await caller.chat.completions.create(model="m", messages=messages, tools=tools, stream=True):
             for choice in chunk.choices:

@@ -130,10 +130,10 @@ def test_the_sdks_own_message_is_read() -> None:
     from tinker.proto import tinker_public_pb2 as messages
 
     ids, logprobs = [1, 2**31 - 1, 3], [-0.5, -1.25, float("nan")]
-    told = messages.SampleResponse(prompt_cache_hit_tokens=7)
-    told.sequences.add(stop_reason=messages.STOP_REASON_STOP, tokens=pack("i", ids), logprobs=pack("f", logprobs))
-    told.sequences.add(stop_reason=messages.STOP_REASON_LENGTH, tokens=pack("i", [9]))
-    first, second = wire.TinkerEngine().reply(told.SerializeToString())
+    result = messages.SampleResponse(prompt_cache_hit_tokens=7)
+    result.sequences.add(stop_reason=messages.STOP_REASON_STOP, tokens=pack("i", ids), logprobs=pack("f", logprobs))
+    result.sequences.add(stop_reason=messages.STOP_REASON_LENGTH, tokens=pack("i", [9]))
+    first, second = wire.TinkerEngine().reply(result.SerializeToString())
     assert (first.ids, first.logprobs, first.finish_reason) == (ids, [-0.5, -1.25, None], "stop")
     assert (second.choice, second.ids, second.logprobs, second.finish_reason) == (1, [9], None, "length")
 
@@ -242,9 +242,9 @@ async def test_agents_are_not_told_where_the_service_is_nor_what_it_samples(
     await gateway.start()
     client = GatewayClient(gateway.url)
     [session] = await client.create_sessions_async([new_session_id()])
-    with caplog.at_level("WARNING"), pytest.raises(openai.APIStatusError) as told:
+    with caplog.at_level("WARNING"), pytest.raises(openai.APIStatusError) as caught:
         await say(session)
-    shown = told.value.response.text
+    shown = caught.value.response.text
     assert "inference server" in shown
     for inner in ("127.0.0.1", url.rpartition(":")[2].partition("/")[0], "inner", "secret", "api/v1"):
         assert inner not in shown
@@ -262,11 +262,11 @@ async def test_a_service_that_goes_away_is_not_named_to_agents(service: TinkerSe
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     await say(session)
     await service.stop()
-    with pytest.raises(openai.APIStatusError) as told:
+    with pytest.raises(openai.APIStatusError) as caught:
         await say(session)
-    assert "inference server" in told.value.response.text
-    assert service.url.partition("://")[2] not in told.value.response.text
-    assert "127.0.0.1" not in told.value.response.text
+    assert "inference server" in caught.value.response.text
+    assert service.url.partition("://")[2] not in caught.value.response.text
+    assert "127.0.0.1" not in caught.value.response.text
     await gateway.stop(grace_s=0.2)
 
 
@@ -391,10 +391,10 @@ class TestWithoutPatience:
     ) -> None:
         await client.set_weight_version_async(1)
         service.faults.append(Fault(status=status, body=b'{"detail":"scripted failure"}'))
-        with pytest.raises(error, match="scripted failure") as told:
+        with pytest.raises(error, match="scripted failure") as caught:
             await say(session)
-        assert isinstance(told.value, openai.APIStatusError)
-        assert told.value.status_code == status
+        assert isinstance(caught.value, openai.APIStatusError)
+        assert caught.value.status_code == status
         capture = (await client.fetch_async([session.session_id]))[session.session_id]
         assert (capture.turns, [e["status"] for e in capture.errors]) == ([], ["error"])
 

@@ -88,7 +88,7 @@ async def captured(client: GatewayClient, session: SessionHandle) -> SessionCapt
     return (await client.fetch_async([session.session_id]))[session.session_id]
 
 
-async def said(llm: openai.AsyncOpenAI, stream: bool, **asked: object) -> tuple[str, list[dict[str, str]], str]:
+async def reply_of(llm: openai.AsyncOpenAI, stream: bool, **asked: object) -> tuple[str, list[dict[str, str]], str]:
     """Text, tool calls and finish reason of a reply, streamed or not."""
     reply = await llm.chat.completions.create(model="m", stream=stream, **asked)  # type: ignore[call-overload]
     if not stream:
@@ -121,7 +121,7 @@ async def test_a_tool_using_dialogue_is_one_sequence_of_exactly_the_sampled_toke
     engine.replies.extend({"token_ids": ids} for ids in scripted)
     messages: list[dict[str, object]] = [SYSTEM, USER]
     async with agent(session) as llm:
-        text, calls, finish = await said(llm, stream, messages=messages, tools=TOOLS, max_tokens=64)
+        text, calls, finish = await reply_of(llm, stream, messages=messages, tools=TOOLS, max_tokens=64)
         assert (text.strip(), finish) == ("", "tool_calls")
         assert [(c["name"], c["arguments"]) for c in calls] == [("calculator", '{"expression": "2 + 3"}')]
         function = {"name": calls[0]["name"], "arguments": calls[0]["arguments"]}
@@ -133,7 +133,7 @@ async def test_a_tool_using_dialogue_is_one_sequence_of_exactly_the_sampled_toke
             },
             {"role": "tool", "tool_call_id": calls[0]["id"], "content": "5"},
         ]
-        text, calls, finish = await said(llm, stream, messages=messages, tools=TOOLS, max_tokens=64)
+        text, calls, finish = await reply_of(llm, stream, messages=messages, tools=TOOLS, max_tokens=64)
         assert (text, calls, finish) == ("The answer is 5", [], "stop")
     capture = await captured(client, session)
     first, second = capture.turns
@@ -159,8 +159,8 @@ async def test_a_reply_that_breaks_off_is_no_turn_and_the_next_call_goes_on_as_b
     engine.faults += [Fault(drop_after=700 if begins else 30)] * (1 if begins or kind == "tinker" else 2)
     async with agent(session) as llm:
         with pytest.raises(openai.APIError):
-            await said(llm, stream, messages=[USER])
-        await said(llm, stream, messages=[USER])
+            await reply_of(llm, stream, messages=[USER])
+        await reply_of(llm, stream, messages=[USER])
     capture = await captured(client, session)
     assert [e["status"] for e in capture.errors] == ["partial" if begins else "error"]
     [turn] = capture.turns
@@ -181,7 +181,7 @@ async def test_a_missing_logprob_is_reported_and_not_filled_in(
 
     engine.faults.append(Fault(edit=edit))
     async with agent(session) as llm:
-        await said(llm, False, messages=[USER])
+        await reply_of(llm, False, messages=[USER])
     capture = await captured(client, session)
     assert capture.turns == []
     assert [e["status"] for e in capture.errors] == ["invalid"]
@@ -210,11 +210,11 @@ async def test_parallel_calls_are_branches(
 ) -> None:
     engine.faults.append(Fault(delay_s=1.0))
     async with agent(session) as llm:
-        slow = asyncio.ensure_future(said(llm, False, messages=[SYSTEM, USER]))
+        slow = asyncio.ensure_future(reply_of(llm, False, messages=[SYSTEM, USER]))
         async with asyncio.timeout(30):
             while not engine.calls:  # noqa: ASYNC110  (at the other end of a socket)
                 await asyncio.sleep(0.005)
-        await said(llm, False, messages=[SYSTEM, {"role": "user", "content": "What is 7 + 1?"}])
+        await reply_of(llm, False, messages=[SYSTEM, {"role": "user", "content": "What is 7 + 1?"}])
         await slow
     turns = (await captured(client, session)).turns
     assert [t.branch_reason for t in turns] == [None, "parallel_calls"]
@@ -222,9 +222,9 @@ async def test_parallel_calls_are_branches(
 
 async def test_what_the_engine_cannot_do_is_a_400_that_names_the_field(session: SessionHandle) -> None:
     async with agent(session) as llm:
-        with pytest.raises(openai.BadRequestError) as told:
-            await said(llm, False, messages=[USER], logprobs=True, top_logprobs=3)
-    assert told.value.param == "top_logprobs"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await reply_of(llm, False, messages=[USER], logprobs=True, top_logprobs=3)
+    assert caught.value.param == "top_logprobs"
 
 
 async def test_a_prompt_beyond_the_window_is_refused_before_the_engine(
@@ -234,9 +234,9 @@ async def test_a_prompt_beyond_the_window_is_refused_before_the_engine(
     client = GatewayClient(gateway.url)
     [session] = await client.create_sessions_async([new_session_id()])
     async with agent(session) as llm:
-        with pytest.raises(openai.BadRequestError) as told:
-            await said(llm, False, messages=[{"role": "user", "content": "What is 2 + 3? " * 20}])
-    assert told.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await reply_of(llm, False, messages=[{"role": "user", "content": "What is 2 + 3? " * 20}])
+    assert caught.value.code == "context_length_exceeded"
     assert engine.calls == []
 
 
@@ -252,7 +252,7 @@ async def test_text_after_a_stop_string_is_not_part_of_the_answer(
     ids = renderer.encode("The answer is 5 and more")
     engine.replies.append({"token_ids": ids})
     async with agent(session) as llm:
-        text, _, finish = await said(llm, stream, messages=[USER], stop=[" and"])
+        text, _, finish = await reply_of(llm, stream, messages=[USER], stop=[" and"])
     assert (text, finish) == ("The answer is 5", "stop")
     [turn] = (await captured(client, session)).turns
     if kind == "tinker":  # takes no strings beside ids: the gateway ends the turn with the token that completes one
@@ -270,7 +270,7 @@ async def test_tools_are_still_there_in_later_turns(
     messages: list[dict[str, object]] = [SYSTEM, USER]
     async with agent(session) as llm:
         for _ in range(3):
-            _, calls, finish = await said(llm, False, messages=messages, tools=TOOLS, max_tokens=64)
+            _, calls, finish = await reply_of(llm, False, messages=messages, tools=TOOLS, max_tokens=64)
             assert (finish, [c["name"] for c in calls]) == ("tool_calls", ["calculator"])
             function = {"name": "calculator", "arguments": calls[0]["arguments"]}
             asked = [{"id": calls[0]["id"], "type": "function", "function": function}]

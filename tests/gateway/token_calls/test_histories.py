@@ -67,9 +67,9 @@ def histories_of(gateway: Gateway) -> Histories:
 async def ask(session: SessionHandle, messages: list[Any], **asked: Any) -> dict[str, Any]:
     """The assistant message, as an agent puts it into its history."""
     url, body = session.base_url + "/chat/completions", {"model": "m", "messages": messages, **asked}
-    status, told = await request("POST", url, body=body, key=session.api_key)
-    assert status == 200, told
-    return dict(json.loads(told)["choices"][0]["message"])
+    status, reply = await request("POST", url, body=body, key=session.api_key)
+    assert status == 200, reply
+    return dict(json.loads(reply)["choices"][0]["message"])
 
 
 def assert_one_sequence(turns: list[Any]) -> None:
@@ -92,9 +92,9 @@ async def test_a_tool_using_session_goes_on_exactly_with_no_memory_for_quiet_one
     messages: list[Any] = [SYSTEM, user("What is 2 + 3?")]
     for step in range(3):
         engine.replies.append({"token_ids": [*renderer.encode(CALL), stop]})
-        said = await ask(session, messages, tools=TOOLS)
-        call_id = said["tool_calls"][0]["id"]
-        messages += [said, {"role": "tool", "tool_call_id": call_id, "content": "5"}]
+        reply = await ask(session, messages, tools=TOOLS)
+        call_id = reply["tool_calls"][0]["id"]
+        messages += [reply, {"role": "tool", "tool_call_id": call_id, "content": "5"}]
         engine.replies.append({"token_ids": [*odd, stop]})
         messages += [await ask(session, messages, tools=TOOLS), user(f"and {step}?")]
         assert histories.held_bytes == 0
@@ -112,21 +112,21 @@ async def test_other_dialects_branches_and_failures_come_back_too(engine: Script
         base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key, max_retries=0
     ) as llm:
         first = await llm.messages.create(model="m", max_tokens=64, system="be brief", messages=[user("one")])  # type: ignore[list-item]
-        said = {"role": "assistant", "content": [b.model_dump() for b in first.content]}
+        message = {"role": "assistant", "content": [b.model_dump() for b in first.content]}
         engine.faults.append(Fault(status=400))
         with pytest.raises(anthropic.BadRequestError):
             await llm.messages.create(
                 model="m",
                 max_tokens=64,
                 system="be brief",
-                messages=[user("one"), said, user("no")],  # type: ignore[list-item]
+                messages=[user("one"), message, user("no")],  # type: ignore[list-item]
             )
         for text in ("two", "three"):
             await llm.messages.create(
                 model="m",
                 max_tokens=64,
                 system="be brief",
-                messages=[user("one"), said, user(text)],  # type: ignore[list-item]
+                messages=[user("one"), message, user(text)],  # type: ignore[list-item]
             )
     await ask(session, [user("a helper's own question")], n=2)
     turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
@@ -178,11 +178,11 @@ async def test_the_budget_holds_and_the_sessions_that_were_active_last_stay(
     sessions = await client.create_sessions_async([new_session_id() for _ in range(8)])
     asked = [user("What is 2 + 3? " * 40)]
     histories.budget_bytes = 2**30
-    said = {s.session_id: await ask(s, asked) for s in sessions}
+    reply = {s.session_id: await ask(s, asked) for s in sessions}
     each = histories.held_bytes // 8
     histories.budget_bytes = 3 * each + each // 2
     for session in sessions:
-        await ask(session, [*asked, said[session.session_id], user("and?")])
+        await ask(session, [*asked, reply[session.session_id], user("and?")])
         assert histories.held_bytes <= histories.budget_bytes
     held = [s.session_id for s in sessions if s.session_id.encode() in histories._of]
     assert held == [s.session_id for s in sessions[-len(held) :]]
@@ -197,9 +197,9 @@ async def test_parallel_calls_of_a_session_on_disk_share_its_history(engine: Scr
     client = GatewayClient(gateway.url)
     [session] = await client.create_sessions_async([new_session_id()])
     messages = [SYSTEM, user("one")]
-    said = await ask(session, messages)
+    reply = await ask(session, messages)
     engine.faults.extend([Fault(delay_s=0.2)] * 3)
-    await asyncio.gather(*(ask(session, [*messages, said, user(f"part {i}")]) for i in range(3)))
+    await asyncio.gather(*(ask(session, [*messages, reply, user(f"part {i}")]) for i in range(3)))
     assert histories_of(gateway).held_bytes == 0
     turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
     assert {t.parent_turn for t in turns[1:]} == {turns[0].turn_id}
@@ -213,9 +213,9 @@ async def test_an_agent_that_hangs_up_while_its_history_is_read_leaves_nothing_p
     histories = histories_of(gateway)
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     messages = [SYSTEM, user("one")]
-    said = await ask(session, messages)
+    reply = await ask(session, messages)
     engine.faults.append(Fault(delay_s=60))
-    messages = [*messages, said, user("two")]
+    messages = [*messages, reply, user("two")]
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         call = asyncio.ensure_future(llm.chat.completions.create(model="m", messages=messages))  # type: ignore[arg-type]
         async with asyncio.timeout(30):
@@ -236,9 +236,9 @@ async def test_a_damaged_record_costs_the_prefix_and_not_the_call(
     client = GatewayClient(gateway.url)
     [session] = await client.create_sessions_async([new_session_id()])
     messages = [SYSTEM, user("one")]
-    said = await ask(session, messages)
+    reply = await ask(session, messages)
     spoil(gateway, session.session_id, 0)
-    await ask(session, [*messages, said, user("two")])
+    await ask(session, [*messages, reply, user("two")])
     assert histories_of(gateway).lost == 1
     assert engine.calls[-1].prompt_ids[:4] == engine.calls[0].prompt_ids[:4]
 
@@ -246,12 +246,12 @@ async def test_a_damaged_record_costs_the_prefix_and_not_the_call(
 def other_vocabulary(folder: Path) -> Path:
     """The model's folder with a tokenizer in which the same ids are other texts."""
     shutil.copytree(MODEL, folder)
-    told = json.loads((folder / "tokenizer.json").read_text())
-    added = {token["content"] for token in told["added_tokens"]}
-    names = [name for name in told["model"]["vocab"] if name not in added]
-    ids = [told["model"]["vocab"][name] for name in names]
-    told["model"]["vocab"] |= dict(zip(names, reversed(ids), strict=True))
-    (folder / "tokenizer.json").write_text(json.dumps(told))
+    reply = json.loads((folder / "tokenizer.json").read_text())
+    added = {token["content"] for token in reply["added_tokens"]}
+    names = [name for name in reply["model"]["vocab"] if name not in added]
+    ids = [reply["model"]["vocab"][name] for name in names]
+    reply["model"]["vocab"] |= dict(zip(names, reversed(ids), strict=True))
+    (folder / "tokenizer.json").write_text(json.dumps(reply))
     return folder
 
 

@@ -53,9 +53,9 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
             gives_tokens=True,
             step=step,
         )
-        told = list(chunks(answered))
+        reply = list(chunks(answered))
     else:
-        told = [
+        reply = [
             sglang_answer(
                 0,
                 ids[:count],
@@ -67,7 +67,7 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
             )
             for count in range(step, len(ids) + step, step)
         ]
-    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in told]
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in reply]
 
 
 def read(renderer: Renderer, asked: Request, engine: str, pieces: list[bytes]) -> tuple[TokenReply, list[Delta]]:
@@ -102,7 +102,7 @@ def check(sampled: TokenReply, deltas: list[Delta], ids: list[int], text: str, k
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("said", "stops", "text", "ended_by"),
+    ("expected", "stops", "text", "ended_by"),
     [
         ("The answer is 5 and more", [" and"], "The answer is 5", " and"),
         ("one\n\nObservation: two", ["Observation:", "\n\nObs"], "one", "\n\nObs"),
@@ -113,11 +113,11 @@ def check(sampled: TokenReply, deltas: list[Delta], ids: list[int], text: str, k
     ],
 )
 def test_an_answer_ends_before_its_stop_string_wherever_the_events_are_cut(
-    renderer: Renderer, engine: str, said: str, stops: list[str], text: str, ended_by: str | None
+    renderer: Renderer, engine: str, expected: str, stops: list[str], text: str, ended_by: str | None
 ) -> None:
-    letters = [i for c in said for i in renderer.encode(c)]  # tokens of one character: the finest boundaries
+    letters = [i for c in expected for i in renderer.encode(c)]  # tokens of one character: the finest boundaries
     asked = Request(dialect="chat", model="m", sampling=Sampling(stop=stops), logprobs=True)
-    for ids in (letters, renderer.encode(said)):
+    for ids in (letters, renderer.encode(expected)):
         begins = begins_of(renderer, ids)
         kept = sum(1 for k in begins if k < len(text)) if ended_by else len(ids)
         for step in range(1, len(ids) + 1):
@@ -131,12 +131,12 @@ def test_an_answer_ends_before_its_stop_string_wherever_the_events_are_cut(
 def test_a_stop_string_counts_where_it_was_sampled_in_reasoning_or_a_call_as_well(
     renderer: Renderer, engine: str
 ) -> None:
-    for said, stop, content, reasoning, calls in (
+    for entries, stop, content, reasoning, calls in (
         ("<think>first, second</think>so", ", ", "", "first", 0),
         (f"look:{CALL} and then", " and", "look:", "", 1),
         (f"look:{CALL}", "</tool_call>", "look:", "", 1),
     ):
-        ids = renderer.encode(said)
+        ids = renderer.encode(entries)
         asked = Request(dialect="chat", model="m", tools=TOOLS, sampling=Sampling(stop=[stop]))
         for step in (1, 3, len(ids)):
             sampled, _ = read(renderer, asked, engine, events(engine, ids, step, finish="length"))
@@ -161,14 +161,14 @@ def test_a_stream_may_be_cut_at_any_byte(renderer: Renderer, engine: str) -> Non
 @given(data=st.data())
 def test_any_text_any_stops_any_cut(data: st.DataObject) -> None:
     renderer = _shared()
-    said = data.draw(st.text(alphabet="ab <>ü漢\n", min_size=1, max_size=24))
+    answer = data.draw(st.text(alphabet="ab <>ü漢\n", min_size=1, max_size=24))
     stops = data.draw(st.lists(st.text(alphabet="ab <ü\n", min_size=1, max_size=4), max_size=3))
-    ids = [i for c in said for i in renderer.encode(c)] if data.draw(st.booleans()) else renderer.encode(said)
+    ids = [i for c in answer for i in renderer.encode(c)] if data.draw(st.booleans()) else renderer.encode(answer)
     engine, step = data.draw(st.sampled_from(ENGINES)), data.draw(st.integers(1, len(ids)))
     asked = Request(dialect="chat", model="m", sampling=Sampling(stop=stops), logprobs=True)
     sampled, deltas = read(renderer, asked, engine, events(engine, ids, step))
-    ends = [(said.find(s) + len(s), said.find(s), s) for s in stops if s in said]
-    raw = said[: min(ends)[1]] if ends else said
+    ends = [(answer.find(s) + len(s), answer.find(s), s) for s in stops if s in answer]
+    raw = answer[: min(ends)[1]] if ends else answer
     begins = begins_of(renderer, ids)
     kept = sum(1 for k in begins if k < len(raw)) if ends else len(ids)
     [choice] = sampled.choices()
@@ -239,6 +239,6 @@ def test_sglang_answers_that_contradict_themselves_are_errors(edit: Edit) -> Non
 
 def test_whole_answers_of_both_engines_read_alike() -> None:
     [one] = TOKEN_ENGINES["vllm"].reply(json.dumps({"choices": [vllm_choice(0, [5, 6], "stop")]}).encode())
-    told = sglang_answer(0, [5, 6], "stop", rid="r", prompt_tokens=1, weight_version=None)
-    [other] = TOKEN_ENGINES["sglang"].reply(json.dumps(told).encode())
+    result = sglang_answer(0, [5, 6], "stop", rid="r", prompt_tokens=1, weight_version=None)
+    [other] = TOKEN_ENGINES["sglang"].reply(json.dumps(result).encode())
     assert (one.ids, one.logprobs, one.finish_reason) == (other.ids, other.logprobs, other.finish_reason)

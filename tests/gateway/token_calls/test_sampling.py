@@ -132,8 +132,8 @@ async def test_servers_of_several_kinds_share_a_gateway(engine: ScriptedEngine, 
             inside = gateway.sessions.by_id[session.session_id.encode()]
             inside.worker = next(w for w in gateway.router.workers.values() if w.config.url == engine.url)
             engine.faults.append(Fault(drop_after=0))
-            status, told = await ask(session, max_tokens=9, stop=["x"])
-            assert status == 200, told
+            status, reply = await ask(session, max_tokens=9, stop=["x"])
+            assert status == 200, reply
             paths = {"vllm": "/inference/v1/generate", "sglang": "/generate"}
             assert [c.path for c in engine.calls] == [paths[first]]
             [served] = other.calls
@@ -143,8 +143,8 @@ async def test_servers_of_several_kinds_share_a_gateway(engine: ScriptedEngine, 
             assert served.prompt_ids == engine.calls[0].body.get("input_ids", engine.calls[0].body.get("token_ids"))
             await GatewayClient(gateway.url).add_worker_async(engine.url + "/other", engine="openai")
             inside.worker = next(w for w in gateway.router.workers.values() if w.config.engine == "openai")
-            status, told = await ask(session)
-            assert (status, b"takes no token ids" in told, b"127.0.0.1" in told) == (503, True, False)
+            status, reply = await ask(session)
+            assert (status, b"takes no token ids" in reply, b"127.0.0.1" in reply) == (503, True, False)
         finally:
             await gateway.stop(grace_s=0.2)
 
@@ -166,8 +166,8 @@ async def test_an_engine_that_refuses_the_abort_is_a_line_in_the_log(
 async def test_a_sessions_sampling_parameters_win_over_the_agents(engine: ScriptedEngine, start: Start) -> None:
     params = {"temperature": 0.5, "max_completion_tokens": 5, "stop": "END", "logprobs": True, "top_k": 7}
     session = await opened(await start("vllm"), sampling_params=params)
-    status, told = await ask(session, temperature=1.0, max_tokens=50, stop=["x", "y"])
-    assert status == 200, told
+    status, reply = await ask(session, temperature=1.0, max_tokens=50, stop=["x", "y"])
+    assert status == 200, reply
     sampling = engine.calls[0].body["sampling_params"]
     assert (sampling["temperature"], sampling["max_tokens"], sampling["top_k"]) == (0.5, 5, 7)
     assert sampling["stop"] == ["END"]
@@ -205,8 +205,8 @@ async def test_a_json_schema_and_a_required_call_are_enforced_by_the_engine(
         {"tools": TOOLS},
         {"response_format": {"type": "text"}},
     ):
-        status, told = await ask(session, stream=stream, **asked)
-        assert status == 200, told
+        status, reply = await ask(session, stream=stream, **asked)
+        assert status == 200, reply
     schema, any_object, required, named, single, *free = [constraint(c.body) for c in engine.calls]
     assert schema == {"json": SCHEMA}
     assert any_object == ({"json": {"type": "object"}} if kind == "sglang" else {"json_object": True})
@@ -228,8 +228,8 @@ async def test_an_engines_own_names_for_constraints_pass(engine: ScriptedEngine,
     for kind, bodies in asked.items():
         session = await opened(await start_gateway(engine, engine=kind, model_dir=str(MODEL)))
         for body in bodies:
-            status, told = await ask(session, **body)
-            assert status == 200, told
+            status, reply = await ask(session, **body)
+            assert status == 200, reply
     sampling = [c.body["sampling_params"] for c in engine.calls]
     assert [s.get("structured_outputs") for s in sampling[:2]] == [{"regex": "[0-9]+"}, {"choice": ["a", "b"]}]
     assert (sampling[2]["regex"], sampling[3]["ebnf"]) == ("[0-9]+", 'root ::= "a"')
@@ -255,9 +255,9 @@ async def test_what_cannot_be_honoured_is_a_400_that_names_the_field(
     engine: ScriptedEngine, start: Start, kind: str, asked: dict[str, Any], param: str
 ) -> None:
     session = await opened(await start(kind))
-    status, told = await ask(session, **asked)
-    assert status == 400, told
-    assert json.loads(told)["error"]["param"] == param
+    status, reply = await ask(session, **asked)
+    assert status == 400, reply
+    assert json.loads(reply)["error"]["param"] == param
     assert engine.calls == []
 
 
@@ -265,8 +265,8 @@ async def test_images_reach_an_engine_that_takes_messages(engine: ScriptedEngine
     session = await opened(await start_gateway(engine))
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, image]}]
-    status, told = await ask(session, messages=messages)
-    assert status == 200, told
+    status, reply = await ask(session, messages=messages)
+    assert status == 200, reply
     assert engine.calls[0].body["messages"] == messages
 
 

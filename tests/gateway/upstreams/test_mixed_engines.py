@@ -49,8 +49,8 @@ async def opened(gateway: Gateway, **settings: Any) -> SessionHandle:
 
 async def ask(session: SessionHandle, **more: Any) -> tuple[int, Any]:
     body = {"model": "m", "messages": MESSAGES, "max_tokens": 4, **more}
-    status, told = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-    return status, msgspec.json.decode(told)
+    status, reply = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+    return status, msgspec.json.decode(reply)
 
 
 @pytest.mark.parametrize("kind", PARTICULAR)
@@ -73,18 +73,18 @@ async def test_what_a_sessions_settings_ask_for_counts_too(mixed: Gateway, engin
 
 
 async def test_what_no_single_server_takes_is_a_400_that_names_a_field(mixed: Gateway, engines: Engines) -> None:
-    status, told = await ask(await opened(mixed), **PARTICULAR["vllm"], **PARTICULAR["sglang"])
-    assert (status, told["error"]["param"] in ("regex", "structured_outputs")) == (400, True), told
+    status, reply = await ask(await opened(mixed), **PARTICULAR["vllm"], **PARTICULAR["sglang"])
+    assert (status, reply["error"]["param"] in ("regex", "structured_outputs")) == (400, True), reply
     assert [engine.calls for engine in engines.values()] == [[], []]
 
 
 async def test_a_server_that_would_pass_over_a_field_is_no_second_choice(mixed: Gateway, engines: Engines) -> None:
     engines["sglang"].faults += [Fault(drop_after=0)] * 2
-    status, told = await ask(await opened(mixed), **PARTICULAR["sglang"])
-    assert (status, len(engines["sglang"].calls), engines["vllm"].calls) == (502, 2, []), told
+    status, reply = await ask(await opened(mixed), **PARTICULAR["sglang"])
+    assert (status, len(engines["sglang"].calls), engines["vllm"].calls) == (502, 2, []), reply
     engines["sglang"].faults.append(Fault(status=429))
-    status, told = await ask(await opened(mixed), **PARTICULAR["sglang"])
-    assert (status, engines["vllm"].calls) == (429, []), told
+    status, reply = await ask(await opened(mixed), **PARTICULAR["sglang"])
+    assert (status, engines["vllm"].calls) == (429, []), reply
     engines["sglang"].faults.append(Fault(status=503))
     session = await opened(mixed)
     inside = mixed.sessions.by_id[session.session_id.encode()]
@@ -112,18 +112,18 @@ async def test_a_field_that_an_engine_would_pass_over_is_refused(
 ) -> None:
     engine.gives_tokens = kind != "openai"
     session = await opened(await start_gateway(engine, engine=kind))
-    status, told = await ask(session, **asked)
-    assert (status, len(engine.calls)) == ((400, 0) if param else (200, 1)), told
+    status, reply = await ask(session, **asked)
+    assert (status, len(engine.calls)) == ((400, 0) if param else (200, 1)), reply
     if param:
-        assert told["error"]["param"] == param
+        assert reply["error"]["param"] == param
         capture = await GatewayClient(session.base_url.partition("/sessions/")[0]).fetch_async([session.session_id])
         assert (capture[session.session_id].turns, capture[session.session_id].errors) == ([], [])
 
 
 async def test_an_operator_knows_better_what_the_engine_takes(engine: ScriptedEngine, start_gateway: Start) -> None:
     gateway = await start_gateway(engine, engine="vllm", allow_fields=("regex",))
-    status, told = await ask(await opened(gateway), regex="a")
-    assert (status, [call.body["regex"] for call in engine.calls]) == (200, ["a"]), told
+    status, reply = await ask(await opened(gateway), regex="a")
+    assert (status, [call.body["regex"] for call in engine.calls]) == (200, ["a"]), reply
 
 
 async def test_a_server_that_goes_while_a_call_waits_is_missed_by_name(mixed: Gateway, engines: Engines) -> None:
@@ -137,8 +137,8 @@ async def test_a_server_that_goes_while_a_call_waits_is_missed_by_name(mixed: Ga
     [gone] = [w.id for w in mixed.router.workers.values() if w.config.engine == "sglang"]
     await client.remove_worker_async(gone)
     await client.resume_async()
-    status, told = await asking
-    assert (status, "no inference server that takes regex" in told["error"]["message"]) == (503, True), told
+    status, reply = await asking
+    assert (status, "no inference server that takes regex" in reply["error"]["message"]) == (503, True), reply
     assert engines["vllm"].calls == []
 
 

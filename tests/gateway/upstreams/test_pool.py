@@ -76,8 +76,8 @@ async def server() -> AsyncIterator[tuple[Server, Gateway, SessionHandle]]:
 async def ask(session: SessionHandle, text: str = "x") -> tuple[int, Any]:
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
     url = session.base_url + "/chat/completions"
-    status, told = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
-    return status, json.loads(told)
+    status, reply = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
+    return status, json.loads(reply)
 
 
 @pytest.mark.parametrize("slices", [1, 2, 7, 60])
@@ -88,10 +88,10 @@ async def test_long_replies_come_whole_over_one_connection(
     scripted.slices = slices
     for turn, size in enumerate([300_000, 90_000, 700_000, 10, 300_000]):
         scripted.size = size
-        status, told = await ask(session, str(turn))
+        status, reply = await ask(session, str(turn))
         assert status == 200
-        assert told["id"] == f"r{turn + 1}"
-        assert len(told["choices"][0]["message"]["content"]) == size
+        assert reply["id"] == f"r{turn + 1}"
+        assert len(reply["choices"][0]["message"]["content"]) == size
     assert scripted.connections == 1
     capture = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
     assert len(capture.turns) == 5
@@ -113,18 +113,18 @@ async def test_bytes_behind_a_long_reply_never_reach_the_next_call(
     scripted.how, scripted.slices = "more", slices
     await ask(session, "first")
     scripted.how = ""
-    status, told = await ask(session, "second")
+    status, reply = await ask(session, "second")
     assert status == 200
-    assert len(told["choices"][0]["message"]["content"]) == scripted.size
+    assert len(reply["choices"][0]["message"]["content"]) == scripted.size
 
 
 async def test_a_long_reply_that_breaks_off_is_no_reply(server: tuple[Server, Gateway, SessionHandle]) -> None:
     scripted, gateway, session = server
     scripted.how = "less"
-    status, told = await ask(session)
+    status, reply = await ask(session)
     assert status == 502
-    assert "before its reply was whole" in told["error"]["message"]
-    assert "127.0.0.1" not in told["error"]["message"]
+    assert "before its reply was whole" in reply["error"]["message"]
+    assert "127.0.0.1" not in reply["error"]["message"]
     assert scripted.answers == 2  # there is no other server, so this one was asked once more
     capture = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
     assert capture.turns == []

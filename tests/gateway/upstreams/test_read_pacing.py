@@ -96,8 +96,8 @@ async def test_many_streams_that_are_woken_a_few_at_a_time_arrive_whole(
     engine.tokens, engine.token_s = 60, 0.01
 
     async def read(number: int) -> int:
-        said = [{"role": "user", "content": f"hello {number}"}]
-        pieces = await llm.chat.completions.create(model="m", messages=said, stream=True)
+        message = [{"role": "user", "content": f"hello {number}"}]
+        pieces = await llm.chat.completions.create(model="m", messages=message, stream=True)
         return len("".join([c.choices[0].delta.content or "" async for c in pieces if c.choices]).split())
 
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:

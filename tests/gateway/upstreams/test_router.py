@@ -163,11 +163,11 @@ async def test_an_engine_that_was_away_is_used_again(start_gateway: Start) -> No
     assert await ask(session) == 200
     await engine.stop()
     body = {"messages": [{"role": "user", "content": "hello"}]}
-    status, told = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-    assert (status, b"cannot be reached" in told) == (502, True)
-    assert b"127.0.0.1" not in told  # where the engine is, is not the agent's to know
-    status, told = await request("GET", session.base_url + "/models", key=session.api_key)
-    assert (status, b"127.0.0.1" in told) == (502, False)
+    status, reply = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+    assert (status, b"cannot be reached" in reply) == (502, True)
+    assert b"127.0.0.1" not in reply  # where the engine is, is not the agent's to know
+    status, reply = await request("GET", session.base_url + "/models", key=session.api_key)
+    assert (status, b"127.0.0.1" in reply) == (502, False)
     again = ScriptedEngine()
     await again.start(port)
     assert await ask(session) == 200
@@ -197,9 +197,9 @@ async def test_a_stranger_cannot_add_an_engine(engines: list[ScriptedEngine], st
     gateway = await start_gateway(engines[0], admin_key="secret")
     stranger = GatewayClient(gateway.url, admin_key="guess")
     for call in (stranger.add_worker_async(engines[1].url), stranger.stats_async(), stranger.fetch_async(["x"])):
-        with pytest.raises(GatewayError) as told:
+        with pytest.raises(GatewayError) as caught:
             await call
-        assert told.value.status == 401
+        assert caught.value.status == 401
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ async def test_an_engine_that_was_not_allowed_is_refused(
 ) -> None:
     gateway = await start_gateway(engines[0], admin_key="secret")
     client = GatewayClient(gateway.url, admin_key="secret")
-    with pytest.raises(GatewayError) as told:
+    with pytest.raises(GatewayError) as caught:
         await client.add_worker_async(url)
-    assert told.value.status in (400, 403)
+    assert caught.value.status in (400, 403)
     assert len(gateway.router.workers) == 1
 
 
@@ -237,8 +237,8 @@ async def test_a_pause_holds_new_calls_until_running_ones_are_done(
     engines[0].faults.append(Fault(delay_s=0.3))
     running = asyncio.ensure_future(ask(sessions[0]))
     await arrived(engines[0])
-    told = await client.pause_async()
-    assert told == {"paused": True, "in_flight": 0}
+    reply = await client.pause_async()
+    assert reply == {"paused": True, "in_flight": 0}
     assert running.done() or await running == 200
     held = asyncio.ensure_future(ask(sessions[1]))
     await asyncio.sleep(0.1)
@@ -289,9 +289,9 @@ async def test_a_call_refused_during_a_pause_is_told_when_to_come_back(
     client, [session] = await opened(gateway, 1)
     await client.pause_async(arriving="reject")
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        with pytest.raises(openai.RateLimitError) as told:
+        with pytest.raises(openai.RateLimitError) as caught:
             await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
-    assert int(told.value.response.headers["retry-after"]) >= 1
+    assert int(caught.value.response.headers["retry-after"]) >= 1
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=2) as llm:
         waiting = asyncio.ensure_future(llm.models.list())  # what is no model call goes on
         assert (await waiting).data
@@ -396,8 +396,8 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
     await client.add_worker_async(url + "/", engine="openai")
     assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
     assert "return_token_ids" not in engines[0].calls[-1].body
-    [told] = await client.workers_async()
-    assert (told["engine"], told["weight"], told["draining"]) == ("openai", 3.0, False)
+    [reply] = await client.workers_async()
+    assert (reply["engine"], reply["weight"], reply["draining"]) == ("openai", 3.0, False)
     running.cancel()
 
 
@@ -408,7 +408,7 @@ async def test_a_server_that_is_taken_out_while_nothing_runs_there_is_gone_at_on
     client, [session] = await opened(gateway, 1)
     await client.add_worker_async(engines[0].url, api_key="KEY-C")
     await client.remove_worker_async("w0")
-    assert [told["worker_id"] for told in await client.workers_async()] == ["w1"]
+    assert [reply["worker_id"] for reply in await client.workers_async()] == ["w1"]
     await client.add_worker_async(engines[0].url)
     await client.remove_worker_async("w1")
     assert await bearer(engines[0], session) == (None, engines[0].url.removeprefix("http://"))  # its key is forgotten
@@ -427,8 +427,8 @@ async def test_a_plain_endpoint_among_others_is_not_asked_for_tokens(engines: li
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
         for engine in engines:
             engine.faults += [Fault(delay_s=0.5)] * 2
-        told = await asyncio.gather(*(request("POST", s.base_url + path, body=body, key=s.api_key) for s in sessions))
-        assert {status for status, _ in told} == {200}
+        reply = await asyncio.gather(*(request("POST", s.base_url + path, body=body, key=s.api_key) for s in sessions))
+        assert {status for status, _ in reply} == {200}
     finally:
         await gateway.stop(grace_s=0.2)
     assert all("return_token_ids" in call.body and "logprobs" in call.body for call in engines[0].calls)

@@ -145,15 +145,15 @@ def _argument_text(arguments: Any) -> str:
 
 def _delta(choice: dict[str, Any], builder: ReplyBuilder) -> Delta:
     index = _member(choice, "index", int) or 0
-    said = _member(choice, "delta", dict) or {}
+    answer = _member(choice, "delta", dict) or {}
     builder.choice(index)  # it exists from its first chunk on, whatever that holds
     entries = _logprobs(_member(choice, "logprobs", dict))
     delta = Delta(
         choice=index,
-        text=_member(choice, "text", str) or _member(said, "content", str) or "",
-        reasoning=_member(said, "reasoning_content", str) or _member(said, "reasoning", str) or "",
-        refusal=_member(said, "refusal", str) or "",
-        tool_calls=_tool_pieces(_members(said, "tool_calls")),
+        text=_member(choice, "text", str) or _member(answer, "content", str) or "",
+        reasoning=_member(answer, "reasoning_content", str) or _member(answer, "reasoning", str) or "",
+        refusal=_member(answer, "refusal", str) or "",
+        tool_calls=_tool_pieces(_members(answer, "tool_calls")),
         finish_reason=_member(choice, "finish_reason", str),
         logprob_entries=entries,
     )

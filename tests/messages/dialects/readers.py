@@ -86,11 +86,11 @@ class AnthropicStream(_Stream):
             self._builder.model = message.get("model") or ""
             return Delta(usage=_anthropic_usage(message.get("usage") or {}, None))
         if kind == "message_delta":
-            said = body.get("delta") or {}
-            reason = said.get("stop_reason")
+            answer = body.get("delta") or {}
+            reason = answer.get("stop_reason")
             return Delta(
                 finish_reason=_FINISH_REASONS.get(reason, reason),
-                stop_sequence=said.get("stop_sequence"),
+                stop_sequence=answer.get("stop_sequence"),
                 usage=_anthropic_usage(body.get("usage") or {}, self._builder.usage),
             )
         if kind == "message_stop":
@@ -109,15 +109,15 @@ class AnthropicStream(_Stream):
         return Delta(tool_calls=[ToolDelta(index=position, id=block.get("id"), name=block.get("name"))])
 
     def _block_delta(self, body: dict[str, Any]) -> Delta | None:
-        said = body.get("delta") or {}
-        kind = said.get("type")
+        answer = body.get("delta") or {}
+        kind = answer.get("type")
         if kind == "text_delta":
-            return Delta(text=said.get("text") or "")
+            return Delta(text=answer.get("text") or "")
         if kind == "thinking_delta":
-            return Delta(reasoning=said.get("thinking") or "")
+            return Delta(reasoning=answer.get("thinking") or "")
         if kind == "input_json_delta":
             position = self._calls.setdefault(body.get("index") or 0, len(self._calls))
-            return Delta(tool_calls=[ToolDelta(index=position, arguments=said.get("partial_json") or "")])
+            return Delta(tool_calls=[ToolDelta(index=position, arguments=answer.get("partial_json") or "")])
         return None
 
 

@@ -45,9 +45,9 @@ def test_such_numbers_are_strings_with_their_names_in_any_slices(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
     numbers = StandardNumbers()
     pieces = [numbers.feed(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    told = "".join([*pieces, numbers.finish()])
-    assert told == standard(text)
-    assert msgspec.json.decode(told) == named(value)
+    reply = "".join([*pieces, numbers.finish()])
+    assert reply == standard(text)
+    assert msgspec.json.decode(reply) == named(value)
 
 
 @settings(max_examples=100, deadline=None)

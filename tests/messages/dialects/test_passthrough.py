@@ -22,11 +22,11 @@ def checked(body: bytes, *, more: tuple[str, ...] | None = ()) -> int:
 
 
 def refused(**asked: Any) -> str | None:
-    with pytest.raises(RequestError) as told:
+    with pytest.raises(RequestError) as caught:
         checked(json.dumps({"model": "m", **asked}).encode())
-    assert told.value.status == 400
-    assert str(told.value.param) in str(told.value)
-    return told.value.param
+    assert caught.value.status == 400
+    assert str(caught.value.param) in str(caught.value)
+    return caught.value.param
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(["n", "stream", "prompt", "echo", "best_of", "wings"]) | st.text(), JSON))
 def test_no_body_can_do_worse_than_a_400(asked: dict[str, Any]) -> None:
     try:
-        told = checked(json.dumps(asked).encode())
+        reply = checked(json.dumps(asked).encode())
     except RequestError as e:
-        told = e.status or 0
+        reply = e.status or 0
     except msgspec.DecodeError:
         return  # a lone surrogate: refused before it comes here
-    assert told == 400 or 1 <= told <= 128
+    assert reply == 400 or 1 <= reply <= 128

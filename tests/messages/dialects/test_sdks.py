@@ -112,9 +112,9 @@ def test_responses(oai, provider, full_reply) -> None:
     oai.responses.create(model="small", input=following, tools=tools)
     roles = [m["role"] for m in provider.requests[1].messages]
     assert roles == ["user", "assistant", "tool", "tool"]
-    said = provider.requests[1].messages[1]
-    assert (said["content"], said["reasoning_content"]) == ("Let me look.", "They want two things.")
-    assert len(said["tool_calls"]) == 2
+    outcome = provider.requests[1].messages[1]
+    assert (outcome["content"], outcome["reasoning_content"]) == ("Let me look.", "They want two things.")
+    assert len(outcome["tool_calls"]) == 2
 
 
 def test_responses_streamed_into_the_clients_own_accumulator(oai, provider, full_reply) -> None:

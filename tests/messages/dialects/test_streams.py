@@ -42,7 +42,7 @@ def read(name: str, pieces: list[bytes]) -> Reply:
     return decoder.reply()
 
 
-def told(choice: Choice) -> tuple:
+def parts_of(choice: Choice) -> tuple:
     calls = [(c.id, c.name, json.loads(c.arguments)) for c in choice.tool_calls]
     return choice.content, choice.reasoning, calls, choice.finish_reason
 
@@ -50,14 +50,14 @@ def told(choice: Choice) -> tuple:
 @pytest.mark.parametrize("name", CHATTY)
 def test_what_is_written_is_read_at_every_cut(name, full_reply) -> None:
     data = stream(name, deltas_of(full_reply))
-    wanted = told(full_reply.choices[0])
+    wanted = parts_of(full_reply.choices[0])
     for at in range(0, len(data), 3):
         reply = read(name, [data[:at], data[at:]])
-        assert told(reply.choices[0]) == wanted, f"cut at {at}"
+        assert parts_of(reply.choices[0]) == wanted, f"cut at {at}"
     assert reply.complete
     assert reply.usage is not None
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (20, 30)
-    assert told(read(name, [data[i : i + 1] for i in range(len(data))]).choices[0]) == wanted
+    assert parts_of(read(name, [data[i : i + 1] for i in range(len(data))]).choices[0]) == wanted
 
 
 @pytest.mark.parametrize("name", CHATTY)
@@ -65,7 +65,7 @@ def test_a_whole_answer_is_read_as_it_was_written(name, full_reply) -> None:
     dialect = DIALECTS[name]
     body = dialect.encode_reply(full_reply, Request(dialect=name, model="m"))
     reply = REPLIES[name](body)
-    assert told(reply.choices[0]) == told(full_reply.choices[0])
+    assert parts_of(reply.choices[0]) == parts_of(full_reply.choices[0])
     assert reply.complete
     assert reply.usage is not None
     assert reply.usage.prompt_tokens == 20
@@ -107,7 +107,7 @@ def test_any_answer_survives_any_dialect_in_any_slices(name, thoughts, texts, ca
     pieces = [stream_bytes[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream_bytes)], strict=True)]
     reply = read(name, pieces)
     wanted = [(c.id, c.name, json.loads(c.arguments)) for c in calls]
-    assert told(reply.choices[0]) == ("".join(texts), "".join(thoughts), wanted, finish)
+    assert parts_of(reply.choices[0]) == ("".join(texts), "".join(thoughts), wanted, finish)
     assert reply.complete
 
 
@@ -123,7 +123,7 @@ def test_interleaved_parallel_calls_end_up_whole(name) -> None:
     ]
     deltas = [Delta(tool_calls=[piece]) for piece in pieces] + [Delta(finish_reason="tool_calls")]
     (choice,) = read(name, [stream(name, deltas)]).choices
-    assert told(choice)[2] == [("a", "f", {"x": 1}), ("b", "g", {"y": 2})]
+    assert parts_of(choice)[2] == [("a", "f", {"x": 1}), ("b", "g", {"y": 2})]
 
 
 def test_items_of_a_response_stream_come_one_after_the_other() -> None:

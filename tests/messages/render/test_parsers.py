@@ -51,13 +51,13 @@ def read(grammar: str, pieces: list[str], *, tools: Any = TOOLS, reasoning_open:
     for delta in parser.finish():
         builder.add(delta)
     choices = builder.reply().choices
-    said = choices[0] if choices else None
+    answer = choices[0] if choices else None
     return {
         "status": parser.status,
-        "content": said.content if said else "",
-        "reasoning": said.reasoning if said else "",
-        "calls": [(c.name, json.loads(sendable(c.arguments), parse_constant=str)) for c in said.tool_calls]
-        if said
+        "content": answer.content if answer else "",
+        "reasoning": answer.reasoning if answer else "",
+        "calls": [(c.name, json.loads(sendable(c.arguments), parse_constant=str)) for c in answer.tool_calls]
+        if answer
         else [],
     }
 
@@ -629,8 +629,8 @@ def test_where_json_is_written_here_such_numbers_are_strings(grammar, text) -> N
     text = text.format("".join(pair.format(k, v) for k, v in values.items()))
     parser = new_parser(grammar_named(grammar), tools=[tool])
     [call] = [piece for delta in [*parser.feed(text), *parser.finish()] for piece in delta.tool_calls]
-    told = msgspec.json.decode(call.arguments)  # as strict as any
-    assert told == {"n": "NaN", "i": "Infinity", "o": {"a": "NaN"}, "s": "-Infinity", "l": [1, "Infinity"]}
+    reply = msgspec.json.decode(call.arguments)  # as strict as any
+    assert reply == {"n": "NaN", "i": "Infinity", "o": {"a": "NaN"}, "s": "-Infinity", "l": [1, "Infinity"]}
 
 
 JSON_VALUES = st.recursive(
@@ -649,14 +649,14 @@ def test_any_json_arguments_come_back_as_they_were(arguments, grammar) -> None:
     written = json.dumps(arguments, ensure_ascii=False)
     if any(marker in written for marker in MARKERS) or (grammar == "dsml" and any('"' in key for key in arguments)):
         return
-    told = [
+    entries = [
         PARAMETER.format(key, *(("true", value) if isinstance(value, str) else ("false", json.dumps(value))))
         for key, value in arguments.items()
     ]
     text = {
         "hermes": f'<tool_call>\n{{"name": "now", "arguments": {written}}}\n</tool_call>',
         "deepseek": f"<｜tool▁call▁begin｜>now<｜tool▁sep｜>{written}<｜tool▁call▁end｜>",
-        "dsml": DSML.format(INVOKE.format("now", "\n".join(told))),
+        "dsml": DSML.format(INVOKE.format("now", "\n".join(entries))),
         "harmony": f"<|channel|>commentary to=functions.now<|message|>{written}<|call|>",
     }[grammar]
     assert read(grammar, [text]) == expect(status="parsed", calls=[("now", arguments)])

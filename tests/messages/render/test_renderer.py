@@ -66,7 +66,7 @@ def play(
     conversation = renderer.conversation(now=0.0)
     messages = [SYSTEM, USER]
     turns: list[tuple[list[int], list[int]]] = []
-    for number, (said, following) in enumerate(script):
+    for number, (entries, following) in enumerate(script):
         prompt = renderer.render(conversation, list(messages), tools)
         if turns:
             before = [*turns[-1][0], *turns[-1][1]]
@@ -77,10 +77,10 @@ def play(
             assert prompt.parent_turn == f"t{number - 1}"
         assert json.loads(prompt.json) == prompt.token_ids
         assert prompt.length == len(prompt.token_ids)
-        completion = body_of(renderer, family, said, following[0]["role"] if following else "user", tools)
+        completion = body_of(renderer, family, entries, following[0]["role"] if following else "user", tools)
         turns.append((prompt.token_ids, completion))
-        renderer.commit(conversation, prompt, completion, said, turn_id=f"t{number}")
-        messages += [said, *following]
+        renderer.commit(conversation, prompt, completion, entries, turn_id=f"t{number}")
+        messages += [entries, *following]
     return turns
 
 
@@ -106,9 +106,9 @@ def test_extension_equals_a_full_rendering_when_answers_are_the_templates_own(na
     renderer = renderer_for(name)
     turns = play(renderer, SimpleNamespace(name=name), SCRIPT, tools)
     messages = [SYSTEM, USER]
-    for (prompt, _), (said, following) in zip(turns, SCRIPT, strict=True):
+    for (prompt, _), (entries, following) in zip(turns, SCRIPT, strict=True):
         assert renderer.decode(prompt) == renderer.template.render(messages, tools=tools, now=0.0)
-        messages += [said, *following]
+        messages += [entries, *following]
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def watched(family, renderer) -> Any:
     leaves="",
 )
 def test_no_word_of_the_renderer_cuts_a_message(family, watched, tools) -> None:
-    said, results = calling("look_up"), [result("found it")]
-    turns: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [(answer("one"), [USER]), (said, results)]
+    message, results = calling("look_up"), [result("found it")]
+    turns: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [(answer("one"), [USER]), (message, results)]
     play(watched, family, turns, tools)
     known = watched.template.words()
     assert known
@@ -180,13 +180,13 @@ def test_no_word_of_the_renderer_cuts_a_message(family, watched, tools) -> None:
     conversation = watched.conversation(now=0.0)
     messages: list[dict[str, Any]] = [USER]
     following = [[{"role": "user", "content": spoilt}], [result(spoilt)], [{"role": "user", "content": spoilt}]]
-    for number, (said, more) in enumerate(
+    for number, (message, more) in enumerate(
         zip([answer("hi"), calling("look_up"), answer("ok")], following, strict=True)
     ):
         prompt = watched.render(conversation, list(messages), spoilt_tools, {"note": spoilt})
-        completion = body_of(watched, family, said, more[0]["role"], spoilt_tools)
-        watched.commit(conversation, prompt, completion, said, turn_id=f"t{number}")
-        messages += [said, *more]
+        completion = body_of(watched, family, message, more[0]["role"], spoilt_tools)
+        watched.commit(conversation, prompt, completion, message, turn_id=f"t{number}")
+        messages += [message, *more]
         after = watched.render(conversation, list(messages), spoilt_tools, {"note": spoilt})
         assert after.extended
         assert spoilt in watched.decode(after.token_ids[prompt.length + len(completion) :])
@@ -242,8 +242,8 @@ def test_glm_keeps_a_stop_token_that_opens_the_wrong_role(renderer_for) -> None:
 )
 def test_what_frameworks_do_to_an_answer_does_not_hide_it(sent_back, renderer_for, tools) -> None:
     renderer = renderer_for("hermes")
-    said = '<tool_call>\n{"name": "look_up", "arguments": {"query": "x", "limit": 3}}\n</tool_call><|im_end|>'
-    completion = renderer.encode("Let me see.\n" + said)
+    text = '<tool_call>\n{"name": "look_up", "arguments": {"query": "x", "limit": 3}}\n</tool_call><|im_end|>'
+    completion = renderer.encode("Let me see.\n" + text)
     conversation = renderer.conversation()
     prompt = renderer.render(conversation, [USER], tools)
     parsed = renderer.parse(completion, tools=tools, prompt=prompt)
@@ -280,11 +280,11 @@ def test_an_edited_answer_opens_a_branch_at_the_last_turn_that_still_stands(rend
     renderer = renderer_for("hermes")
     conversation = renderer.conversation()
     messages = [SYSTEM, USER]
-    for number, said in enumerate(["one", "two"]):
+    for number, entries in enumerate(["one", "two"]):
         prompt = renderer.render(conversation, messages)
-        completion = renderer.encode(f"{said}<|im_end|>")
-        renderer.commit(conversation, prompt, completion, answer(said), turn_id=f"t{number}")
-        messages = [*messages, answer(said), USER]
+        completion = renderer.encode(f"{entries}<|im_end|>")
+        renderer.commit(conversation, prompt, completion, answer(entries), turn_id=f"t{number}")
+        messages = [*messages, answer(entries), USER]
     edited = [*messages[:4], answer("TWO"), USER]
     prompt = renderer.render(conversation, edited)
     assert prompt.branch_reason == "history_rewritten"
@@ -361,8 +361,8 @@ def test_two_choices_of_one_call_are_both_at_hand(renderer_for) -> None:
     renderer.commit(conversation, prompt, one, answer("one"), turn_id="t0.0", more=True)
     renderer.commit(conversation, prompt, two, answer("two"), turn_id="t0.1")
     assert conversation.running == 0
-    for said, ids, turn_id in (("one", one, "t0.0"), ("two", two, "t0.1")):
-        following = renderer.render(conversation, [USER, answer(said), USER])
+    for entries, ids, turn_id in (("one", one, "t0.0"), ("two", two, "t0.1")):
+        following = renderer.render(conversation, [USER, answer(entries), USER])
         assert following.parent_turn == turn_id
         assert following.token_ids[: prompt.length + len(ids)] == [*prompt.token_ids, *ids]
 
@@ -401,13 +401,13 @@ def test_harmony_goes_on_after_the_mark_of_a_final_answer(renderer_for) -> None:
 def test_a_template_that_takes_arguments_as_text_gets_the_models_own_characters(renderer_for, tools) -> None:
     renderer = renderer_for("deepseek_v3")
     odd = '{"query":   "x", "limit": 1.0e2}'
-    said = {**calling("look_up"), "tool_calls": [{"id": "c", "function": {"name": "look_up", "arguments": odd}}]}
-    assert odd in renderer.template.render([USER, said], tools=tools)
-    said["tool_calls"] = [{"id": "c", "function": {"name": "look_up", "arguments": {"query": "x"}}}]
-    assert '{"query": "x"}' in renderer.template.render([USER, said], tools=tools)
+    message = {**calling("look_up"), "tool_calls": [{"id": "c", "function": {"name": "look_up", "arguments": odd}}]}
+    assert odd in renderer.template.render([USER, message], tools=tools)
+    message["tool_calls"] = [{"id": "c", "function": {"name": "look_up", "arguments": {"query": "x"}}}]
+    assert '{"query": "x"}' in renderer.template.render([USER, message], tools=tools)
 
 
-def past(messages: list[dict[str, Any]], ids: list[int], name: str, said: str, completion: list[int]) -> PastCall:
+def past(messages: list[dict[str, Any]], ids: list[int], name: str, entries: str, completion: list[int]) -> PastCall:
     """A call that was recorded with its prompt whole."""
     return PastCall(
         messages=messages,
@@ -417,7 +417,7 @@ def past(messages: list[dict[str, Any]], ids: list[int], name: str, said: str, c
         new=array("I", ids),
         whole=lambda: array("I", ids),
         extended=name != "t0",
-        answers=[(name, array("I", completion), answer(said))],
+        answers=[(name, array("I", completion), answer(entries))],
     )
 
 
@@ -492,11 +492,15 @@ def test_threads_of_one_session_do_not_mix_their_tokens(renderer_for) -> None:
         messages = [USER, answer("a"), {"role": "user", "content": f"question {number}"}]
         for step in range(5):
             prompt = renderer.render(conversation, messages)
-            said = f"answer {number} {step}"
+            content = f"answer {number} {step}"
             renderer.commit(
-                conversation, prompt, renderer.encode(said + "<|im_end|>"), answer(said), turn_id=f"{number}.{step}"
+                conversation,
+                prompt,
+                renderer.encode(content + "<|im_end|>"),
+                answer(content),
+                turn_id=f"{number}.{step}",
             )
-            messages = [*messages, answer(said), {"role": "user", "content": f"step {step}"}]
+            messages = [*messages, answer(content), {"role": "user", "content": f"step {step}"}]
         seen[number] = renderer.render(conversation, messages).token_ids
 
     threads = [threading.Thread(target=call, args=(n,)) for n in range(8)]
@@ -560,10 +564,10 @@ def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
     completion = renderer.encode(call)
     parsed = renderer.parse(completion, tools=tools, prompt=first)
     assert (parsed.reasoning, parsed.content, parsed.status) == ("why", "See.", "parsed")
-    said = parsed.to_message()
-    renderer.commit(conversation, first, completion, said, turn_id="t0")
-    found = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "found"}
-    second = renderer.render(conversation, [USER, said, found], tools, thinking)
+    message = parsed.to_message()
+    renderer.commit(conversation, first, completion, message, turn_id="t0")
+    found = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "found"}
+    second = renderer.render(conversation, [USER, message, found], tools, thinking)
     sampled = [*first.token_ids, *completion]
     assert second.token_ids[: len(sampled)] == sampled
     added = "\n\n<function_results>\n<result>found</result>\n</function_results>\n\n<think>"
@@ -629,12 +633,12 @@ def test_rendering_equals_what_transformers_gives(family, model_dir, renderer, t
         tokenizer_file=str(folder / "tokenizer.json"), bos_token=family.bos, eos_token=family.eos[0]
     )
     loaded.chat_template = (folder / "chat_template.jinja").read_text("utf-8")
-    said = calling("look_up")
-    prepared = renderer.template.prepare([SYSTEM, USER, said, result("r")])
+    message = calling("look_up")
+    prepared = renderer.template.prepare([SYSTEM, USER, message, result("r")])
     theirs = loaded.apply_chat_template(
         prepared, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    ours = renderer.encode(renderer.template.render([SYSTEM, USER, said, result("r")], tools=tools))
+    ours = renderer.encode(renderer.template.render([SYSTEM, USER, message, result("r")], tools=tools))
     assert ours == list(theirs)
     assert Tokenizer.from_transformers(loaded).encode("hello <|im_end|>") == renderer.encode("hello <|im_end|>")
 
@@ -646,15 +650,15 @@ def test_a_turn_late_in_a_session_costs_what_an_early_one_costs(renderer_for) ->
     spent: list[float] = []
     completion = renderer.encode("word " * 140 + "<|im_end|>")
     for number in range(200):
-        said = f"answer {number} " + "word " * 140
+        text = f"answer {number} " + "word " * 140
         # Messages as they come off the wire: equal, but not the same objects.
         fresh = json.loads(json.dumps(messages))
         start = time.process_time()
         prompt = renderer.render(conversation, fresh)
         prompt.json  # noqa: B018  # what is sent to the engine
-        renderer.commit(conversation, prompt, completion, answer(said), turn_id=f"t{number}")
+        renderer.commit(conversation, prompt, completion, answer(text), turn_id=f"t{number}")
         spent.append(time.process_time() - start)
-        messages += [answer(said), {"role": "user", "content": f"question {number} " + "more " * 30}]
+        messages += [answer(text), {"role": "user", "content": f"question {number} " + "more " * 30}]
     assert prompt.length > 50_000
     early, late = sorted(spent[2:22])[10], sorted(spent[180:])[10]
     # 2 to 3 times on an idle core: what is left is comparing 400 messages and copying 100,000 ids into a request.
@@ -675,6 +679,6 @@ def test_the_first_blank_of_a_text_completion_is_kept(tmp_path, model_dir) -> No
     hello, world, end = 2, 3, 0
     for pieces in ([[world, hello, end]], [[world], [hello], [end]]):
         stream = renderer.raw_stream([hello])
-        said = "".join(delta.text for ids in pieces for delta in stream.feed(ids))
-        said += "".join(delta.text for delta in stream.finish())
-        assert said == stream.parsed().content == " world hello"
+        entries = "".join(delta.text for ids in pieces for delta in stream.feed(ids))
+        entries += "".join(delta.text for delta in stream.finish())
+        assert entries == stream.parsed().content == " world hello"

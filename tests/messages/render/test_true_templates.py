@@ -133,11 +133,11 @@ def test_every_true_template_passes_the_self_test(name: str, load: Callable[[str
 
 
 def answer(step: int, *, calls: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": "assistant", "content": "" if calls else f"Answer {step}: naïve ✓"}
+    message: dict[str, Any] = {"role": "assistant", "content": "" if calls else f"Answer {step}: naïve ✓"}
     if calls:
         function = {"name": "look_up", "arguments": json.dumps({"query": f'"{step}"\n<漢字>', "limit": step})}
-        said["tool_calls"] = [{"id": f"call_{step:05}", "type": "function", "function": function}]
-    return said
+        message["tool_calls"] = [{"id": f"call_{step:05}", "type": "function", "function": function}]
+    return message
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -153,18 +153,18 @@ def test_ten_turns_of_tools_and_text_extend_each_other(
     ]
     before: list[int] = []
     for step in range(10):
-        said = answer(step, calls=offered is not None and step % 3 != 2)
+        text = answer(step, calls=offered is not None and step % 3 != 2)
         prompt = renderer.render(conversation, json.loads(json.dumps(messages)), offered)
         assert prompt.token_ids[: len(before)] == before
         assert prompt.extended == bool(step)
-        completion = sampled_body(renderer, said, tools=offered)
+        completion = sampled_body(renderer, text, tools=offered)
         assert completion
         if prompt.opens_reasoning and "</think>" not in renderer.decode(completion):
             completion = [*renderer.encode("hm</think>"), *completion]  # the template leaves it out of a history
         parsed = renderer.parse(completion, tools=offered, prompt=prompt).to_message()
-        wanted = [json.loads(c["function"]["arguments"]) for c in said.get("tool_calls", [])]
+        wanted = [json.loads(c["function"]["arguments"]) for c in text.get("tool_calls", [])]
         assert [json.loads(c["function"]["arguments"]) for c in parsed.get("tool_calls", [])] == wanted
-        assert (parsed["content"] or "").strip() == said["content"]
+        assert (parsed["content"] or "").strip() == text["content"]
         renderer.commit(conversation, prompt, completion, parsed, turn_id=f"t{step}")
         before = [*prompt.token_ids, *completion]
         messages.append(parsed)

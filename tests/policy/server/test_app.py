@@ -107,8 +107,8 @@ def test_a_stream_holds_the_same_as_the_whole_reply(server: Any) -> None:
         parts = [c["choices"][0] for c in chunks if c["choices"]]
         assert "".join(p["delta"].get("content") or "" for p in parts) == (message["content"] or "")
         assert [i for p in parts for i in p.get("token_ids", [])] == whole["choices"][0]["token_ids"]
-        told = [e["logprob"] for p in parts if p["logprobs"] for e in p["logprobs"]["content"]]
-        assert told == pytest.approx([e["logprob"] for e in whole["choices"][0]["logprobs"]["content"]], abs=1e-5)
+        entries = [e["logprob"] for p in parts if p["logprobs"] for e in p["logprobs"]["content"]]
+        assert entries == pytest.approx([e["logprob"] for e in whole["choices"][0]["logprobs"]["content"]], abs=1e-5)
         assert [p["finish_reason"] for p in parts if p["finish_reason"]] == [whole["choices"][0]["finish_reason"]]
         calls = [c for p in parts for c in p["delta"].get("tool_calls", [])]
         assert [(c["index"], c["function"]) for c in calls] == [
@@ -208,12 +208,12 @@ def test_bias_and_penalties_reach_the_sampler_from_every_endpoint(server: Any, t
 
 
 def test_tokenize_gives_the_tokens_of_completions_and_chats(server: Any, tokenizer: ChatTokenizer) -> None:
-    told = post(
+    reply = post(
         server, "/tokenize", {"model": "policy", "prompt": "Tom has<|im_end|>", "return_token_strs": True}
     ).json()
     ids = tokenizer.encode("Tom has<|im_end|>")
     names = [tokenizer.tokenizer.id_to_token(i) for i in ids]
-    assert told == {"count": len(ids), "max_model_len": 1024, "tokens": ids, "token_strs": names}
+    assert reply == {"count": len(ids), "max_model_len": 1024, "tokens": ids, "token_strs": names}
     assert post(server, "/detokenize", {"model": "policy", "tokens": ids}).json() == {"prompt": "Tom has<|im_end|>"}
     chatted = post(server, "/tokenize", {"messages": MESSAGES, "tools": TOOLS}).json()
     assert chatted["tokens"] == tokenizer.encode_chat(MESSAGES, tools=TOOLS)
@@ -407,8 +407,8 @@ def test_weights_are_replaced_by_path_and_by_body(small_server: Any, hf: tuple[A
     with torch.no_grad():
         full = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
     first = len(after["prompt_token_ids"])
-    told = [e["logprob"] for e in after["choices"][0]["logprobs"]["content"]]
-    assert told == pytest.approx([full[first + k - 1, i].item() for k, i in enumerate(ids[first:])], abs=1e-4)
+    entries = [e["logprob"] for e in after["choices"][0]["logprobs"]["content"]]
+    assert entries == pytest.approx([full[first + k - 1, i].item() for k, i in enumerate(ids[first:])], abs=1e-4)
 
     original = {name: t for name, t in hf[0].state_dict().items() if name != "lm_head.weight"}
     body = save(original)

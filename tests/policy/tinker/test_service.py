@@ -70,10 +70,10 @@ def test_samples_come_with_logprobs_and_stop_reasons(server: TinkerServer, model
     model.replies.extend([{"token_ids": [5, 6]}, {"token_ids": [7], "finish_reason": "length"}])
     sampling = service.create_sampling_client(base_model="scripted/model").result(10)
     prompt = tinker.ModelInput.from_ints([1, 2, 3])
-    told = sampling.sample(prompt, 2, tinker.SamplingParams(max_tokens=4, seed=3, stop=[6])).result(10)
-    assert [s.tokens for s in told.sequences] == [[5, 6], [7]]
-    assert [s.logprobs for s in told.sequences] == [[logprob_of(5), logprob_of(6)], [logprob_of(7)]]
-    assert [s.stop_reason for s in told.sequences] == ["stop", "length"]
+    reply = sampling.sample(prompt, 2, tinker.SamplingParams(max_tokens=4, seed=3, stop=[6])).result(10)
+    assert [s.tokens for s in reply.sequences] == [[5, 6], [7]]
+    assert [s.logprobs for s in reply.sequences] == [[logprob_of(5), logprob_of(6)], [logprob_of(7)]]
+    assert [s.stop_reason for s in reply.sequences] == ["stop", "length"]
     assert server.calls[0].prompt_ids == [1, 2, 3]
     scored = sampling.compute_logprobs(prompt).result(10)
     assert scored == [None, logprob_of(2), logprob_of(3)]
@@ -103,8 +103,8 @@ def test_waiting_backpressure_and_broken_answers_are_what_the_sdk_knows(server: 
     server.fail("asample", 429)
     server.fail("retrieve_future", 503, 408)
     sampling = service.create_sampling_client(base_model="scripted/model").result(10)
-    told = sampling.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=3)).result(20)
-    assert len(told.sequences[0].tokens) == 3
+    reply = sampling.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=3)).result(20)
+    assert len(reply.sequences[0].tokens) == 3
     assert len(server.calls) == 1
     assert server.requests.count(("POST", "retrieve_future")) >= 4
 

@@ -26,9 +26,9 @@ async def start(folder: Path, *words: str) -> tuple[asyncio.subprocess.Process, 
         assert process.returncode is None
         assert time.monotonic() < give_up_s
         await asyncio.sleep(0.05)
-    told = json.loads(ready.read_text())
-    assert told["pid"] == process.pid
-    return process, str(told["url"])
+    reply = json.loads(ready.read_text())
+    assert reply["pid"] == process.pid
+    return process, str(reply["url"])
 
 
 @pytest.mark.slow
@@ -37,8 +37,8 @@ async def test_it_answers_and_ends_with_its_parent(tmp_path: Path) -> None:
     # A parent that lives until it is killed, not for a time in which the server may still be loading.
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
     process, url = await start(tmp_path, "--base-model", "mine", "--parent-pid", str(parent.pid))
-    status, told = await request("GET", f"{url}/api/v1/get_server_capabilities", key="tml-x")
-    assert (status, b"X-API-Key" in told) == (401, True)  # the service's header is another than ours
+    status, reply = await request("GET", f"{url}/api/v1/get_server_capabilities", key="tml-x")
+    assert (status, b"X-API-Key" in reply) == (401, True)  # the service's header is another than ours
     parent.kill()
     await parent.wait()
     assert await asyncio.wait_for(process.wait(), 60) == 0

@@ -500,9 +500,9 @@ async def test_a_provider_that_fails_in_its_own_way_is_asked_again(caplog: pytes
 async def test_a_node_that_says_what_none_says_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     address = AgentAddress(host="127.0.0.1", port=1, pid=1)
     link = NodeLink(Machine(node_id="n", host="127.0.0.1", cpus=1.0), address, "token", capacity=1, silence_s=9.0)
-    said = asyncio.StreamReader()
-    said.feed_data(b'{"ev": "started"}\n')  # of which session, it does not say
-    await asyncio.wait_for(link._read(said), 30)
+    answer = asyncio.StreamReader()
+    answer.feed_data(b'{"ev": "started"}\n')  # of which session, it does not say
+    await asyncio.wait_for(link._read(answer), 30)
     assert link.lost is not None
     assert "KeyError" in link.lost
     assert "cannot be understood" in caplog.text

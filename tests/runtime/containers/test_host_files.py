@@ -139,14 +139,14 @@ def test_sessions_serve_and_cannot_get_out(server: Server, tmp_path: Path) -> No
         "abstract": "\0agentcore-rl-container-test",
     }
     assert Path(given["engine"]).exists()
-    said: dict[str, Any] = json.loads(command(server, attacker, sys.executable, "-c", ATTACK, json.dumps(given)))
-    assert said.pop("processes") < 10
-    assert len(said.pop("other sessions")[1]) == 1  # its own
-    got_out = {name: answer for name, answer in said.items() if answer[0] == "done"}
+    reply: dict[str, Any] = json.loads(command(server, attacker, sys.executable, "-c", ATTACK, json.dumps(given)))
+    assert reply.pop("processes") < 10
+    assert len(reply.pop("other sessions")[1]) == 1  # its own
+    got_out = {name: answer for name, answer in reply.items() if answer[0] == "done"}
     assert got_out == {}
-    assert said["fill /tmp"] == ["refused", "ENOSPC"]
+    assert reply["fill /tmp"] == ["refused", "ENOSPC"]
     if given["bomb"]:
-        assert said["fork bomb"] == ["refused", "EAGAIN"]
+        assert reply["fork bomb"] == ["refused", "EAGAIN"]
     assert not Path(seen["cwd"], "planted").exists()
     assert server.invoke({}, victim)["calls"] == 2
     for session_id in (victim, attacker):

@@ -153,9 +153,9 @@ def test_a_session_killed_for_its_memory_says_so(agent: Agent, session_id: str) 
 
 
 def test_processes_are_bounded(agent: Agent, session_id: str) -> None:
-    said = agent.invoke({"do": "fork", "n": 100}, session_id)
-    assert said["error"] == "BlockingIOError"
-    assert said["started"] < 40
+    reply = agent.invoke({"do": "fork", "n": 100}, session_id)
+    assert reply["error"] == "BlockingIOError"
+    assert reply["started"] < 40
 
 
 def test_files_are_bounded_each_at_once_and_together_by_measuring(agent: Agent, session_id: str) -> None:
@@ -251,9 +251,9 @@ def test_the_loopback_network_has_the_endpoints_and_nothing_else(
     s3 = agent.invoke({"do": "env"}, session_id)["AWS_ENDPOINT_URL_S3"]
     assert s3.startswith("http://127.0.0.1:")
     elsewhere = [server.url, "http://10.88.0.1:80"]
-    said = agent.invoke({"do": "fetch", "urls": [s3, *elsewhere]}, session_id)
-    assert said.pop(s3) == {"status": 403}  # reached, and no list of buckets for a session
-    assert all("error" in answer for answer in said.values()), said
+    reply = agent.invoke({"do": "fetch", "urls": [s3, *elsewhere]}, session_id)
+    assert reply.pop(s3) == {"status": 403}  # reached, and no list of buckets for a session
+    assert all("error" in answer for answer in reply.values()), reply
 
 
 def test_without_an_engine_the_creation_says_what_to_install(

@@ -45,11 +45,11 @@ async def app(scope, receive, send):
         body += message.get("body", b"")
         more = message.get("more_body", False)
     if scope["path"] == "/ping":
-        said = {"status": "Healthy"}
+        text = {"status": "Healthy"}
     else:
-        said = await answer(json.loads(body), dict(scope["headers"]).get(SESSION, b"").decode())
+        text = await answer(json.loads(body), dict(scope["headers"]).get(SESSION, b"").decode())
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
-    await send({"type": "http.response.body", "body": json.dumps(said).encode()})
+    await send({"type": "http.response.body", "body": json.dumps(text).encode()})
 
 
 if __name__ == "__main__":

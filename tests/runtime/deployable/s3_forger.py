@@ -38,15 +38,15 @@ def main(payload):
         "at load": lambda: AT_LOAD,
         "placeholder": lambda: boto3.client("s3", aws_access_key_id="local", aws_secret_access_key="local"),
     }
-    said = {}
+    answer = {}
     for name, (client, operation, arguments) in payload.get("calls", {}).items():
-        said[name] = tried(clients[client](), operation, arguments)
+        answer[name] = tried(clients[client](), operation, arguments)
     for name, (method, path) in payload.get("unsigned", {}).items():
-        said[name] = unsigned(method, path)
+        answer[name] = unsigned(method, path)
     if payload.get("key"):
-        said["key"] = os.environ["AWS_ACCESS_KEY_ID"]
-        said["signed at load"] = AT_LOAD.generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
-    return json.loads(json.dumps(said))
+        answer["key"] = os.environ["AWS_ACCESS_KEY_ID"]
+        answer["signed at load"] = AT_LOAD.generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
+    return json.loads(json.dumps(answer))
 
 
 if __name__ == "__main__":

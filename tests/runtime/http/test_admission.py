@@ -176,8 +176,8 @@ for target in {mine!r}, {other!r}:
         body={"command": f"{sys.executable} - <<'EOF'\n{script}\nEOF", "timeout": 20},
     )
     deltas = [e["chunk"].get("contentDelta", {}) for e in reply["stream"]]
-    said = "".join(delta.get("stdout", "") for delta in deltas)
-    assert said.split() == ["200", "403"]
+    output = "".join(delta.get("stdout", "") for delta in deltas)
+    assert output.split() == ["200", "403"]
 
 
 @pytest.mark.threat(
@@ -224,8 +224,8 @@ def test_a_session_learns_nothing_of_how_another_ended(confined: Server) -> None
     confined.view.stop(victim)
     wait_for(lambda: confined.ended(victim))
     question = {"agentRuntimeArn": confined.arn, "sessions": [victim]}
-    told = json.loads(confined.view.call("POST", "/_local/endings", question))["ended"]
-    assert told[victim]["cause"] == "the session was stopped by a request to its runtime"
+    reply = json.loads(confined.view.call("POST", "/_local/endings", question))["ended"]
+    assert reply[victim]["cause"] == "the session was stopped by a request to its runtime"
     answer = ask(confined, do="request", method="POST", url=f"{confined.url}/_local/endings", body=question)
     assert (answer["status"], json.loads(answer["text"])) == (200, {"ended": {}})
 
@@ -317,16 +317,16 @@ except urllib.error.HTTPError as e:
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_other_users_of_this_machine_are_refused(rebel: Server, start_server: Callable[..., Server]) -> None:
-    said = as_nobody(f"{rebel.url}/_local/sessions")
-    assert said.startswith("403")
-    assert "other users" in said
+    answer = as_nobody(f"{rebel.url}/_local/sessions")
+    assert answer.startswith("403")
+    assert "other users" in answer
     victim = new_session_id()
     rebel.invoke({"do": "look"}, victim)
     arn = rebel.arn.replace("/", "%2F").replace(":", "%3A")
     for operation in ("invocations", "commands", "stopruntimesession"):
-        said = as_nobody(f"{rebel.url}/runtimes/{arn}/{operation}", session_id=victim)
-        assert said.startswith("403")
-        assert "other users" in said
+        answer = as_nobody(f"{rebel.url}/runtimes/{arn}/{operation}", session_id=victim)
+        assert answer.startswith("403")
+        assert "other users" in answer
     found = rebel.session(victim)
     assert found is not None
     assert found["invocations"] == 1

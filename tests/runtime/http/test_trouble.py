@@ -171,7 +171,7 @@ def test_calls_under_way_at_a_shutdown_end_as_any_others(start_server: Callable[
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         last = pool.submit(endless)
         first = pool.submit(server.invoke, {"do": "sleep", "s": 2.0, "say": "begun"}, ids["quick"], client=client)
-        wait_for(lambda: all(server.said(ids[n], "begun") for n in ("quick", "endless")))
+        wait_for(lambda: all(server.logged(ids[n], "begun") for n in ("quick", "endless")))
         began = time.monotonic()
         assert server.stop() == 0
         took_s = time.monotonic() - began

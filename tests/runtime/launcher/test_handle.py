@@ -17,9 +17,9 @@ async def test_a_command_that_nobody_waits_for_any_more_keeps_no_other_from_its_
     template.commands = {"a": first, "b": second, "c": third}
     for given_up in (first, second):
         given_up.ended.cancel()
-    said = asyncio.StreamReader()
-    said.feed_data(b'{"ev": "command_exit", "id": "a", "status": 0}\n')
-    said.feed_eof()
-    await asyncio.wait_for(template._read(said), 30)
+    answer = asyncio.StreamReader()
+    answer.feed_data(b'{"ev": "command_exit", "id": "a", "status": 0}\n')
+    answer.feed_eof()
+    await asyncio.wait_for(template._read(answer), 30)
     assert third.ended.result() == -1
     assert template.closed

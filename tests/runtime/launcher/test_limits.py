@@ -164,8 +164,8 @@ def test_files_out_of_sight_count_towards_the_limit(start_server: Callable[..., 
 
 def test_empty_files_count_too(start_server: Callable[..., Server]) -> None:
     server = start_server("--disk-mb", "1", agent=AGENTS / "hoarder.py")
-    said = refused(server, {"do": "empty", "files": 2_200, "s": 60}, new_session_id())
-    assert "more than its limit (1 MiB)" in said
+    answer = refused(server, {"do": "empty", "files": 2_200, "s": 60}, new_session_id())
+    assert "more than its limit (1 MiB)" in answer
 
 
 def test_a_log_is_cut_to_its_end_and_never_ends_a_session(start_server: Callable[..., Server]) -> None:

@@ -37,8 +37,8 @@ def victim(tmp_path: Path) -> Iterator[tuple[Path, int]]:
 
 def look(start_server: Callable[..., Server], victim: tuple[Path, int], *options: str) -> tuple[Server, Any]:
     folder, pid = victim
-    told = ("--session-env", f"VICTIM_DIR={folder}", "--session-env", f"VICTIM_PID={pid}")
-    server = start_server(*told, *options, agent=REBEL)
+    reply = ("--session-env", f"VICTIM_DIR={folder}", "--session-env", f"VICTIM_PID={pid}")
+    server = start_server(*reply, *options, agent=REBEL)
     return server, server.invoke({"do": "look"})
 
 
@@ -46,20 +46,20 @@ def look(start_server: Callable[..., Server], victim: tuple[Path, int], *options
 def test_module_code_and_sessions_are_held_alike(
     start_server: Callable[..., Server], victim: tuple[Path, int], tier: str
 ) -> None:
-    server, said = look(start_server, victim, "--isolation", tier)
+    server, answer = look(start_server, victim, "--isolation", tier)
     template = server.view.get("/_local/status")["templates"][0]
     assert (template["start"], template["confined"]) == ("fork", True)
     for phase in ("loading", "session"):
         for what in OUT:
-            kind, value = said[phase][what]
+            kind, value = answer[phase][what]
             # namespaces: the file of secrets is there, and empty
             assert kind == "refused" or value == "", (phase, what, value)
         if tier == "namespaces":
-            assert said[phase]["host processes"] == ["done", []], said
-            assert said[phase]["kill"] == ["refused", "ProcessLookupError"], said
-            assert said[phase]["tmp"][0] == "done", said
+            assert answer[phase]["host processes"] == ["done", []], answer
+            assert answer[phase]["kill"] == ["refused", "ProcessLookupError"], answer
+            assert answer[phase]["tmp"][0] == "done", answer
         else:
-            assert said[phase]["tmp"][0] == "refused", said
+            assert answer[phase]["tmp"][0] == "refused", answer
     assert not (victim[0] / "planted").exists()
     assert not Path(f"/tmp/planted-{victim[1]}").exists()
 

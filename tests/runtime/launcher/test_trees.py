@@ -150,8 +150,8 @@ def test_what_cannot_be_removed_is_named_and_everything_else_goes(shared: Path) 
     (mine / "in" / "gone").write_text("")
     for path in (mine, mine / "in"):
         os.chown(path, NOBODY, NOBODY)
-    said = as_ordinary_user("print(trees.remove(folder), os.listdir(folder), os.listdir(folder + '/in'))", mine)
-    assert "'theirs': Operation not permitted ['in'] ['theirs']" in said
+    answer = as_ordinary_user("print(trees.remove(folder), os.listdir(folder), os.listdir(folder + '/in'))", mine)
+    assert "'theirs': Operation not permitted ['in'] ['theirs']" in answer
 
 
 def test_links_are_removed_and_never_followed(tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ print(urllib.request.urlopen(urllib.request.Request(path, body, headers)).read()
         runtimeSessionId=me,
         body={"command": f"{sys.executable} - <<'EOF'\n{script}\nEOF", "timeout": 20},
     )
-    said = "".join(e["chunk"].get("contentDelta", {}).get("stdout", "") for e in reply["stream"])
-    answer = json.loads(said)
+    output = "".join(e["chunk"].get("contentDelta", {}).get("stdout", "") for e in reply["stream"])
+    answer = json.loads(output)
     if server.info["isolation"] == "process":  # nothing confines it: it writes there by itself
         assert answer["status"] == "processing"
         rollouts.record(me, "mine")
@@ -278,8 +278,8 @@ async def test_what_is_no_request_ends_its_connection_and_nothing_else(tmp_path:
         try:
             reader, writer = await asyncio.open_unix_connection(str(records.path))
             writer.write(line + b"\n")
-            said = await asyncio.wait_for(reader.read(), 30)
-            assert said == b"" or "error" in json.loads(said)
+            reply = await asyncio.wait_for(reader.read(), 30)
+            assert reply == b"" or "error" in json.loads(reply)
             writer.close()
         finally:
             await records.aclose()

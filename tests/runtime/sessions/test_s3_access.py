@@ -73,7 +73,7 @@ def test_a_session_writes_its_record_and_heartbeat(store: Store, client: str) ->
     """With its own key, and with clients that were made before it had one."""
     me = new_session_id()
     record, heartbeat = store.key(me), store.key(me, "alive")
-    said = store.ask(
+    reply = store.ask(
         me,
         calls={
             "beat": put(heartbeat, "1", client),
@@ -84,7 +84,7 @@ def test_a_session_writes_its_record_and_heartbeat(store: Store, client: str) ->
             "end": [client, "delete_object", {"Bucket": BUCKET, "Key": heartbeat}],
         },
     )
-    assert said == {
+    assert reply == {
         "beat": "done",
         "beat again": "done",
         "look": "done",
@@ -126,8 +126,8 @@ def test_a_session_cannot_touch_anothers_objects(store: Store, client: str) -> N
         "make a bucket": [client, "create_bucket", {"Bucket": "mine"}],
         "remove the bucket": [client, "delete_bucket", {"Bucket": BUCKET}],
     }
-    said = store.ask(me, calls=refused)
-    assert said == dict.fromkeys(refused, "AccessDenied")
+    reply = store.ask(me, calls=refused)
+    assert reply == dict.fromkeys(refused, "AccessDenied")
     heads = store.ask(
         me, calls={"look": [client, "head_object", at]}, unsigned={"bare": ("GET", f"/{BUCKET}?list-type=2")}
     )
@@ -140,7 +140,7 @@ def test_a_session_writes_its_record_once(store: Store) -> None:
     me = new_session_id()
     key = store.key(me)
     parts = {"Bucket": BUCKET, "Key": key}
-    said = store.ask(
+    reply = store.ask(
         me,
         calls={
             "first": put(key, "first"),
@@ -149,7 +149,7 @@ def test_a_session_writes_its_record_once(store: Store) -> None:
             "by match": ["own", "put_object", {**parts, "Body": "x", "IfMatch": '"x"'}],
         },
     )
-    assert said == {
+    assert reply == {
         "first": "done",
         "second": "PreconditionFailed",
         "delete": "AccessDenied",
@@ -161,9 +161,9 @@ def test_a_session_writes_its_record_once(store: Store) -> None:
 def test_keys_are_each_sessions_own(store: Store) -> None:
     one, other = (store.ask(new_session_id(), key=True) for _ in range(2))
     assert one["key"] != other["key"]
-    for said in one, other:
-        assert said["key"].startswith("SESSION")
-        assert said["key"] in said["signed at load"]  # also by a client that was made before there was a session
+    for entries in one, other:
+        assert entries["key"].startswith("SESSION")
+        assert entries["key"] in entries["signed at load"]  # also by a client that was made before there was a session
 
 
 def test_the_user_may_do_everything(store: Store) -> None:
@@ -177,7 +177,7 @@ def test_sessions_get_more_where_that_is_said(start_server: Callable[..., Server
     server = start_server(
         "--s3-dir", str(tmp_path / "s3"), "--session-store", "data", "--session-store", f"{BUCKET}/shared", agent=AGENT
     )
-    said = Store(server).ask(
+    reply = Store(server).ask(
         new_session_id(),
         calls={
             "all of a bucket": ["own", "put_object", {"Bucket": "data", "Key": "x/y", "Body": "x"}],
@@ -194,5 +194,5 @@ def test_sessions_get_more_where_that_is_said(start_server: Callable[..., Server
             "copy in": ["own", "copy_object", {"Bucket": BUCKET, "Key": "shared/z", "CopySource": f"{BUCKET}/exp/a/b"}],
         },
     )
-    opened = {name for name, answer in said.items() if answer != "AccessDenied"}
+    opened = {name for name, answer in reply.items() if answer != "AccessDenied"}
     assert opened == {"all of a bucket", "list it", "below a prefix", "list the prefix", "copy inside"}

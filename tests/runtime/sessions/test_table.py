@@ -294,9 +294,9 @@ def test_network_and_memory_are_held_for_agent_and_commands(
         return chunks[-1]["contentStop"]["exitCode"], output
 
     fetch = f"{sys.executable} -c 'import os, urllib.request as u; print(u.urlopen(%s, timeout=30).status)'"
-    code, said = run(fetch % 'os.environ["AWS_ENDPOINT_URL_S3"]')
+    code, answer = run(fetch % 'os.environ["AWS_ENDPOINT_URL_S3"]')
     assert code != 0
-    assert "HTTP Error 403" in said  # it is reached, and gives a session no list of buckets
+    assert "HTTP Error 403" in answer  # it is reached, and gives a session no list of buckets
     assert run(fetch % f'"{server.url}/_local/status"')[0] != 0
     assert run(f"{sys.executable} -c 'bytearray(800 << 20)'")[0] != 0
     assert run(f"{sys.executable} -c 'bytearray(50 << 20)'")[0] == 0

@@ -40,8 +40,8 @@ def test_agent_with_threads_is_started_by_exec_and_says_why(start_server: Callab
     assert template(server)["start"] == "exec"
     assert "ticker" in str(template(server)["reason"])
     assert server.invoke({})["threads"] == ["ticker"]
-    said = str(_slow_start(server.view))
-    assert "threads before its server: ticker; start threads in the entrypoint" in said
+    answer = str(_slow_start(server.view))
+    assert "threads before its server: ticker; start threads in the entrypoint" in answer
 
 
 def test_an_agent_that_imports_numpy_is_forked_and_may_have_its_threads_instead(
@@ -228,14 +228,14 @@ def test_a_server_that_cannot_be_reached_is_refused_at_once(
     if start == "fork":
         done = run_serve("--agent", f"other={tmp_path / 'other.py'}")
         assert done.returncode == 1
-        said = done.stderr
+        output = done.stderr
     else:
         server = start_server("--start", "exec", agent=tmp_path / "other.py")
         with pytest.raises(ClientError) as failed:
             server.invoke({})
-        said = failed.value.response["Error"]["Message"]
-    assert "something else than uvicorn" in said
-    assert "container image" in said
+        output = failed.value.response["Error"]["Message"]
+    assert "something else than uvicorn" in output
+    assert "container image" in output
 
 
 @pytest.mark.parametrize(("options", "agent"), [(("--start", "exec"), "probe"), ((), "threads")])

@@ -42,8 +42,8 @@ async def invoke_agent(payload):
             if not calls:
                 break
             results = [(call.id, call_tool(call.name, call.input)) for call in calls]
-            told = [{"type": "tool_result", "tool_use_id": name, "content": text} for name, text in results]
-            messages.append({"role": "user", "content": told})
+            content = [{"type": "tool_result", "tool_use_id": name, "content": text} for name, text in results]
+            messages.append({"role": "user", "content": content})
         else:
             raise PolicyFailure("turns")
     text = "".join(block.text for block in reply.content if block.type == "text")
