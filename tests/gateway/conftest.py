@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, Limits, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.calls.states import IllegalTransitionError
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
@@ -34,6 +34,8 @@ async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
 
     async def start(*engines: ScriptedEngine, engine: str = "vllm", **settings: Any) -> Gateway:
         upstreams = tuple(UpstreamConfig(url=e.url, engine=engine) for e in engines)  # type: ignore[arg-type]
+        # The engines live in this process too: on a busy machine it may have no CPU for as long as `connect_s` is by itself.
+        settings = {"limits": Limits(connect_s=60.0), **settings}
         gateway = Gateway(GatewayConfig(upstreams=upstreams, **settings))
         await gateway.start()
         running.append(gateway)

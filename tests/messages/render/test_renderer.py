@@ -6,8 +6,8 @@ import json
 import re
 import shutil
 import threading
-import time
 from array import array
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -643,26 +643,42 @@ def test_rendering_equals_what_transformers_gives(family, model_dir, renderer, t
     assert Tokenizer.from_transformers(loaded).encode("hello <|im_end|>") == renderer.encode("hello <|im_end|>")
 
 
-def test_a_turn_late_in_a_session_costs_what_an_early_one_costs(renderer_for) -> None:
+def test_a_turn_late_in_a_session_costs_what_an_early_one_costs(renderer_for, monkeypatch) -> None:
     renderer = renderer_for("qwen3")
+    work: Counter[str] = Counter()  # characters that the template wrote and the tokenizer read
+    encode, render = renderer.tokenizer.encode, type(renderer.template).render
+
+    def counted_encode(text: str, **options: Any) -> Any:
+        work["encoded"] += len(text)
+        return encode(text, **options)
+
+    def counted_render(*args: Any, **options: Any) -> Any:
+        text = render(*args, **options)
+        work["rendered"] += len(text)
+        return text
+
+    monkeypatch.setattr(renderer.tokenizer, "encode", counted_encode)
+    monkeypatch.setattr(type(renderer.template), "render", counted_render)
     conversation = renderer.conversation()
     messages: list[dict[str, Any]] = [SYSTEM, USER]
-    spent: list[float] = []
+    of_turn: list[Counter[str]] = []
     completion = renderer.encode("word " * 140 + "<|im_end|>")
     for number in range(200):
         text = f"answer {number} " + "word " * 140
+        work.clear()
         # Messages as they come off the wire: equal, but not the same objects.
-        fresh = json.loads(json.dumps(messages))
-        start = time.process_time()
-        prompt = renderer.render(conversation, fresh)
-        prompt.json  # noqa: B018  # what is sent to the engine
+        prompt = renderer.render(conversation, json.loads(json.dumps(messages)))
+        assert len(json.loads(prompt.json)) == prompt.length
         renderer.commit(conversation, prompt, completion, answer(text), turn_id=f"t{number}")
-        spent.append(time.process_time() - start)
+        of_turn.append(work.copy())
         messages += [answer(text), {"role": "user", "content": f"question {number} " + "more " * 30}]
     assert prompt.length > 50_000
-    early, late = sorted(spent[2:22])[10], sorted(spent[180:])[10]
-    # 2 to 3 times on an idle core: what is left is comparing 400 messages and copying 100,000 ids into a request.
-    assert late < 6 * early, f"turn 190: {late * 1e3:.2f} ms, turn 10: {early * 1e3:.2f} ms"
+    early, late = (
+        {what: sorted(turn[what] for turn in turns)[10] for what in ("encoded", "rendered")}
+        for turns in (of_turn[2:22], of_turn[180:])
+    )
+    assert 0 < late["encoded"] < 2 * early["encoded"]
+    assert late["rendered"] < 2 * early["rendered"], (early, late)
 
 
 def test_the_first_blank_of_a_text_completion_is_kept(tmp_path, model_dir) -> None:

@@ -99,7 +99,7 @@ def test_weights_saved_for_sampling_and_states_can_be_used(
 
 def test_waiting_backpressure_and_broken_answers_are_what_the_sdk_knows(server: TinkerServer, service: Any) -> None:
     server.hold_s = 0.05  # `retrieve_future` says "try again" several times
-    server.faults.append(Fault(delay_s=0.2))
+    server.faults.append(Fault(delay_s=2))
     server.fail("asample", 429)
     server.fail("retrieve_future", 503, 408)
     sampling = service.create_sampling_client(base_model="scripted/model").result(10)
