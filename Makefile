@@ -12,8 +12,8 @@ COMPILED := src/agentcore_rl_toolkit/gateway/capture/_scan.c src/agentcore_rl_to
 # Shared machines stall: on CI a failed test is tried up to twice more, and the summary says so.
 RERUNS := $(if $(CI),--reruns 2 -rR)
 
-# Whole files to three workers, two of which keep two cores busy while one waits; those with slow tests are handed out first.
-TOGETHER := -n 3 --dist loadfile --no-loadscope-reorder
+# Whole files to four workers, some of which wait while others keep two cores busy; those with slow tests are handed out first.
+TOGETHER := -n 4 --dist loadfile --no-loadscope-reorder
 
 # Where this is set, every process that a test starts would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import os
 import secrets
 import shutil
 import urllib.request
@@ -36,6 +37,10 @@ from agentcore_rl_toolkit.weights.publishing import gap, probe_prompt
 from .conftest import VLLM
 
 pytestmark = pytest.mark.slow
+# A call must be caught in its middle, which lasts a second or two.
+alone = pytest.mark.skipif(
+    os.environ.get("AGENTCORE_RL_VLLM") == "beside", reason="not beside other tests: `make vllm` runs it"
+)
 EXACT = 1e-4  # float32 on both sides; another order of additions
 Checked = Callable[[str, object], None]
 USER = {"role": "user", "content": problems("train", 1, seed=0)[0].prompt}
@@ -155,6 +160,7 @@ async def test_tools_several_choices_and_forms(vllm: VLLM, gateway: Gateway, mod
     )
 
 
+@alone
 @modes
 async def test_an_agent_that_hangs_up_ends_the_call_at_vllm(vllm: VLLM, gateway: Gateway, mode: str) -> None:
     session = await opened(gateway)
@@ -310,6 +316,7 @@ def test_adapters_arrive(vllm: VLLM, tmp_path: Path, checked: Checked) -> None:
     checked("LoRA adapter published and proved", f"gap {found:.1e}")
 
 
+@alone
 async def test_weights_that_change_under_a_call_are_told_apart_in_token_mode(
     vllm: VLLM, gateway: Gateway, tmp_path: Path, checked: Checked
 ) -> None:
@@ -332,6 +339,7 @@ async def test_weights_that_change_under_a_call_are_told_apart_in_token_mode(
     checked("weights changed under a running call", f"{versions.count(31)} tokens of 31, {versions.count(32)} of 32")
 
 
+@alone
 async def test_kill_9_in_the_middle_costs_no_call_in_token_mode(
     vllm: VLLM, gateway: Gateway, tmp_path: Path, checked: Checked
 ) -> None:
