@@ -8,6 +8,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -107,6 +108,11 @@ class Agent:
     def run(self, payload: Mapping[str, Any] | None = None, **config: Any) -> dict[str, Any]:
         """A rollout from start to record."""
         return self.record(self.rollout(payload, **config)[0])
+
+    def listens(self) -> bool:
+        """Whether it takes connections; it ceases to as soon as it shuts down."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def terminate(self, timeout_s: float = 60.0) -> int:
         self.process.send_signal(signal.SIGTERM)

@@ -173,16 +173,21 @@ def test_a_heartbeat_of_zero_means_none_and_no_promise(agent: Any) -> None:
 
 def test_an_outage_of_the_store_delays_the_record_and_the_heart_beats_on(s3_agent: Any, faulty_s3: Any) -> None:
     agent = s3_agent
-    over = time.monotonic() + 4
-    faulty_s3.fault = lambda _method, key: 503 if key.endswith(".json") and time.monotonic() < over else None
+    down = [True]
+    faulty_s3.fault = lambda _method, key: 503 if key.endswith(".json") and down[0] else None
+
+    def beats_since_the_first_refusal() -> int:
+        keys = [key for _, key, _ in faulty_s3.log]
+        first = next((i for i, entry in enumerate(faulty_s3.log) if entry[2] == 503), len(keys))
+        return sum(key.endswith(".alive") for key in keys[first:])
+
     agent.rollout(s3_bucket="the-bucket", heartbeat_s=0.3, session="o" * 40)
+    until(lambda: beats_since_the_first_refusal() >= 3)
+    until(lambda: sum(status == 503 for _, _, status in faulty_s3.log) >= 3)
+    assert not faulty_s3.records()
+    down[0] = False
     (record,) = until(faulty_s3.records).values()
     assert record["rewards"] == 1.0
-    assert time.monotonic() >= over
-    refused = [i for i, entry in enumerate(faulty_s3.log) if entry[2] == 503]
-    assert len(refused) >= 3
-    between = faulty_s3.log[refused[0] : refused[-1]]
-    assert sum(key.endswith(".alive") for _, key, _ in between) >= 3
     until(lambda: not any(key.endswith(".alive") for key in faulty_s3.objects))
     assert sum(status == 200 and key.endswith(".json") for _, key, status in faulty_s3.log) == 1
     assert agent.ping() == "Healthy" or until(lambda: agent.ping() == "Healthy")
@@ -250,10 +255,12 @@ def test_a_store_that_is_slow_holds_up_the_answer_for_the_limit_only_and_not_the
     over = threading.Event()
     faulty_s3.fault = slow
     agent = start_agent(AGENT, env={**faulty_s3.env, "AGENTCORE_RL_STORE_CHECK_S": "0.2"})
-    agent.rollout(s3_bucket="the-bucket", session="w" * 40)
-    assert until(faulty_s3.records)  # it came although no heartbeat has been answered yet
-    assert not [key for _, key, _ in faulty_s3.log if key.endswith(".alive")]
-    over.set()
+    try:
+        agent.rollout(s3_bucket="the-bucket", session="w" * 40)
+        assert until(faulty_s3.records)  # it came although no heartbeat has been answered yet
+        assert not [key for _, key, _ in faulty_s3.log if key.endswith(".alive")]
+    finally:
+        over.set()
 
 
 def test_the_operator_may_forbid_heartbeats(limited_agent: Any) -> None:
@@ -272,7 +279,9 @@ def test_a_stop_during_an_outage_still_stores_the_finished_result_within_the_gra
     agent.rollout(s3_bucket="the-bucket")
     until(lambda: any(status == 503 for _, _, status in faulty_s3.log))
     agent.process.send_signal(signal.SIGTERM)
-    time.sleep(0.7)
+    until(lambda: not agent.listens())
+    refused = sum(status == 503 for _, _, status in faulty_s3.log)
+    until(lambda: sum(status == 503 for _, _, status in faulty_s3.log) > refused)
     assert agent.process.poll() is None
     down[0] = False
     agent.process.wait(60)

@@ -331,7 +331,7 @@ async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -
     w.pushed(first)
     w.push_was_true()
     assert await first.found is True
-    assert time.monotonic() - began_s < 20  # and not at the next look
+    assert time.monotonic() - began_s < 50  # and not at the next look, a minute later
     await asyncio.sleep(0.3)
     looks = flaky.lists
     await asyncio.sleep(0.5)
