@@ -68,6 +68,24 @@ def test_killed_runtime_leaves_no_process_and_a_restart_cleans_its_files(
     assert not root.exists()
 
 
+def test_the_folder_of_a_session_that_ended_just_before_its_runtime_goes_with_the_template(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = start_server("--state-dir", str(tmp_path / "state"), agent=AGENTS / "bare.py")
+    session = new_session_id()
+    server.invoke({"do": "spawn"}, session)
+    found = server.session(session)
+    assert found is not None
+    template = server.template_pid()
+    os.kill(server.process.pid, signal.SIGSTOP)  # it learns of nothing any more
+    os.kill(found["pid"], signal.SIGKILL)
+    wait_for(lambda: not alive(found["pid"]))
+    assert list((tmp_path / "state" / "sessions").glob("*/*")) != []
+    server.stop(signal.SIGKILL)
+    wait_for(lambda: not alive(template))
+    assert list((tmp_path / "state" / "sessions").glob("*/*")) == []
+
+
 @pytest.mark.threat(
     who="a session",
     tries="go on, in a process that left its group, when the runtime and its template are killed at once",

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from .warm import Learning
 
 Report = Callable[..., None]
 END_TIMEOUT_S = 20.0
+REMEMBERED = 1024  # sessions that ended, whose folders the runtime removes: where it is gone, the template does
 
 
 class Keeper:
@@ -45,6 +47,7 @@ class Keeper:
         self._learning = learning
         self._sessions: dict[int, Session] = {}  # by process id
         self._by_id: dict[str, Session] = {}
+        self._ended: deque[Session] = deque(maxlen=REMEMBERED)
         self._commands: dict[int, Command] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._template_pid = os.getpid()
@@ -174,6 +177,7 @@ class Keeper:
             elif pid in self._sessions:
                 session = self._sessions.pop(pid)
                 self._by_id.pop(session.id, None)
+                self._ended.append(session)
                 kills = self._confinement.out_of_memory_kills(session.directory)
                 self._bury(session)
                 self._report(
@@ -207,6 +211,10 @@ class Keeper:
         end_children(END_TIMEOUT_S)
         for session in self._sessions.values():
             self._confinement.release(session.directory)
+        for session in (
+            *self._sessions.values(),
+            *self._ended,
+        ):  # those that ended: the runtime may not have come to it
             trees.remove(session.directory, within_s=max(1.0, deadline - time.monotonic()))
             try:
                 os.unlink(session.socket_path)
