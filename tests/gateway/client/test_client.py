@@ -16,6 +16,7 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
+from agentcore_rl_toolkit.gateway.client import one
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
@@ -162,3 +163,22 @@ async def test_sessions_are_opened_all_or_none(start_gateway: Start, engine: Scr
     assert len(await client.create_sessions_async(["a", "c"])) == 2
     with pytest.raises(GatewayError, match="3 sessions already"):
         await client.create_sessions_async(["d"])
+
+
+async def test_a_key_looked_up_just_before_the_gateway_was_started_again_is_looked_up_once_more(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start_gateway(engine, admin_key="of-the-new-one")
+    found: list[str | None] = []
+    monkeypatch.setattr(one, "key_for", lambda *_: found.pop(0) if found else "of-the-new-one")
+    trainer = GatewayClient(gateway.url)
+    for first in ("of-the-old-one", None):
+        found.append(first)
+        [session] = await trainer.create_sessions_async([new_session_id()])
+        found.append(first)
+        assert list(await trainer.fetch_async([session.session_id])) == [session.session_id]
+        assert found == []
+    monkeypatch.setattr(one, "key_for", lambda *_: "nobodys")
+    for refused in (trainer.create_sessions_async([new_session_id()]), trainer.fetch_async([session.session_id])):
+        with pytest.raises(GatewayError, match="missing or wrong"):
+            await refused

@@ -117,14 +117,14 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stop)
+    url = url_of(listener)
+    # Before the first request is answered: who is refused looks for a newer key once, and has to find it.
+    key_file = keys.leave("policy", url, made) if made is not None else None
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = None if config.parent_pid is None else asyncio.create_task(_stop_after(config.parent_pid, stop))
     while not server.started and not serving.done():  # noqa: ASYNC110  (uvicorn has no event for it)
         await asyncio.sleep(0.005)
-    url = url_of(listener)
-    key_file: Path | None = None
     if server.started:
-        key_file = keys.leave("policy", url, made) if made is not None else None
         if config.ready_file is not None:
             ready = {
                 "url": url,
