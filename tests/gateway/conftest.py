@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
@@ -25,6 +27,13 @@ def no_illegal_transitions(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 async def engine() -> AsyncIterator[ScriptedEngine]:
     async with ScriptedEngine() as running:
         yield running
+
+
+# Clients, gateway and engine share one process, which a full disk queue or a busy machine may stop for longer than the five
+# seconds that the providers' clients give a connection.
+for client in (openai, anthropic):
+    base = client._base_client
+    base.DEFAULT_TIMEOUT = type(base.DEFAULT_TIMEOUT)(600.0)
 
 
 @pytest.fixture

@@ -141,14 +141,17 @@ async def mistaken(
     async with clients(session) as ask:
         for good, (name, body) in enumerate(kinds.items()):
             engine.faults.append(Fault(body=body, headers=(("content-type", content_type),)))
+            error: Exception | None = None
             try:
                 found[name] = f"an answer: {await ask(dialect, stream)}"
             except (openai.APIError, anthropic.APIError) as e:
+                error = e
                 if not e.message:
                     found[name] = "an error without a word"
             except Exception as e:
+                error = e
                 found[name] = f"not the client's own error: {e!r}"
-            assert not engine.faults, name
+            assert not engine.faults, f"{name}: the engine was not asked, and the client raised {error!r}"
             if (inside.turns, inside.errors) != (good, good + 1):
                 found[name] = (
                     f"{found.get(name)}; {inside.turns} turns, {inside.errors} errors, after {good} good calls"
