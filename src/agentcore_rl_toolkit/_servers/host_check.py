@@ -42,7 +42,7 @@ class HostCheck:
     def __init__(self, bound: Iterable[str] = ("127.0.0.1",), allowed: Iterable[str] = ()) -> None:
         hosts = [_plain(host) for host in bound]
         self._names = {"localhost", *hosts}
-        if not all(_is_loopback(host) for host in hosts):
+        if not all(is_loopback(host) for host in hosts):
             self._names |= {platform.node().lower(), platform.node().lower().partition(".")[0]} - {""}
         self._allowed = tuple(_plain(pattern) for pattern in allowed)
         self.known: set[bytes | None] = {None}  # values of Host as they come: those in it pass, without an Origin
@@ -98,7 +98,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
+    """Whether a name or address to listen on is reached from this machine only."""
     return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 

@@ -10,11 +10,12 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 import click
 
+from .._servers.host_check import is_loopback
 from ..errors import ConfigError
 from .options import allowed_hosts as allowed_hosts_option
 from .output.screen import Command
@@ -29,12 +30,17 @@ TRACES = 5  # dialogues of each step in Trackio: those with the lowest reward
 
 @click.command(
     cls=Command,
-    sections={"Options": ("export", "to", "limit", "step", "host", "port", "opened")},
+    sections={"Options": ("export", "to", "limit", "step", "host", "port", "callers", "opened")},
 )
 @click.argument("runs", nargs=-1)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port [default: a free one].")
 @allowed_hosts_option
+@click.option(
+    "--callers",
+    type=click.Choice(["user", "any"]),
+    help="Who may read: this machine's user, or whoever reaches the port [default: user; any with another --host].",
+)
 @click.option("--open/--no-open", "opened", default=None, help="Open the browser [default: where there is a terminal].")
 @click.option(
     "--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as a file that opens from disk."
@@ -66,6 +72,7 @@ def command(
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
+    callers: Literal["user", "any"] | None,
     opened: bool | None,
     export: Path | None,
     to: str | None,
@@ -81,8 +88,8 @@ def command(
     this folder is found by itself. The key is that of AGENTCORE_RL_GATEWAY_ADMIN_KEY, else the one that a gateway of this machine
     made for itself.
 
-    A run that goes on is shown as it grows. What models wrote is shown as text and never obeyed. Whoever can reach the
-    address can read the runs: it is this machine only unless --host says otherwise.
+    A run that goes on is shown as it grows. What models wrote is shown as text and never obeyed. You and root can read the
+    runs, from this machine only; with --host whoever reaches the address can.
 
     \b
     Example:
@@ -125,7 +132,15 @@ def command(
 
     with _gateways(addresses, tokenizer, found=not runs) as gateways:
         shown = Runs(given, Path.cwd(), gateways, only_gateways=bool(addresses) and not given)
-        serving = serve(shown, host=host, port=port, allowed_hosts=allowed_hosts, ready=ready, parent_pid=parent_pid)
+        serving = serve(
+            shown,
+            host=host,
+            port=port,
+            allowed_hosts=allowed_hosts,
+            callers=callers or ("user" if is_loopback(host) else "any"),
+            ready=ready,
+            parent_pid=parent_pid,
+        )
         try:
             asyncio.run(serving)
         except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 from urllib.parse import urlsplit
 
+from .._servers.host_check import is_loopback
 from ..errors import ConfigError
 
 Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai"]
@@ -226,15 +227,6 @@ def _matches(host: str, pattern: str) -> bool:
         return fnmatch.fnmatchcase(host, pattern)
     try:
         return ipaddress.ip_address(host) in ipaddress.ip_network(pattern)
-    except ValueError:
-        return False
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

@@ -6,6 +6,7 @@ import hmac
 from collections.abc import Callable
 from urllib.parse import unquote, unquote_to_bytes
 
+from .._servers.host_check import is_loopback
 from ..errors import ContractError
 from ..messages.errors import RequestError
 from .admin.routes import Admin
@@ -13,7 +14,7 @@ from .calls.agent import RelayingAgent, TranslatingAgent
 from .calls.call import Call
 from .calls.context import Context
 from .calls.relayed_chat import RelayedChat
-from .config import GatewayConfig, is_loopback
+from .config import GatewayConfig
 from .http.connection import AgentConnection
 from .http.messages import Request, error_reply, retry_after
 from .sessions.registry import Session

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from .._servers import keys, process
+from .._servers.host_check import is_loopback
 from .._servers.open_files import raise_file_limit
 from ..errors import ConfigError
-from .config import GatewayConfig, is_loopback
+from .config import GatewayConfig
 from .server import Gateway
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h

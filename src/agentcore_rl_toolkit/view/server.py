@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from .._servers.bounded_http import BoundedProtocol, Bounds
 from .._servers.host_check import HostCheck
+from .._servers.this_user import ThisUserOnly
 from ..errors import ConfigError
 from . import data
 from .data import Runs
@@ -134,10 +135,15 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     allowed_hosts: Sequence[str] = (),
+    callers: Literal["user", "any"] = "user",
     ready: Callable[[str], None],
     parent_pid: int | None = None,
 ) -> None:
-    """Serve until cancelled or told to stop by a signal. ``ready`` is called with the address."""
+    """Serve until cancelled or ended by a signal. ``ready`` is called with the address.
+
+    ``callers``: who may read: what runs on this machine as this user or root, or whoever reaches the port.
+    Raises: ConfigError when the port is taken.
+    """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -148,8 +154,11 @@ async def serve(
     stopping = asyncio.Event()
     bounds = Bounds(hosts=HostCheck((host, listener.getsockname()[0]), allowed_hosts))
     protocol: Any = functools.partial(BoundedProtocol, bounds=bounds)
+    page: Any = app(runs, stopping)
+    if callers == "user":
+        page = ThisUserOnly(page, advice="`agentcore-rl view --callers any` shows its runs to whoever reaches it")
     config = uvicorn.Config(
-        app(runs, stopping),
+        page,
         http=protocol,
         ws="none",
         lifespan="off",

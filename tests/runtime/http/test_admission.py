@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -293,38 +292,24 @@ def test_clients_of_this_machine_need_nothing(rebel: Server) -> None:
     assert done.stdout.strip() == "200"
 
 
-def as_nobody(url: str, *, session_id: str | None = None) -> str:
-    """What another user of this machine gets: the status and the text."""
-    headers = {SESSION: session_id} if session_id is not None else {}
-    data = b'{"do": "look"}' if session_id is not None else None
-    script = f"""
-import os, urllib.request, urllib.error
-os.setgid(65534); os.setuid(65534)
-try:
-    print(urllib.request.urlopen(urllib.request.Request({url!r}, {data!r}, {headers!r})).status)
-except urllib.error.HTTPError as e:
-    print(e.code, e.read().decode())
-"""
-    done = subprocess.run(["/usr/bin/python3", "-c", script], capture_output=True, text=True, timeout=30, check=True)
-    return done.stdout
-
-
 @pytest.mark.threat(
     who="another user of this machine",
     tries="manage a runtime, or invoke, command and stop its sessions, through loopback",
     stopped_by="the kernel says whose the connection is: only this user and root need no signature",
     leaves="elsewhere than on Linux every caller on the loopback passes",
 )
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_other_users_of_this_machine_are_refused(rebel: Server, start_server: Callable[..., Server]) -> None:
-    answer = as_nobody(f"{rebel.url}/_local/sessions")
+def test_other_users_of_this_machine_are_refused(
+    rebel: Server, start_server: Callable[..., Server], as_another_user: Callable[..., str]
+) -> None:
+    look = '{"do": "look"}'
+    answer = as_another_user(f"{rebel.url}/_local/sessions")
     assert answer.startswith("403")
     assert "other users" in answer
     victim = new_session_id()
     rebel.invoke({"do": "look"}, victim)
     arn = rebel.arn.replace("/", "%2F").replace(":", "%3A")
     for operation in ("invocations", "commands", "stopruntimesession"):
-        answer = as_nobody(f"{rebel.url}/runtimes/{arn}/{operation}", session_id=victim)
+        answer = as_another_user(f"{rebel.url}/runtimes/{arn}/{operation}", look, **{SESSION: victim})
         assert answer.startswith("403")
         assert "other users" in answer
     found = rebel.session(victim)
@@ -332,8 +317,8 @@ def test_other_users_of_this_machine_are_refused(rebel: Server, start_server: Ca
     assert found["invocations"] == 1
     opened = start_server("--callers", "any", agent=REBEL)
     arn = opened.arn.replace("/", "%2F").replace(":", "%3A")
-    assert as_nobody(f"{opened.url}/runtimes/{arn}/invocations", session_id=victim) == "200\n"
-    assert as_nobody(f"{opened.url}/_local/sessions").startswith("403")
+    assert as_another_user(f"{opened.url}/runtimes/{arn}/invocations", look, **{SESSION: victim}) == "200"
+    assert as_another_user(f"{opened.url}/_local/sessions").startswith("403")
 
 
 def test_with_a_credential_the_signature_decides(start_server: Callable[..., Server]) -> None:

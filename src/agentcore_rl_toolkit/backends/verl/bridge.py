@@ -61,11 +61,12 @@ class Bridge:
             import uvicorn
 
             from ..._servers.bounded_http import BoundedProtocol, Bounds
+            from ..._servers.this_user import ThisUserOnly
         except ModuleNotFoundError as e:
             raise missing_extra("the verl backend needs uvicorn", "verl") from e
         protocol: Any = functools.partial(BoundedProtocol, bounds=Bounds(hosts=HostCheck()))
         config = uvicorn.Config(
-            self.app,
+            ThisUserOnly(self.app, advice="it is for the gateway of its own trainer"),
             http=protocol,
             ws="none",
             host="127.0.0.1",

@@ -1,7 +1,8 @@
 """Just enough of an HTTP/1.1 server for a service in tests: bodies with a length, kept-alive connections, broken replies on
 request.
 
-Heads, bodies and their times are bounded, and Host and Origin are checked, as on every server of ours."""
+Heads, bodies and their times are bounded, and Host and Origin are checked, as on every server of ours. On the loopback it answers
+this user and root only."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from ..._servers.callers import stranger
 from ..._servers.connection_room import ConnectionRoom, default_limit
-from ..._servers.host_check import HostCheck, Refusal
+from ..._servers.host_check import HostCheck, Refusal, is_loopback
 
 HEADER_BYTES = 64 * 2**10
 BODY_BYTES = 2**30  # a batch of long sequences with logprobs
@@ -63,6 +65,7 @@ class Listener:
         self.url = ""
         self._answer = answer
         self._hosts = HostCheck()
+        self._own_only = True
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Connection] = set()
@@ -70,6 +73,7 @@ class Listener:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._hosts = HostCheck((host,))
+        self._own_only = is_loopback(host)
         self._server = await asyncio.start_server(self._serve, host, port, backlog=1024, limit=HEADER_BYTES)
         bound = self._server.sockets[0].getsockname()[1]
         self.url = f"http://{host}:{bound}"
@@ -118,7 +122,7 @@ class Listener:
         method, target, _ = first.split(" ")
         headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines if line)}
         host, origin = (headers[n].encode("latin-1") if n in headers else None for n in ("host", "origin"))
-        refusal = self._hosts.refusal(host, origin)
+        refusal = self._hosts.refusal(host, origin) or self._stranger(writer)
         if refusal is not None:
             raise _RefusedError(refusal)
         connection.idle_since, connection.used = None, True
@@ -141,6 +145,11 @@ class Listener:
             await asyncio.sleep(0.01)  # so that what was written arrives before the reset
             return False
         return headers.get("connection", "").lower() != "close"
+
+    def _stranger(self, writer: asyncio.StreamWriter) -> Refusal | None:
+        client, server = (writer.get_extra_info(name) for name in ("peername", "sockname"))
+        reason = stranger(client[:2], server[:2]) if self._own_only and client else None
+        return None if reason is None else Refusal(403, f"this service is not open to {reason}")
 
     @staticmethod
     async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
