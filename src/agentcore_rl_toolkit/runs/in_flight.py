@@ -49,6 +49,8 @@ class _Keeper:
 
     def _look(self) -> None:
         waiting = list(self.waiting.values())
+        if not waiting:  # the first of them is about to be entered, or the last has just gone
+            return
         found = {flight["session_id"]: flight for rollouts, _, _ in waiting for flight in rollouts()}
         longest = sorted(found.values(), key=lambda r: -r["stage_s"])[:MOST]
         sessions = next((s for _, s, _ in waiting if s is not None), None)

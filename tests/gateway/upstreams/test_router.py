@@ -81,7 +81,7 @@ async def test_calls_of_a_dead_engine_are_answered_by_another(
     started = asyncio.get_running_loop().time()
     for _ in range(3):
         assert set(await asyncio.gather(*(ask(s) for s in sessions))) == {200}
-    assert asyncio.get_running_loop().time() - started < 5
+    assert asyncio.get_running_loop().time() - started < 45  # and no call waits until a deadline, of a minute and more
     found = await client.fetch_async([s.session_id for s in sessions])
     assert [len(c.turns) for c in found.values()] == [4] * 8
     assert all(c.errors == [] for c in found.values())
