@@ -24,8 +24,8 @@ from .read_pacing import SMALL_BYTES, Pacer
 # Inference servers listen with a backlog of 100 to 2048; a burst of connection attempts above it waits a whole second
 # for the kernel's retransmission, which is what p99 at a few hundred agents would consist of.
 MAX_CONNECTING = 128
-CONNECT_TRIES = 3
-LATE_S = 0.1
+CONNECT_TRIES = 3  # where this process stood still each time
+LATE_S = 0.1  # a timer is late by milliseconds while the loop runs
 NEXT_TRY_S = 0.05  # no descriptor was free for a connection: that is our trouble, not the server's
 IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that moment would have to be repeated
 
