@@ -37,7 +37,7 @@ from agentcore_rl_toolkit.weights.publishing import gap, probe_prompt
 from .conftest import VLLM
 
 pytestmark = pytest.mark.slow
-# A call must be caught in its middle, which lasts a second or two.
+# A call must be caught before its last token, which comes after a second or two.
 alone = pytest.mark.skipif(
     os.environ.get("AGENTCORE_RL_VLLM") == "beside", reason="not beside other tests: `make vllm` runs it"
 )
@@ -107,6 +107,22 @@ def gap_to_vllm(vllm: VLLM, prompt: Any, completion: Any, recorded: Any) -> floa
     return max(abs(a - b) for a, b in zip(reply, recorded, strict=True))  # type: ignore[operator]
 
 
+async def metric(vllm: VLLM, name: str) -> float:
+    _, page = await request("GET", vllm.url + "/metrics")
+    lines = [line for line in page.decode().splitlines() if line.partition("{")[0] == f"vllm:{name}"]
+    assert lines, f"vLLM has no {name}"
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+async def sampling(vllm: VLLM, calls: int, since: float) -> None:
+    """Return when vLLM works on that many calls and has sampled a few tokens of each since its counter stood at `since`."""
+    async with asyncio.timeout(120):
+        while await metric(vllm, "num_requests_running") < calls or (
+            await metric(vllm, "generation_tokens_total") < since + 4 * calls
+        ):
+            await asyncio.sleep(0.01)
+
+
 @modes
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_every_dialect_is_recorded_with_vllms_own_logprobs(
@@ -163,13 +179,7 @@ async def test_tools_several_choices_and_forms(vllm: VLLM, gateway: Gateway, mod
 @alone
 @modes
 async def test_an_agent_that_hangs_up_ends_the_call_at_vllm(vllm: VLLM, gateway: Gateway, mode: str) -> None:
-    session = await opened(gateway)
-
-    async def running() -> float:
-        _, metrics = await request("GET", vllm.url + "/metrics")
-        lines = [line for line in metrics.decode().splitlines() if line.startswith("vllm:num_requests_running")]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
-
+    session, before = await opened(gateway), await metric(vllm, "generation_tokens_total")
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         reply = await llm.chat.completions.create(
             model="policy",
@@ -182,8 +192,9 @@ async def test_an_agent_that_hangs_up_ends_the_call_at_vllm(vllm: VLLM, gateway:
             break
         await reply.close()
     async with asyncio.timeout(60):
-        while await running():  # noqa: ASYNC110  # vLLM tells nobody
+        while await metric(vllm, "num_requests_running"):
             await asyncio.sleep(0.1)
+    assert 0 < await metric(vllm, "generation_tokens_total") - before < 800, "it was sampled to its end"
     assert await turns_of(gateway, session) == []
 
 
@@ -323,12 +334,9 @@ async def test_weights_that_change_under_a_call_are_told_apart_in_token_mode(
     address = EngineAddress(url=vllm.url, engine="vllm")
     folder = write_checkpoint(load_policy()[0], tmp_path / "same")
     publish(folder, 31, [address])
-    session = await opened(gateway)
+    session, before = await opened(gateway), await metric(vllm, "generation_tokens_total")
     call = asyncio.ensure_future(chat(session, max_tokens=800, ignore_eos=True))
-    async with asyncio.timeout(120):
-        while not len(gateway.running):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.3)
+    await sampling(vllm, 1, before)
     await asyncio.to_thread(publish, folder, 32, [address], in_flight="keep")
     await call
     [turn] = await turns_of(gateway, session)
@@ -349,11 +357,9 @@ async def test_kill_9_in_the_middle_costs_no_call_in_token_mode(
     await client.set_weight_version_async(41)
     sessions = [await opened(gateway) for _ in range(8)]
     await chat(sessions[0])  # vLLM has said its version once
+    before = await metric(vllm, "generation_tokens_total")
     calls = [asyncio.ensure_future(chat(session, max_tokens=600, ignore_eos=True)) for session in sessions]
-    async with asyncio.timeout(120):
-        while len(gateway.running) < len(calls):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.3)
+    await sampling(vllm, len(calls), before)
     await asyncio.to_thread(vllm.kill)
     async with asyncio.timeout(120):
         while len(gateway.calls.outage) < len(calls):  # noqa: ASYNC110
