@@ -45,6 +45,19 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+async def stop_listening(server: asyncio.Server) -> None:
+    """Close a server of asyncio. What it accepted a moment before is by then a connection that its protocol or handler knows.
+
+    asyncio makes connections of accepted sockets one turn later, and a server that was closed in between drops them unclosed.
+    """
+    loop = server.get_loop()
+    for listening in server.sockets:
+        loop.remove_reader(listening.fileno())
+    for _ in range(3):  # the connection is made, its protocol hears of it, the first step of its handler
+        await asyncio.sleep(0)
+    server.close()
+
+
 def url_of(sock: socket.socket) -> str:
     """The address of a listening socket."""
     host, port = sock.getsockname()[:2]

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from .._servers.process import stop_listening
 from ..contract import INFO_FIELD, ROLLOUT_FIELD, RUNS_ONCE_FIELD, alive_key, redact_payload, result_key
 from ..errors import ObjectExistsError
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, seal
@@ -170,9 +171,7 @@ class ScriptedRuntime:
         try:
             loop.run_forever()
         finally:
-            server.close()
-            for _ in range(3):  # turns in which a connection that was just accepted becomes one that can be closed
-                loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(stop_listening(server))
             tasks, writers = asyncio.all_tasks(loop), set(self._connections)
             for task in tasks:
                 task.cancel()

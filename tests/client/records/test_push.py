@@ -52,7 +52,7 @@ async def test_right_token_reaches_the_client_and_a_wrong_one_does_not() -> None
     assert await asyncio.to_thread(post, f"{base}/guess/session-2") == 404
     assert events == ["session-1"]
     assert listener.received == 1
-    listener.close()
+    await listener.close()
 
 
 async def test_split_request_is_put_together_and_rubbish_closes_the_connection() -> None:
@@ -77,7 +77,7 @@ async def test_split_request_is_put_together_and_rubbish_closes_the_connection()
     assert answer == b""
     writer.close()
     assert received == ["s9"]
-    listener.close()
+    await listener.close()
 
 
 async def test_close_hangs_up_on_who_is_in_the_middle_of_a_request() -> None:
@@ -89,7 +89,7 @@ async def test_close_hangs_up_on_who_is_in_the_middle_of_a_request() -> None:
     await writer.drain()
     for _ in range(100):  # until it is accepted: what is still queued then is reset by the system
         await asyncio.sleep(0)
-    listener.close()
+    await listener.close()
     async with asyncio.timeout(8):  # not the ten seconds after which a silent caller is let go
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
@@ -111,6 +111,6 @@ async def test_a_start_that_is_cancelled_leaves_no_listening_socket() -> None:
             await asyncio.sleep(0)
         starting.cancel()
         await asyncio.wait({starting})
-        listener.close()
+        await listener.close()
         await asyncio.sleep(0)
         assert listening() <= before, f"cancelled after {steps} steps"

@@ -212,7 +212,7 @@ class Engine:
             if self._stops is not None:
                 self._stops.close()
         if cancel and self._listener is not None:
-            self._listener.close()
+            await self._listener.close()
 
     async def linger_async(self) -> None:
         """Wait until nothing is left to do: for a client that was dropped without `close`."""

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ..._servers.connection_room import default_limit
 from ..._servers.host_check import HostCheck
-from ..._servers.process import bind
+from ..._servers.process import bind, stop_listening
 
 MAX_REQUEST_BYTES = 64 * 1024  # a notification is a few hundred bytes
 IDLE_S = 10.0
@@ -66,10 +66,10 @@ class PushListener:
         self._on_push(unquote(session_id))
         return True
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop listening, and hang up on whoever is in the middle of a request."""
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
         for transport in list(self._open):
             transport.abort()
 

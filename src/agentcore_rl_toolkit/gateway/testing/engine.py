@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ..._servers.process import stop_listening
 from .openai_shapes import Answered, chunks, whole
 from .script import Fault, Seen, error_body
 from .token_shapes import sglang_answer, vllm_choice
@@ -72,7 +73,7 @@ class ScriptedEngine:
     async def stop(self) -> None:
         """Stop at once: running calls lose their connection, as when the process dies."""
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

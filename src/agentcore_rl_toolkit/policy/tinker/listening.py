@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from ..._servers.callers import stranger
 from ..._servers.connection_room import ConnectionRoom, default_limit
 from ..._servers.host_check import HostCheck, Refusal, is_loopback
+from ..._servers.process import stop_listening
 
 HEADER_BYTES = 64 * 2**10
 BODY_BYTES = 2**30  # a batch of long sequences with logprobs
@@ -81,7 +82,7 @@ class Listener:
     async def stop(self) -> None:
         """Stop at once; requests that are being answered lose their connection."""
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

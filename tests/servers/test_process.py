@@ -1,0 +1,69 @@
+"""The end of a server that lives on in its process: what it had just accepted is closed too."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import warnings
+
+import pytest
+
+from agentcore_rl_toolkit._servers.process import bind, stop_listening
+
+
+class Protocol(asyncio.Protocol):
+    def __init__(self, known: list[asyncio.Transport]) -> None:
+        self._known = known
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._known.append(transport)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_what_a_server_has_just_accepted_is_a_connection_or_was_never_taken(turns: int) -> None:
+    known: list[asyncio.Transport] = []
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Protocol(known), sock=bind("127.0.0.1", 0), backlog=16)
+    callers = [socket.create_connection(server.sockets[0].getsockname()) for _ in range(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await stop_listening(server)
+        assert len(known) == 3 or turns < 2  # a turn that sees the callers, and one that takes them
+        for transport in known:
+            transport.abort()
+        await asyncio.sleep(0)
+        gc.collect()
+    for caller in callers:
+        with caller:
+            caller.settimeout(60)
+            try:
+                assert caller.recv(1) == b""
+            except ConnectionResetError:
+                continue
+
+
+async def test_handlers_of_what_was_just_accepted_have_begun() -> None:
+    """Or whoever ends a server cancels those that began, and the others go on behind it."""
+    for turns in range(6):
+        begun = 0
+
+        async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal begun
+            begun += 1
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        callers = [socket.create_connection(server.sockets[0].getsockname()) for _ in range(3)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await stop_listening(server)
+        at_its_end = begun
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert begun == at_its_end, f"after {turns} turns"
+        for caller in callers:
+            caller.close()
