@@ -274,7 +274,8 @@ async def test_a_late_reply_does_not_bring_a_deleted_session_back(
     engine: ScriptedEngine, start_gateway: Start, rllm: ModuleType
 ) -> None:
     gateway = await start_gateway(engine, session_keys=False, implicit_sessions=True)
-    engine.faults.append(Fault(delay_s=1.0))
+    gate = asyncio.Event()
+    engine.faults.append(Fault(gate=gate))
     async with rllm.AsyncGatewayClient(gateway.url) as client:
         name = await client.create_session()
         async with httpx.AsyncClient(base_url=client.get_session_url(name), timeout=60) as agent:
@@ -284,6 +285,7 @@ async def test_a_late_reply_does_not_bring_a_deleted_session_back(
                 while not engine.calls:  # noqa: ASYNC110  (at the other end of a socket)
                     await asyncio.sleep(0.005)
             assert await client.delete_session(name) == 0
+            gate.set()
             assert (await late).status_code == 403
             await gateway.running.until(lambda: not len(gateway.running), 30)
             assert (await agent.post("/chat/completions", json=body)).status_code == 404

@@ -184,10 +184,12 @@ async def test_a_dropped_connection_is_tried_once_more_where_there_is_no_other_s
 async def test_a_second_try_waits_while_the_gateway_is_paused(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
 ) -> None:
-    engine.faults.append(Fault(delay_s=0.3, drop_after=0))
+    gate = asyncio.Event()
+    engine.faults.append(Fault(gate=gate, drop_after=0))
     call = asyncio.ensure_future(ask(session))
     await until(lambda: len(engine.calls) == 1)
     await gateway.running.pause(in_flight="continue")
+    gate.set()
     await asyncio.sleep(0.6)
     assert len(engine.calls) == 1
     gateway.running.resume()

@@ -184,15 +184,18 @@ async def test_tokens_that_do_not_fit_together_are_reported_and_never_padded(
 async def test_an_agent_that_hangs_up_cancels_the_call_at_the_engine(
     engine: ScriptedEngine, gateway: Gateway, client: GatewayClient, session: SessionHandle, stream: bool
 ) -> None:
-    engine.token_s = 0.05
+    engine.token_s = 0.5
     engine.faults.append(Fault(delay_s=0.0 if stream else 30.0))
-    async with agent(session, timeout=0.15 if not stream else 10.0) as llm:
+    async with agent(session) as llm:
         if stream:
             async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
                 break
         else:
-            with pytest.raises(openai.APITimeoutError):
-                await llm.chat.completions.create(model="m", messages=USER)
+            call = asyncio.ensure_future(llm.chat.completions.create(model="m", messages=USER))
+            await until(lambda: len(engine.calls) == 1)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
     await until(lambda: engine.active == 0)
     assert engine.calls[0].cancelled
     capture = await captured(client, session)
@@ -257,13 +260,15 @@ async def test_text_that_looks_like_a_tool_call_is_counted_as_unparsed(
 async def test_calls_are_ordered_by_their_start(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:
-    engine.faults.append(Fault(delay_s=0.2))
+    gate = asyncio.Event()
+    engine.faults.append(Fault(gate=gate))
     async with agent(session) as llm:
         slow = asyncio.ensure_future(
             llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "slow"}])
         )
         await until(lambda: len(engine.calls) == 1)
         await llm.chat.completions.create(model="m", messages=USER)
+        gate.set()
         await slow
     turns = (await captured(client, session)).turns
     assert [t.prompt_ids for t in turns] == [r.prompt_ids for r in engine.calls]
@@ -274,7 +279,7 @@ async def test_a_retry_after_a_timeout_is_recorded_once(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:
     engine.faults.append(Fault(delay_s=20.0))
-    async with agent(session, timeout=0.3, max_retries=1) as llm:
+    async with agent(session, timeout=2.0, max_retries=1) as llm:
         await llm.chat.completions.create(model="m", messages=USER)
     capture = await captured(client, session)
     assert len(capture.turns) == 1
@@ -319,8 +324,8 @@ async def test_a_repeated_stream_gets_the_tool_calls_of_the_first(
 async def test_a_retry_takes_over_the_call_that_is_still_running(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
 ) -> None:
-    engine.token_s = 0.04
-    engine.faults.append(Fault(delay_s=0.0 if stream else 0.4))
+    engine.token_s, gate = 0.25, asyncio.Event()
+    engine.faults.append(Fault(gate=None if stream else gate))
     async with agent(session) as llm:
 
         async def ask(retry: str) -> str:
@@ -334,9 +339,11 @@ async def test_a_retry_takes_over_the_call_that_is_still_running(
         first = asyncio.ensure_future(ask("0"))
         await until(lambda: len(engine.calls) == 1)
         await asyncio.sleep(0.1)
-        text = await ask("1")
+        again = asyncio.ensure_future(ask("1"))
         with pytest.raises(openai.APIConnectionError if not stream else Exception):
             await first
+        gate.set()
+        text = await again
     assert len(engine.calls) == 1
     capture = await captured(client, session)
     assert len(capture.turns) == 1

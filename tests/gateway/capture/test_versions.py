@@ -208,13 +208,15 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
     engine.first_id, engine.last_id = 300, 500
     gateway = await start_gateway(engine, weight_version=1, **({"model_dir": model} if model else {}))
     client = GatewayClient(gateway.url)
-    engine.faults.append(Fault(delay_s=0.5))
+    gate = asyncio.Event()
+    engine.faults.append(Fault(gate=gate))
     running = asyncio.ensure_future(call(gateway))
     async with asyncio.timeout(30):
         while not engine.calls:  # noqa: ASYNC110  (a socket)
             await asyncio.sleep(0.002)
     await client.pause_async(in_flight="continue")
     engine.weight_version = 2
+    gate.set()
     [turn] = await running
     await client.set_weight_version_async(2)
     await client.resume_async()

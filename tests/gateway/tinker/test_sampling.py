@@ -204,11 +204,13 @@ async def test_new_weights_are_sampled_at_once_and_running_calls_end_on_the_old_
         await client.set_weight_version_async(old)
     path = "tinker://run/sampler_weights/four"
     model.saved[path] = 4
-    service.faults.append(Fault(delay_s=0.3))
+    gate = asyncio.Event()
+    service.faults.append(Fault(gate=gate))
     slow = asyncio.ensure_future(say(session))
     await until(lambda: len(service.calls) == 1)
     await client.set_weight_version_async(4, sampler=path)
     await say(session)
+    gate.set()
     await slow
     assert [call.path for call in service.calls] == [None, path]
     turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
@@ -419,14 +421,17 @@ class TestOfWaitingStreams:
     async def test_comments_keep_a_stream_alive_until_the_answer_is_there(
         self, service: TinkerServer, session: SessionHandle, client: GatewayClient
     ) -> None:
-        service.faults.append(Fault(delay_s=0.5))
-        lines = []
+        gate = asyncio.Event()
+        service.faults.append(Fault(gate=gate))
+        lines: list[str] = []
         async with (
             agent(session) as llm,
             llm.chat.completions.with_streaming_response.create(model="m", messages=[USER], stream=True) as reply,
         ):
-            lines = [text async for text in reply.iter_lines()]
-        assert lines.count(": waiting for the model") >= 3
+            async for text in reply.iter_lines():
+                lines.append(text)
+                if lines.count(": waiting for the model") == 3:
+                    gate.set()
         assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
         chunks = [json.loads(t[6:]) for t in lines if t.startswith("data: {")]
         assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])

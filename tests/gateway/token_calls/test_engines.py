@@ -208,13 +208,15 @@ async def test_each_choice_and_the_weight_version_are_kept(
 async def test_parallel_calls_are_branches(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:
-    engine.faults.append(Fault(delay_s=1.0))
+    gate = asyncio.Event()
+    engine.faults.append(Fault(gate=gate))
     async with agent(session) as llm:
         slow = asyncio.ensure_future(reply_of(llm, False, messages=[SYSTEM, USER]))
         async with asyncio.timeout(30):
             while not engine.calls:  # noqa: ASYNC110  (at the other end of a socket)
                 await asyncio.sleep(0.005)
         await reply_of(llm, False, messages=[SYSTEM, {"role": "user", "content": "What is 7 + 1?"}])
+        gate.set()
         await slow
     turns = (await captured(client, session)).turns
     assert [t.branch_reason for t in turns] == [None, "parallel_calls"]

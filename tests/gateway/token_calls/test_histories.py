@@ -198,8 +198,14 @@ async def test_parallel_calls_of_a_session_on_disk_share_its_history(engine: Scr
     [session] = await client.create_sessions_async([new_session_id()])
     messages = [SYSTEM, user("one")]
     reply = await ask(session, messages)
-    engine.faults.extend([Fault(delay_s=0.2)] * 3)
-    await asyncio.gather(*(ask(session, [*messages, reply, user(f"part {i}")]) for i in range(3)))
+    gate = asyncio.Event()
+    engine.faults.extend([Fault(gate=gate)] * 3)
+    calls = [asyncio.ensure_future(ask(session, [*messages, reply, user(f"part {i}")])) for i in range(3)]
+    async with asyncio.timeout(30):
+        while len(engine.calls) < 4:  # noqa: ASYNC110  (at the other end of a socket)
+            await asyncio.sleep(0.005)
+    gate.set()
+    await asyncio.gather(*calls)
     assert histories_of(gateway).held_bytes == 0
     turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
     assert {t.parent_turn for t in turns[1:]} == {turns[0].turn_id}

@@ -44,10 +44,10 @@ async def ask(session: SessionHandle, text: str = "hello", *, timeout_s: float =
     return status
 
 
-async def arrived(engine: ScriptedEngine) -> None:
-    """A call is at the engine."""
+async def arrived(*engines: ScriptedEngine, count: int = 1) -> None:
+    """So many calls are at these engines."""
     async with asyncio.timeout(30):
-        while not engine.calls:  # noqa: ASYNC110  (what is waited for is at the other end of a socket)
+        while sum(len(engine.calls) for engine in engines) < count:  # noqa: ASYNC110  (what is waited for is at the other end of a socket)
             await asyncio.sleep(0.005)
 
 
@@ -129,27 +129,31 @@ async def test_a_new_session_goes_to_the_engine_with_the_fewest_running_calls(
 ) -> None:
     gateway = await start_gateway(*engines)
     _, sessions = await opened(gateway, 6)
+    gate = asyncio.Event()
     for engine in engines:
-        engine.faults.extend([Fault(delay_s=0.4)] * 3)
+        engine.faults.extend([Fault(gate=gate)] * 3)
     running = []
     for session in sessions[:3]:
         running.append(asyncio.ensure_future(ask(session)))
-        await asyncio.sleep(0.03)
+        await arrived(*engines, count=len(running))
     assert sorted(len(e.calls) for e in engines) == [1, 2]
     fewest = min(engines, key=lambda e: len(e.calls))
     running.append(asyncio.ensure_future(ask(sessions[3])))
-    await asyncio.sleep(0.03)
+    await arrived(*engines, count=4)
     assert len(fewest.calls) == 2
+    gate.set()
     assert set(await asyncio.gather(*running)) == {200}
 
 
 async def test_a_slow_engine_is_not_taken_for_dead(engines: list[ScriptedEngine], start_gateway: Start) -> None:
-    engines[0].faults.append(Fault(delay_s=1.0))
+    gate = asyncio.Event()
+    engines[0].faults.append(Fault(gate=gate))
     gateway = await start_gateway(engines[0])
     client, sessions = await opened(gateway, 2)
     slow = asyncio.ensure_future(ask(sessions[0]))
-    await asyncio.sleep(0.05)
+    await arrived(engines[0])
     assert await ask(sessions[1]) == 200
+    gate.set()
     assert await slow == 200
     assert (await client.workers_async())[0]["healthy"]
 
@@ -179,13 +183,15 @@ async def test_an_engine_is_drained_and_removed_while_calls_run(
 ) -> None:
     gateway = await start_gateway(engines[0], upstream_hosts=("127.0.0.*",))
     client, sessions = await opened(gateway, 2)
-    engines[0].faults.append(Fault(delay_s=0.4))
+    gate = asyncio.Event()
+    engines[0].faults.append(Fault(gate=gate))
     running = asyncio.ensure_future(ask(sessions[0]))
     await arrived(engines[0])
     added = await client.add_worker_async(engines[1].url)
     await client.remove_worker_async("w0")
     assert await ask(sessions[1]) == 200
     assert len(engines[1].calls) == 1
+    gate.set()
     assert await running == 200
     async with asyncio.timeout(30):
         while [w["worker_id"] for w in await client.workers_async()] != [added]:  # noqa: ASYNC110  (swept by its clock)
@@ -270,16 +276,20 @@ async def test_a_held_call_that_its_agent_gave_up_does_not_stand_for_a_running_o
 async def test_waiting_for_a_pause_to_end_does_not_use_up_a_calls_time(
     engines: list[ScriptedEngine], start_gateway: Start
 ) -> None:
-    gateway = await start_gateway(engines[0], limits=Limits(call_s=1.0, hold_s=0.8))
-    client, sessions = await opened(gateway, 2)
+    gateway = await start_gateway(engines[0], limits=Limits(call_s=2.0, hold_s=60.0))
+    client, [session] = await opened(gateway, 1)
     await client.pause_async()
-    engines[0].faults.append(Fault(delay_s=0.6))
-    held = asyncio.ensure_future(ask(sessions[0]))
-    await asyncio.sleep(0.5)
+    held = asyncio.ensure_future(ask(session))
+    await asyncio.sleep(2.5)
     await client.resume_async()
     assert await held == 200
+
+
+async def test_a_call_is_held_for_as_long_as_is_allowed(engines: list[ScriptedEngine], start_gateway: Start) -> None:
+    gateway = await start_gateway(engines[0], limits=Limits(hold_s=0.3))
+    client, [session] = await opened(gateway, 1)
     await client.pause_async()
-    assert await ask(sessions[1]) == 429  # held for as long as is allowed
+    assert await ask(session) == 429
 
 
 async def test_a_call_refused_during_a_pause_is_told_when_to_come_back(
@@ -310,13 +320,15 @@ async def test_running_calls_are_aborted_or_go_on_as_asked(
 ) -> None:
     gateway = await start_gateway(engines[0], weight_version=1)
     client, sessions = await opened(gateway, 2)
-    engines[0].faults.append(Fault(delay_s=1.0))
+    gate = asyncio.Event()
+    engines[0].faults.append(Fault(gate=gate))
     running = asyncio.ensure_future(ask(sessions[0]))
     await arrived(engines[0])
     await client.pause_async(arriving=arriving, in_flight=in_flight)
     assert await ask(sessions[1]) == 429
     await client.set_weight_version_async(2)
     engines[0].weight_version = says
+    gate.set()
     assert await running == status
     await client.resume_async()
     assert await ask(sessions[1]) == 200

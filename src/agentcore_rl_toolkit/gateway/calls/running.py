@@ -108,7 +108,7 @@ class RunningCalls:
         if self.paused == "reject":
             call.abort(RequestError("the policy is being updated; try again", kind="rate_limit"))
         else:
-            call.deadline = min(call.deadline or float("inf"), time.monotonic() + self.limits.hold_s)
+            call.deadline = time.monotonic() + self.limits.hold_s  # its own time begins when it is sent
             self.waiting.append(call)
 
     async def pause(

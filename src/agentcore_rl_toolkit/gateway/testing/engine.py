@@ -140,6 +140,8 @@ class ScriptedEngine:
     async def _answer(self, seen: Seen, fault: Fault, writer: asyncio.StreamWriter) -> bool:
         if fault.delay_s:
             await asyncio.sleep(fault.delay_s)
+        if fault.gate is not None:
+            await fault.gate.wait()
         if fault.drop_after == 0:
             return False
         if fault.status != 200 or fault.body is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ class Fault:
     """What goes wrong with one call.
 
     ``status`` answers with an error body; ``drop_after`` cuts the connection after so many body bytes (0: before the
-    head); ``body`` replaces the answer's body; ``delay_s`` waits first; ``edit`` changes the reply (or each chunk).
+    head); ``body`` replaces the answer's body; ``delay_s`` waits first, ``gate`` until it is set; ``edit`` changes the reply (or
+    each chunk).
     """
 
     status: int = 200
@@ -21,6 +23,7 @@ class Fault:
     headers: tuple[tuple[str, str], ...] = ()
     drop_after: int | None = None
     delay_s: float = 0.0
+    gate: asyncio.Event | None = None
     edit: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
 
 

@@ -52,6 +52,7 @@ class Fault:
     headers: tuple[tuple[str, str], ...] = ()
     drop_after: int | None = None
     delay_s: float = 0.0
+    gate: asyncio.Event | None = None  # waited for
     edit: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
 
 
@@ -280,6 +281,8 @@ class TinkerServer:
         loop, body = asyncio.get_running_loop(), call.body
         if fault.delay_s:
             await asyncio.sleep(fault.delay_s)
+        if fault.gate is not None:
+            await fault.gate.wait()
         try:
             n = body.get("num_samples") or 1
             sequences = await loop.run_in_executor(
