@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentcore_rl_toolkit.runtime import roots
@@ -28,6 +29,28 @@ for number in range(60):
 def test_nobody_takes_a_root_that_was_just_made_and_none_is_left() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # roots hold sockets, whose paths must be
         start_and_sweep({"TMPDIR": short, "PATH": "/usr/bin:/bin"})
+
+
+def test_a_root_that_is_swept_before_its_lock_is_held_leaves_no_open_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = roots.lock
+    taken: list[Path] = []
+
+    def swept(path: Path, *, create: bool = True) -> roots.Locked | None:
+        locked = take(path, create=create)
+        if path.name.startswith(f"{os.getpid()}-"):
+            taken.append(path)
+            if len(taken) == 1:
+                shutil.rmtree(path)
+        return locked
+
+    monkeypatch.setattr(roots, "lock", swept)
+    before = psutil.Process().num_fds()
+    root = roots.new_root()
+    try:
+        assert len(taken) == 2
+        assert psutil.Process().num_fds() == before + 1
+    finally:
+        root.discard()
 
 
 def start_and_sweep(environment: dict[str, str]) -> None:

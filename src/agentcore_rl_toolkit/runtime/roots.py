@@ -87,8 +87,10 @@ def new_root() -> Locked:
             locked = lock(root)
         except FileNotFoundError:  # another server, which sweeps now, took it for one that is gone
             continue
-        if locked is not None and root.exists():
-            return locked
+        if locked is not None:
+            if root.exists():
+                return locked
+            locked.release()  # it was swept between its making and its lock
 
 
 def sweep(base: Path) -> int:

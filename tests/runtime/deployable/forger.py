@@ -8,6 +8,7 @@ import socket
 from agentcore_rl_toolkit import AgentCoreRLApp
 from agentcore_rl_toolkit.store import open_store
 
+os.environ["AGENTCORE_RL_STORE_CHECK_S"] = "60"  # an answer waits for what the store says, however busy the machine is
 app = AgentCoreRLApp()
 
 
