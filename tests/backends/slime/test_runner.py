@@ -228,6 +228,20 @@ def test_the_head_it_started_is_ended_even_when_the_job_fails_and_nothing_else_i
     assert [c for c in calls if not c.startswith("to ")] == ["status", "start --head", "job submit", "head ended"]
 
 
+def test_no_job_goes_to_a_cluster_that_took_the_port_while_the_head_started(
+    place: Path, with_ray: Path, jobs_api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_STATUS", "1")
+    looks = iter([True])  # free when it is looked at, and somebody else's when the head would have it
+    monkeypatch.setattr(cluster, "_is_free", lambda port: next(looks, False))
+    runner(place).train()
+    *_, started, submitted, to, ended = (
+        with_ray.read_text().splitlines()
+    )  # the first may be ended before it writes anything
+    assert (started, submitted, ended) == ("start --head", "job submit", "head ended")
+    assert to != f"to {jobs_api}"
+
+
 def test_a_head_that_does_not_start_ends_the_run(place: Path, with_ray: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_STATUS", "1")
     monkeypatch.setenv("RAY_START", "7")

@@ -40,6 +40,7 @@ ACCEPT_S = 120.0
 ACCEPT_PAUSE_S = 3.0
 _PR_SET_PDEATHSIG = 1
 DASHBOARD_PORT = 8265  # Ray's own; another free one where it is taken
+_LISTENING = "0A"  # a state in /proc/net/tcp
 
 
 class SlimeError(AgentCoreRLError):
@@ -124,6 +125,8 @@ class Head:
                     f"the Ray head takes no jobs at {self.address} after {HEAD_START_S:g} s; is it ray[default]?"
                 )
             time.sleep(0.2)
+        if not _is_served_by(_those_of(self.folder), self.address):
+            raise HeadEndedError(f"another program took {self.address} before the Ray head had it")
 
 
 def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: str, address: str) -> int:
@@ -229,6 +232,27 @@ def _those_of(folder: str) -> list[int]:
             if folder.encode() in command.read_bytes():
                 found.append(int(command.parent.name))
     return found
+
+
+def _is_served_by(pids: Sequence[int], address: str) -> bool:
+    """Whether one of these processes listens there: a job must not go to somebody else's cluster. Elsewhere than on Linux nobody
+    can tell.
+    """
+    if not sys.platform.startswith("linux"):
+        return True
+    port, listening = f"{int(address.rpartition(':')[2]):04X}", set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        with contextlib.suppress(OSError):  # no IPv6
+            for words in map(str.split, table.read_text().splitlines()):
+                if words[1].endswith(f":{port}") and words[3] == _LISTENING:
+                    listening.add(f"socket:[{words[9]}]")
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for file in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if str(file.readlink()) in listening:
+                        return True
+    return False
 
 
 def _serves_jobs(address: str) -> bool:
