@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -47,6 +48,34 @@ def test_sigterm_reaches_the_sessions_handler(launcher: Launcher, plain_fork: bo
     finally:
         process.kill()
     assert json.loads(out)[0]["status"] == 3, errors
+
+
+SLOW_TO_STAY = """
+import os, signal, sys, time
+from pathlib import Path
+from agentcore_rl_toolkit.isolation import IsolationSpec
+from agentcore_rl_toolkit.isolation.linux import namespaces
+fork = os.fork
+def slow():
+    child = fork()
+    if child:
+        time.sleep(1)
+    return child
+os.fork = slow
+namespaces._split(IsolationSpec(session_dir=Path.cwd()))
+signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+print("armed", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_signal_that_comes_before_the_one_that_stays_behind_is_ready_reaches_the_session() -> None:
+    """On a machine with much to do the session may be up before the process that passes signals on has run again."""
+    with subprocess.Popen([sys.executable, "-c", SLOW_TO_STAY], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"armed\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 3
 
 
 def _first_child(pid: int) -> int:

@@ -21,7 +21,6 @@ import signal
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
 
 from ..spec import IsolationSpec
 from . import calls
@@ -37,6 +36,7 @@ _JOINED = {
 }
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_WAITED_FOR = {*_PASSED_ON, signal.SIGALRM, signal.SIGCHLD}
 _PR_SET_CHILD_SUBREAPER = 36
 _NS_GET_USERNS = 0xB701
 _ORPHAN_GRACE_S = 30  # for a loader to end its sessions when the runtime is gone
@@ -152,10 +152,11 @@ def enter_as_loader(spec: IsolationSpec) -> None:
     calls.unshare(calls.CLONE_NEWPID)
     above = os.getppid()
     parent = os.pidfd_open(os.getpid())
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     child = os.fork()
     if child:
-        _watch_above(above, child)
-        _stand_in_for(child)
+        _stand_in_for(child, above)
+    signal.pthread_sigmask(signal.SIG_SETMASK, usual)
     _die_with(parent)
     os.close(parent)
     network = calls.CLONE_NEWNET if spec.network != "host" else 0
@@ -172,17 +173,6 @@ def lock_mounts(proc: int) -> None:
     """
     new_user_namespace(proc)
     calls.unshare(calls.CLONE_NEWNS)
-
-
-def _watch_above(above: int, child: int) -> None:
-    def is_gone(number: int, frame: Any) -> None:
-        signal.alarm(_ORPHAN_GRACE_S)
-
-    signal.signal(signal.SIGHUP, is_gone)
-    signal.signal(signal.SIGALRM, lambda number, frame: os.kill(child, signal.SIGKILL))
-    calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGHUP, what="parent death signal")
-    if os.getppid() != above:
-        signal.alarm(_ORPHAN_GRACE_S)
 
 
 def _die_with(parent: int) -> None:
@@ -208,31 +198,41 @@ def enter(spec: IsolationSpec) -> None:
 
 def _split(spec: IsolationSpec) -> None:
     parent = os.pidfd_open(os.getpid())
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     child = os.fork()
     if child:
         _stand_in_for(child)
+    signal.pthread_sigmask(signal.SIG_SETMASK, usual)
     if spec.die_with_parent:
         _die_with(parent)
     os.close(parent)
 
 
-def _stand_in_for(child: int) -> None:
-    """Stay behind as the pid the launcher knows. Never returns."""
+def _stand_in_for(child: int, above: int | None = None) -> None:
+    """Stay behind as the pid the launcher knows. Never returns. ``above``: whose end gives the child half a minute.
 
-    def pass_on(number: int, frame: Any) -> None:
-        os.kill(child, number)
-
+    Signals are waited for, not handled: they are blocked since before the fork, so none comes too early or between two looks.
+    """
+    acts: dict[int, Callable[[], object]] = {}
     for number in _PASSED_ON:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
-            signal.signal(number, pass_on)
+            acts[number] = functools.partial(os.kill, child, number)
+    if above is not None:
+        acts[signal.SIGHUP] = lambda: signal.alarm(_ORPHAN_GRACE_S)
+        acts[signal.SIGALRM] = lambda: os.kill(child, signal.SIGKILL)
+        calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGHUP, what="parent death signal")
+        if os.getppid() != above:
+            signal.alarm(_ORPHAN_GRACE_S)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED_FOR - acts.keys() - {signal.SIGCHLD})
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    while True:
-        try:
-            _, status = os.waitpid(child, 0)
-            break
-        except InterruptedError:
-            continue
+    ended = 0
+    while not ended:
+        came = signal.sigwait({signal.SIGCHLD, *acts})
+        if came in acts:
+            acts[came]()
+        ended, status = os.waitpid(child, os.WNOHANG)
     code = os.waitstatus_to_exitcode(status)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -code)
