@@ -129,6 +129,7 @@ def shown(browser: Any, served: tuple[str, Path]) -> Iterator[Shown]:
 def test_from_the_run_to_the_least_likely_token_of_the_worst_rollout_of_the_last_step(shown: Shown, kind: str) -> None:
     page = shown.at("")
     page.click(f"#page a:text-is('{kind}')")
+    page.wait_for_selector(f"#page h1:text-is('{kind}')")  # until then a run in the list may be named like a step
     step = "eval" if kind == "eval" else "train 1"
     page.click(f"#page table a:text-is('{step}')")
     page.click(".rows .row >> nth=0")  # the address of a step sorts by reward, the lowest first
@@ -292,6 +293,7 @@ def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
     assert "sampler -3.0600" in page.inner_text("#picked")
     assert HOSTILE in page.inner_text("#dialogue")
     page.click("#group")
+    page.wait_for_selector(".member")
     assert page.locator(".member").count() == 4
     page.click("#bar a:text-is('Compare')")
     page.select_option("[name=first]", "loop@before")

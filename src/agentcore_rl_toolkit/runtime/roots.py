@@ -3,8 +3,10 @@
 Every server has a root folder of its own below the system's temporary folder, short enough for unix sockets, and holds
 a lock in it.
 A root, or a state folder, whose lock is free belongs to a server that is gone: its processes are found by a variable in
-their environment and killed, then its folders go. What cannot be removed of them is moved into a folder `kept` beside them,
-logged once, and tried again at every later start: whatever sessions leave, it keeps no server from starting.
+their environment and killed, then its folders go. Its templates have time before that: they end their sessions and remove
+the folders of those, also from a state folder, which whoever clears the root does not touch. What cannot be removed is moved
+into a folder `kept` beside it, logged once, and tried again at every later start: whatever sessions leave, it keeps no server
+from starting.
 """
 
 from __future__ import annotations
@@ -19,19 +21,21 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from .._servers.process import write_private
 from ..errors import ConfigError
 from .launcher import trees
+from .template import PROGRAM
 
 log = logging.getLogger(__name__)
 MARKER = "AGENTCORE_RL_RUNTIME"  # in the environment of every process a runtime starts: stands for its root folder
 _LONGEST_BASE = 60  # a socket's path may have 103 bytes on macOS
 KEPT = "kept"
 START_S, STOP_S = 20.0, 5.0  # for removing what others left, at a start, and what is our own, at the end
+TEMPLATES_S = 10.0  # for the templates of a server that was killed to clean up after it
 _UNLOCKED_S = 60.0  # the age from which a root without a lock is nobody's
 _LONGEST_DESCRIPTION = 1_000_000  # bytes of a server.json
 
@@ -98,13 +102,14 @@ def sweep(base: Path) -> int:
     count = 0
     until_s = time.monotonic() + START_S
     _clear_kept(base, until_s)
+    gone = []
     for root in base.iterdir():
-        if root.name == KEPT:
-            continue
-        try:  # one without a lock is being made, or removed, by somebody else
-            locked = lock(root, create=time.time() - root.lstat().st_mtime > _UNLOCKED_S)
-        except OSError:  # no folder, or gone meanwhile
-            continue
+        if root.name != KEPT and (locked := _take_over(root)) is not None:
+            locked.release()  # nobody else need wait with us
+            gone.append(root)
+    let_templates_end(gone)
+    for root in gone:
+        locked = _take_over(root)
         if locked is None:
             continue
         kill_marked(root)
@@ -112,6 +117,14 @@ def sweep(base: Path) -> int:
         locked.release()
         count += 1
     return count
+
+
+def _take_over(root: Path) -> Locked | None:
+    """Own the root of a server that is gone; None where it lives, or somebody makes or removes the root just now."""
+    try:
+        return lock(root, create=time.time() - root.lstat().st_mtime > _UNLOCKED_S)
+    except OSError:  # no folder, no lock yet, or gone meanwhile
+        return None
 
 
 def own_state(path: Path) -> tuple[Locked, Path]:
@@ -146,8 +159,13 @@ def _kill_if_gone(root: Path) -> None:
             "the state folder names the runtime in %s, which is running and not its own; it is left alone", root
         )
         return
-    kill_marked(root)
     locked.release()
+    let_templates_end([root])
+    with contextlib.suppress(OSError):  # gone meanwhile
+        locked = lock(root, create=False)
+        if locked is not None:
+            kill_marked(root)
+            locked.release()
 
 
 def clear(folder: Path, until_s: float) -> bool:
@@ -200,6 +218,24 @@ def marker(root: Path) -> str:
     """What `MARKER` says in the processes of this root: not the path, which would lead a session to its neighbours'
     sockets."""
     return hashlib.sha256(str(root).encode()).hexdigest()[:24]
+
+
+def let_templates_end(gone: Sequence[Path]) -> None:
+    """Wait, for at most `TEMPLATES_S`, until no template of the servers that had these roots is left (Linux)."""
+    wanted = {f"{MARKER}={marker(root)}".encode() for root in gone}
+    until_s = time.monotonic() + TEMPLATES_S
+    while wanted and time.monotonic() < until_s:
+        if not any(not wanted.isdisjoint(found) and _is_template(pid) for pid, found in _environments()):
+            return
+        time.sleep(0.02)
+
+
+def _is_template(pid: int) -> bool:
+    """Whether it is a template, or a session that was forked from one."""
+    try:
+        return PROGRAM.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def kill_marked(root: Path) -> int:

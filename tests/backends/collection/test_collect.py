@@ -262,7 +262,7 @@ async def test_a_rollout_that_never_answers_times_out_and_is_stopped() -> None:
         [GroupRequest(input_id="a", payload={})],
         client=replay.client,
         gateway=replay.gateway,
-        config=CollectConfig(rollout_timeout_s=0.1),
+        config=CollectConfig(rollout_timeout_s=1),
     )
     assert group.rollouts[0].outcome == Outcome.TIMEOUT
     assert group.rollouts[0].stage == Stage.RUN
@@ -276,7 +276,7 @@ async def test_rollouts_that_never_got_a_place_time_out_in_the_queue() -> None:
         [GroupRequest(input_id="a", payload={}, n=3)],
         client=replay.client,
         gateway=replay.gateway,
-        config=CollectConfig(max_concurrent=1, batch_timeout_s=0.2),
+        config=CollectConfig(max_concurrent=1, batch_timeout_s=2),
     )
     stages = [r.stage for r in group.rollouts]
     assert stages[0] == Stage.RUN

@@ -68,7 +68,8 @@ async def test_of_two_equal_samples_the_retry_is_that_of_the_agent_that_gave_up(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, noticed: bool
 ) -> None:
     """Agents sample one prompt several times at once. The one that gave up must not take the reply of another."""
-    engine.faults += [Fault(delay_s=1.5), Fault(delay_s=1.5)]
+    answered = asyncio.Event()
+    engine.faults += [Fault(gate=answered), Fault(gate=answered)]
     first = asyncio.ensure_future(ask(session))
     await until(lambda: len(engine.calls) == 1)
     second = asyncio.ensure_future(ask(session))
@@ -78,7 +79,10 @@ async def test_of_two_equal_samples_the_retry_is_that_of_the_agent_that_gave_up(
         await first
     if noticed:
         await until(lambda: len(gateway.running) == 1)
-    again = await ask(session, retry=1)
+    retried = asyncio.ensure_future(ask(session, retry=1))
+    await until(lambda: retried.done() or len(gateway.running) == 2)
+    answered.set()
+    again = await retried
     assert text(await second)
     assert text(again) != text(await second)
     assert await turns(session, gateway) == 2

@@ -19,6 +19,7 @@ from typing import Any
 from ...errors import AgentLoadError, LocalRuntimeError
 from ...isolation.base import BOOT
 from ...isolation.linux import cgroups
+from ..template import PROGRAM
 from . import linux
 from .disk import hold_to
 from .fair_deadline import FairDeadline
@@ -177,7 +178,7 @@ class TemplateProcess:
                 self.process = await asyncio.create_subprocess_exec(
                     str(self.spec.python),
                     BOOT,
-                    "runtime.template.process",
+                    PROGRAM,
                     str(theirs.fileno()),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
