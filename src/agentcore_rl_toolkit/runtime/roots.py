@@ -27,8 +27,7 @@ from typing import IO, Any
 
 from .._servers.process import write_private
 from ..errors import ConfigError
-from .launcher import trees
-from .template import PROGRAM
+from .launcher import TEMPLATE_MODULE, trees
 
 log = logging.getLogger(__name__)
 MARKER = "AGENTCORE_RL_RUNTIME"  # in the environment of every process a runtime starts: stands for its root folder
@@ -233,7 +232,7 @@ def let_templates_end(gone: Sequence[Path]) -> None:
 def _is_template(pid: int) -> bool:
     """Whether it is a template, or a session that was forked from one."""
     try:
-        return PROGRAM.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return TEMPLATE_MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
 

@@ -19,8 +19,7 @@ from typing import Any
 from ...errors import AgentLoadError, LocalRuntimeError
 from ...isolation.base import BOOT
 from ...isolation.linux import cgroups
-from ..template import PROGRAM
-from . import linux
+from . import TEMPLATE_MODULE, linux
 from .disk import hold_to
 from .fair_deadline import FairDeadline
 from .pids import Children
@@ -178,7 +177,7 @@ class TemplateProcess:
                 self.process = await asyncio.create_subprocess_exec(
                     str(self.spec.python),
                     BOOT,
-                    PROGRAM,
+                    TEMPLATE_MODULE,
                     str(theirs.fileno()),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,

@@ -1,3 +1,1 @@
 """What runs in an agent's interpreter: the template process, the sessions forked from it, and their guards."""
-
-PROGRAM = "runtime.template.process"  # as it stands in a template's command line
