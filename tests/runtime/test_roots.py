@@ -174,9 +174,6 @@ for name, path in (("agentcore_rl_toolkit", {source!r}), ("agentcore_rl_toolkit.
     module = types.ModuleType(name)
     module.__path__ = [path]
     sys.modules[name] = module
-launcher = types.ModuleType("agentcore_rl_toolkit.runtime.launcher")
-launcher.__path__ = [{source!r} + "/runtime/launcher"]
-sys.modules["agentcore_rl_toolkit.runtime.launcher"] = launcher
 from agentcore_rl_toolkit.runtime import roots
 locked, sessions = roots.own_state(Path(sys.argv[1]))
 print(sessions.name, os.listdir(sessions))

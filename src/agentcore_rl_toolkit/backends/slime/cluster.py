@@ -118,15 +118,19 @@ class Head:
     def _wait_until_ready(self) -> None:
         give_up_s = time.monotonic() + HEAD_START_S
         while not _serves_jobs(self.address):
-            if self.process.poll() is not None:
-                raise HeadEndedError(f"`ray start` ended with code {self.process.returncode}; its output is above")
+            self._expect_alive()
             if time.monotonic() > give_up_s:
                 raise SlimeError(
                     f"the Ray head takes no jobs at {self.address} after {HEAD_START_S:g} s; is it ray[default]?"
                 )
             time.sleep(0.2)
         if not _is_served_by(_those_of(self.folder), self.address):
+            self._expect_alive()
             raise HeadEndedError(f"another program took {self.address} before the Ray head had it")
+
+    def _expect_alive(self) -> None:
+        if self.process.poll() is not None:
+            raise HeadEndedError(f"`ray start` ended with code {self.process.returncode}; its output is above")
 
 
 def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: str, address: str) -> int:
