@@ -38,6 +38,12 @@ def test_the_longest_idle_that_never_asked_anything_go_first() -> None:
     assert all(each in everyone for each in old)
 
 
+def test_a_client_that_is_slow_to_ask_stays_while_there_is_any_room() -> None:
+    room, everyone = ConnectionRoom(64), []
+    for n in range(room.most):
+        assert arrive(room, everyone, Open(HERE, 10.0), 10.0 + n / 20) == []
+
+
 def test_what_came_a_moment_ago_stays_while_there_is_any_room() -> None:
     room, everyone = ConnectionRoom(64), []
     for n in range(room.most):

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from .open_files import MAX_OPEN_FILES
 
 AT_ONCE = 16  # a sixteenth of the room is made free
-GRACE_S = 1.0
+GRACE_S = 10.0  # a client with hundreds of agents on a busy machine sends its first request seconds after it connected
 NOBODY_S = 0.1  # how long nobody is looked for again after nobody was found
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 SMALLEST = 32
