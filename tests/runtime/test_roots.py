@@ -193,3 +193,18 @@ def test_sessions_get_a_folder_of_another_name_where_theirs_cannot_be_moved(tmp_
         assert (stuck / "agent").exists()
     finally:
         subprocess.run(["chattr", "-i", str(stuck)], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by their environment on Linux only")
+def test_a_process_that_is_only_starting_its_program_is_found() -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # whoever starts a program is on before that has its environment
+    try:
+        for _ in range(20):
+            with subprocess.Popen(["/bin/sleep", "300"], env={roots.MARKER: "this"}) as program:
+                shown = list(roots._shown([program.pid]))
+                program.kill()
+            assert shown
+            assert shown[0][1] == [f"{roots.MARKER}=this".encode(), b""]
+    finally:
+        os.sched_setaffinity(0, cores)

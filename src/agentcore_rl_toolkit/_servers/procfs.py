@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 
-PARENT, USER_TICKS, SYSTEM_TICKS, STARTED_TICKS = 1, 11, 12, 19  # in `stat`
+STATE, PARENT, FLAGS, USER_TICKS, SYSTEM_TICKS, STARTED_TICKS, ENVIRONMENT_END = 0, 1, 6, 11, 12, 19, 48  # in `stat`
+_KERNEL_THREAD = 0x200000  # in its flags
 
 
 def stat(pid: int) -> list[str] | None:
@@ -21,6 +22,15 @@ def parent(pid: int) -> int:
     """The process above one; 0 for a process that is gone."""
     fields = stat(pid)
     return 0 if fields is None else int(fields[PARENT])
+
+
+def starts_program(pid: int) -> bool:
+    """Whether it is between two programs (execve): its environment reads as empty, and will not be. A process that runs with an
+    empty environment is not, nor one that ended or is the kernel's. Asks for a process whose environment may be read."""
+    fields = stat(pid)
+    if fields is None or fields[STATE] in "ZX" or int(fields[FLAGS]) & _KERNEL_THREAD:
+        return False
+    return len(fields) > ENVIRONMENT_END and fields[ENVIRONMENT_END] == "0"
 
 
 def status(pid: int, name: str) -> list[str] | None:

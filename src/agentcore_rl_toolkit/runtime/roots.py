@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from .._servers import procfs
 from .._servers.process import write_private
 from ..errors import ConfigError
 from .launcher import TEMPLATE_MODULE, trees
@@ -34,6 +35,7 @@ MARKER = "AGENTCORE_RL_RUNTIME"  # in the environment of every process a runtime
 _LONGEST_BASE = 60  # a socket's path may have 103 bytes on macOS
 KEPT = "kept"
 START_S, STOP_S = 20.0, 5.0  # for removing what others left, at a start, and what is our own, at the end
+STARTING_S = 5.0  # for a process that is starting a program to show its environment
 TEMPLATES_S = 10.0  # for the templates of a server that was killed to clean up after it
 _UNLOCKED_S = 60.0  # the age from which a root without a lock is nobody's
 _LONGEST_DESCRIPTION = 1_000_000  # bytes of a server.json
@@ -255,14 +257,28 @@ def kill_marked(root: Path) -> int:
 
 
 def _environments() -> Iterator[tuple[int, list[bytes]]]:
-    if not Path("/proc/self/environ").exists():
-        return
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
+    """The environment of every other process."""
+    if Path("/proc/self/environ").exists():
+        pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+        yield from _shown([pid for pid in pids if pid != os.getpid()])
+
+
+def _shown(pids: Sequence[int]) -> Iterator[tuple[int, list[bytes]]]:
+    """The environments of these processes, where they have one. Who starts a program just now has none to show for a moment,
+    which is long where it has to wait for a core: it is looked at until it has, for `STARTING_S` at most."""
+    until_s = time.monotonic() + STARTING_S
+    while pids:
+        starting = []
+        for pid in pids:
             with contextlib.suppress(OSError):
-                environment = Path(f"/proc/{entry.name}/environ").read_bytes()
-                if environment:  # a zombie has none
-                    yield int(entry.name), environment.split(b"\0")
+                environment = Path(f"/proc/{pid}/environ").read_bytes()
+                if environment:
+                    yield pid, environment.split(b"\0")
+                elif procfs.starts_program(pid):
+                    starting.append(pid)
+        pids = starting if time.monotonic() < until_s else []
+        if pids:
+            time.sleep(0.002)
 
 
 def describe_server(root: Path, content: dict[str, Any]) -> None:
