@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -354,11 +354,13 @@ class Proof:
 def _run_to_its_end(command: Sequence[str]) -> None:
     """Run a command that starts services; when this process has to end first, the command ends them in order, too."""
     sys.stdout.flush()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    process = None
     try:
+        with _sigterm_waits():
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         code = process.wait()
     finally:
-        if process.poll() is None:
+        if process is not None and process.poll() is None:
             process.terminate()
             try:
                 process.wait(END_TRAINING_S)
@@ -372,6 +374,19 @@ def _run_to_its_end(command: Sequence[str]) -> None:
 def end_in_order_on_sigterm() -> None:
     """Let SIGTERM, which ends a proof at its deadline, run what ends everything that was started."""
     signal.signal(signal.SIGTERM, _stop)
+
+
+@contextlib.contextmanager
+def _sigterm_waits() -> Iterator[None]:
+    """A SIGTERM that comes in the block acts after it: no process is left that nobody holds yet."""
+    came: list[int] = []
+    usual = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _stop(number: int, frame: object) -> NoReturn:

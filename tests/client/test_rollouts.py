@@ -220,7 +220,7 @@ async def test_async_timeout_is_asyncios_own(client: RolloutClient) -> None:
 
 
 def test_start_that_takes_longer_than_the_rollouts_timeout_is_a_timeout_of_that_stage(client: RolloutClient) -> None:
-    future = client.submit(script(cold_start_s=1.5), timeout=0.3)
+    future = client.submit(script(cold_start_s=6), timeout=2)
     error = future.exception(timeout=60)
     assert isinstance(error, RolloutTimeoutError)
     assert error.stage == "start"

@@ -218,8 +218,8 @@ def test_a_training_that_fails_is_an_error_with_its_command(proof: Any, tmp_path
 def test_a_proof_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     training = (
-        f"import pathlib, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: "
-        f"(pathlib.Path({str(ended)!r}).touch(), sys.exit(0)))\nprint('trains', flush=True)\nsignal.pause()"
+        f"import pathlib, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        f"print('trains', flush=True)\nsignal.sigwait([signal.SIGTERM])\npathlib.Path({str(ended)!r}).touch()"
     )
     words = (
         f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport harness\nharness.end_in_order_on_sigterm()\n"
@@ -231,3 +231,30 @@ def test_a_proof_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> Non
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert ended.exists()
+
+
+def test_a_proof_that_is_ended_while_its_training_starts_leaves_none(
+    harness: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*args, **kwargs))
+        signal.raise_signal(signal.SIGTERM)
+        return started[-1]
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    usual = signal.getsignal(signal.SIGTERM)
+    try:
+        harness.end_in_order_on_sigterm()
+        with pytest.raises(SystemExit) as end:
+            harness._run_to_its_end([sys.executable, "-c", "import time; time.sleep(600)"])
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert end.value.code == 128 + signal.SIGTERM
+    [training] = started
+    with training:
+        ended = training.returncode
+        training.kill()
+    assert ended == -signal.SIGTERM

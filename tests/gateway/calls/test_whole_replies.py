@@ -134,8 +134,8 @@ async def test_several_choices_are_stored_when_the_agent_has_the_last_finish_rea
 
 async def test_the_first_choices_of_a_stream_end_when_they_end(tmp_path: Path, engine: ScriptedEngine) -> None:
     """Only the last finish reason waits for the record."""
-    engine.replies += [{"content": "w7"}, {"content": "w8 w9 w10 w11 w12 w13"}]
-    engine.token_s = 0.3
+    engine.replies += [{"content": "w7"}, {"content": " ".join(f"w{n}" for n in range(8, 38))}]
+    engine.token_s = 0.3  # the second choice goes on for nine seconds
     async with served(engine.url, tmp_path) as (url, _):
         [session] = await GatewayClient(url).create_sessions_async([new_session_id()])
         reader, writer = await asked(session, stream=True, n=2)
