@@ -19,7 +19,7 @@ TOGETHER := -n 4 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart wheel packages test nightly check fix docs docs-serve bench policy examples verl slime vllm vllm-env clean setup
+.PHONY: help quickstart wheel packages test test-system nightly check fix docs docs-serve bench policy examples verl slime vllm vllm-env clean setup
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -60,8 +60,11 @@ packages: ## Install the system packages that tests use, where that is possible
 	@sh scripts/system_packages.sh
 
 test: $(VENV)/.dev packages ## Run the tests (installs the system packages they use where it may)
-	$(BIN)/python -m pytest -q $(TOGETHER) -m "not serial" $(RERUNS)
-	$(BIN)/python -m pytest -q -m serial $(RERUNS) $$(grep -rl --include='test_*.py' 'mark\.serial' tests)
+	$(BIN)/python -m pytest -q $(TOGETHER) -m "not serial and not system" $(RERUNS)
+	$(BIN)/python -m pytest -q -m "serial and not system" $(RERUNS) $$(grep -rl --include='test_*.py' 'mark\.serial' tests)
+
+test-system: $(VENV)/.dev packages ## Run one case of each part that needs a framework, a container or a cluster of its own
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m system $(RERUNS)
 
 nightly: ## The tests with many more examples and repetitions, and those that `make test` leaves out
 	AGENTCORE_RL_NIGHTLY=1 $(MAKE) test
