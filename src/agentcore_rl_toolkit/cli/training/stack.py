@@ -206,7 +206,7 @@ def start(
         name, turns = (
             ("gateway", folder / "turns") if gateways == 1 else (f"gateway {number}", folder / f"turns-{number}")
         )
-        started.append(services.launch(name, _gateway(upstream, turns, model, token_mode=engine == "vllm")))
+        started.append(services.launch(name, _gateway(upstream, turns, model)))
     services.wait_ready(runtime)
     say("runtime", runtime.url)
     use_local_credentials()
@@ -250,7 +250,7 @@ def start_copy(
     """Start one, for evaluations beside a training. Its turns go below ``folder``. Blocks. Raises: ServiceError, ConfigError."""
     policy = _launch_engine(services, model, engine, engine_python, of="evaluation ")
     upstream = _wait_for_engine(services, policy, engine)
-    words = _gateway(upstream, folder / "turns", model, token_mode=engine == "vllm")
+    words = _gateway(upstream, folder / "turns", model)
     gateway = services.wait_ready(services.launch("evaluation gateway", words))
     return Copy(policy_url=upstream.url, gateway_url=gateway.url)
 
@@ -273,10 +273,10 @@ def _wait_for_engine(services: Services, policy: Service, engine: str) -> Upstre
     return Upstream(url=services.wait_ready(policy, deadline_s).url, engine=engine)
 
 
-def _gateway(upstream: Upstream, turns: Path, model: Path | None, *, token_mode: bool) -> list[str]:
-    """The command of a gateway before this server."""
+def _gateway(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
+    """The command of a gateway before this server. It does the tokenising: each turn goes on from the last one's tokens."""
     words = ["gateway", "serve", "--upstream", upstream.url, "--engine", upstream.engine, "--store", str(turns)]
-    return words + (_token_mode(model) if token_mode else [])
+    return words + _token_mode(model)
 
 
 @contextlib.contextmanager
