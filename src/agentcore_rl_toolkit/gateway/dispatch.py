@@ -17,7 +17,7 @@ from .calls.relayed_chat import RelayedChat
 from .config import GatewayConfig
 from .http.connection import AgentConnection
 from .http.messages import Request, error_reply, retry_after
-from .sessions.registry import Session
+from .sessions.session import Session
 from .sessions.settings import SessionSettings
 
 _CALLS = {

@@ -28,6 +28,8 @@ from agentcore_rl_toolkit.gateway.export_rows import stored_sessions
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, decode_ids
 from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
 
+from ..stores import spoil
+
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER: Any = [{"role": "user", "content": "hello there"}]
 Start = Callable[..., Awaitable[Gateway]]
@@ -259,7 +261,7 @@ async def test_a_reply_that_was_not_taken_whole_is_not_trained_beside_its_retry(
     check(build_trajectory("s", exported.turns))
 
 
-async def test_a_reply_whose_agent_left_while_it_was_recorded_is_not_trained(
+async def test_a_reply_whose_agent_left_while_it_was_recorded_is_trained_when_its_retry_gets_it(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await start_gateway(engine, store_dir=str(tmp_path), fsync=True)
@@ -280,8 +282,36 @@ async def test_a_reply_whose_agent_left_while_it_was_recorded_is_not_trained(
     finally:
         go_on.set()
     await until(lambda: not gateway.running)
-    made = await trajectory_of(gateway, session)
+    made = await trajectory_of(gateway, session, close=False)
     assert (made.report.turns, made.report.untrainable_reasons, made.sequences) == (1, {"not_delivered": 1}, [])
+    _, writer = await asked(session, headers={"x-stainless-retry-count": "1"}, reads=False)  # this one breaks as well
+    await unread(writer)
+    hang_up(writer)
+    await until(lambda: not gateway.connections)
+    made = await trajectory_of(gateway, session, close=False)
+    assert (made.report.turns, made.report.untrainable_reasons) == (1, {"not_delivered": 1})
+    reader, writer = await asked(session, headers={"x-stainless-retry-count": "1"})
+    await whole(reader)
+    made = await trajectory_of(gateway, session)
+    assert (made.report.turns, made.report.untrainable_reasons, len(made.sequences)) == (1, {}, 1)
+    writer.close()
+
+
+async def test_a_damaged_record_of_a_lost_reply_gives_its_turn_back_once(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
+    session = await opened(gateway)
+    _, writer = await asked(session, reads=False)
+    await unread(writer)
+    await until(lambda: not gateway.running)
+    hang_up(writer)
+    await until(lambda: not gateway.connections)
+    spoil(gateway, session.session_id, 0)
+    reader, writer = await asked(session, headers={"x-stainless-retry-count": "1"})
+    await whole(reader)
+    writer.close()
+    assert gateway.sessions.by_id[session.session_id.encode()].started_turns == 1
 
 
 @pytest.mark.parametrize("retry", ["counted", "named"])

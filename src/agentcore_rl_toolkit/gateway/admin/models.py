@@ -15,7 +15,7 @@ from ...messages.errors import NOT_JSON, RequestError
 from ..engines.errors import upstream_error
 from ..http.messages import Request
 from ..http.structure import check_structure
-from ..sessions.registry import Session
+from ..sessions.session import Session
 from ..upstreams.requests import get, post
 from .parts import Parts
 

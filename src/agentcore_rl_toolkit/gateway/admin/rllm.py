@@ -20,7 +20,7 @@ from ...messages.errors import RequestError
 from ...trajectory.experts import int32_of, shape_of
 from ..capture.record import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
 from ..http.messages import Request, decode_body
-from ..sessions.registry import Session
+from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
 from .answers import Handler
 from .parts import Parts

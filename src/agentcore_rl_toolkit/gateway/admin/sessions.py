@@ -17,7 +17,8 @@ import msgspec
 from ...messages.errors import RequestError
 from ..capture.record import FetchedHead
 from ..http.messages import Request, decode_body
-from ..sessions.registry import Session, Sessions
+from ..sessions.registry import Sessions
+from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
 
 _U32 = struct.Struct("<I")

@@ -39,7 +39,7 @@ from ..http.messages import (
     retry_after,
     stream_head,
 )
-from ..sessions.registry import Session
+from ..sessions.session import Session
 from .engine import EngineSide
 from .incremental import LONG, decoded, digest_of_body, understand
 from .incremental import Request as LongRequest

@@ -25,8 +25,7 @@ from ..engines.errors import upstream_error
 from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, Request, chunk, passed, reply, stream_head
 from ..sessions.enforce import hold_to_settings
-from ..sessions.registry import Session
-from ..sessions.repeats import Answer, repeats_of
+from ..sessions.session import RecordedReply, Session, repeats_of
 from . import dedup
 from .agent import AgentSide
 from .context import Context
@@ -342,14 +341,14 @@ class Call:
         record.http_status, record.error_type, record.error = http_status, kind, message[:4000]
         session.append(context.sessions.store.append(session, record))
 
-    def _answer(self) -> Answer | None:
+    def _answer(self) -> RecordedReply | None:
         """The reply that is recorded of this call, for whoever asks for it again; None when it is no turn."""
         captured, session, agent = self._captured, self.session, self.agent
         if self._position < 0 or captured is None or not captured.complete:
             return None
         if captured.problem is not None or captured.error is not None:
             return None
-        found = Answer(self._context.sessions, session, self._position, self.call_id, agent.digest)
+        found = RecordedReply(self._context.sessions.took, session, self._position, self.call_id, agent.digest)
         if session.recent is not None:
             repeats_of(session.recent, agent.digest).last = found
         return found
@@ -371,7 +370,7 @@ class Call:
         answer = None if error is not None else self._answer()
         if conn is None or captured is None or record is None:
             if answer is not None:
-                answer.not_taken(sure=True)
+                answer.lost(sure=True)
             self._end(State.ABANDONED)
             return
         if error is not None:

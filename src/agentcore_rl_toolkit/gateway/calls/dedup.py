@@ -28,8 +28,7 @@ from ..capture.events import event_end
 from ..capture.record import OK, UNTRAINABLE, CallRecord, decode
 from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, hung_up
-from ..sessions.registry import Session
-from ..sessions.repeats import REMEMBERED, Answer, Repeated, repeats_of
+from ..sessions.session import REMEMBERED, RecordedReply, Session, repeats_of
 from .context import Context
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class Earlier:
     """
 
     running: Any = None
-    answer: Answer | None = None
+    answer: RecordedReply | None = None
     record: CallRecord | None = None
     retry_of: str | None = None
 
@@ -85,7 +84,7 @@ def find(context: Context, session: Session, asked: Asking, *, again: bool, key:
         return NOTHING
     running = [call for call in session.inflight if _same(call.agent, asked)]
     left = [call for call in running if call.agent.conn is None or hung_up(call.agent.conn.transport)]
-    answer: Answer | None = None
+    answer: RecordedReply | None = None
     if not left and known is not None and known.lost:
         answer = known.lost.pop(0)
     elif not (left or key) and known is not None and known.failed:
@@ -101,10 +100,10 @@ def find(context: Context, session: Session, asked: Asking, *, again: bool, key:
         return NOTHING
     record = _read(context, session, answer.position)
     if record is None:
-        _forget(session, known or Repeated())
+        _forget(context, session, answer)
         return NOTHING
-    if not answer.ways:
-        context.sessions.took(session, answer.position, whole=True)
+    if not answer.taken_by:
+        context.sessions.took(session, answer.position, True)
     if session.recent is not None:
         repeats_of(session.recent, asked.digest).last = answer
     return Earlier(answer=answer, record=record)
@@ -114,7 +113,7 @@ def _same(one: Asking, other: Asking) -> bool:
     return (one.digest, one.dialect, one.stream) == (other.digest, other.dialect, other.stream)
 
 
-def _stored(context: Context, session: Session, asked: Asking) -> Answer | None:
+def _stored(context: Context, session: Session, asked: Asking) -> RecordedReply | None:
     """The call's earlier attempt among the session's last ones, when this process did not answer it itself."""
     limit_s, sessions = context.limits.retry_memory_s, context.sessions
     if time.time() - context.started_s > limit_s or not session.records:
@@ -134,8 +133,8 @@ def _stored(context: Context, session: Session, asked: Asking) -> Answer | None:
         if time.time() - record.finished_s > limit_s:
             return None
         if record.dialect == asked.dialect:
-            answer = Answer(sessions, session, position, record.call_id, asked.digest)
-            answer.ways = int(delivered)
+            answer = RecordedReply(sessions.took, session, position, record.call_id, asked.digest)
+            answer.taken_by = int(delivered)
             if not delivered:
                 session.stored.undelivered.add(position)
             return answer
@@ -151,10 +150,12 @@ def _read(context: Context, session: Session, position: int) -> CallRecord | Non
         return None
 
 
-def _forget(session: Session, known: Repeated) -> None:
+def _forget(context: Context, session: Session, answer: RecordedReply) -> None:
     """The record that a repetition asks for is damaged: it is answered anew, in the damaged call's stead."""
-    known.last = None
-    session.started_turns -= 1
+    known = session.recent.get(answer.digest) if session.recent else None
+    if known is not None and known.last is answer:
+        known.last = None
+    context.sessions.took(session, answer.position, False)
     session.forget_texts()
 
 

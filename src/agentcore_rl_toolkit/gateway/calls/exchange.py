@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ...messages.errors import RequestError
 from ..capture.versions import brings_tokens
 from ..http.messages import unread
-from ..sessions.registry import Session
+from ..sessions.session import Session
 from ..upstreams.pool import NoDescriptorError, UpstreamConnection
 from ..upstreams.router import Router, Worker
 from .context import Context

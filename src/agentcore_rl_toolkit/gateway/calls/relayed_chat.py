@@ -17,7 +17,7 @@ from ..capture.reply import LARGE, Captured, read_reply
 from ..capture.stream import StreamReader, read_stream
 from ..engines import thinking_budget
 from ..http.body import Bytes
-from ..sessions.registry import Session
+from ..sessions.session import Session
 from ..upstreams.router import Worker
 from .agent import AgentSide, TranslatingAgent
 from .context import Context

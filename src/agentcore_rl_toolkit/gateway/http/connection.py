@@ -26,9 +26,9 @@ class Waiting(Protocol):
 
 
 class Carried(Protocol):
-    """A recorded reply that was written to a client. ``ways`` counts the connections that carry it."""
+    """A recorded reply that was written to a client."""
 
-    ways: int
+    def carried(self) -> None: ...
 
     def not_taken(self, *, sure: bool) -> None:
         """The connection ended too early. ``sure``: the client cannot have got the reply whole."""
@@ -205,7 +205,7 @@ class AgentConnection(asyncio.BufferedProtocol):
 
     def carries(self, answer: Carried, spare: int | None) -> None:
         """A recorded reply was written; ``spare`` of its last bytes are of no use to the agent, None: it is not streamed."""
-        answer.ways += 1
+        answer.carried()
         self.carried.append((answer, spare))
 
     async def drain(self) -> None:

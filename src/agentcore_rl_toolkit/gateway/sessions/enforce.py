@@ -8,7 +8,7 @@ from ...contract import TURNS_USED
 from ...messages.dialects import passthrough
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
-from .registry import Session
+from .session import Session
 
 _to_json = msgspec.json.Encoder().encode
 _LENGTHS = ("max_tokens", "max_completion_tokens")

@@ -16,21 +16,17 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from ...errors import ConfigError, ContractError
-from ...messages.errors import RequestError
-from ..capture.build import Texts
 from ..store.reader import Counts, StoredSession
 from ..store.writer import Store
-from ..upstreams.router import Worker
 from .ages import ages
 from .closed_feed import FinishedSessions
 from .one_at_a_time import OneAtATime
-from .repeats import Repeated
+from .session import RunningCall, Session, Stored
 from .settings import SessionSettings
 
 _TOMBSTONES = 100_000
@@ -39,97 +35,6 @@ _TOMBSTONES = 100_000
 _ID = re.compile(
     r"(?=.{1,200}\Z)(?!(?:.*/)?(?:\.\.?|v1|traces)(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)*"
 )
-
-
-class RunningCall(Protocol):
-    """A call of a session that is under way."""
-
-    @property
-    def agent(self) -> Any: ...
-    def abort(self, error: RequestError) -> None: ...
-    def take_over(self, conn: Any, keep_alive: bool) -> None: ...
-    @property
-    def state(self) -> Any: ...
-    @property
-    def started_s(self) -> float: ...
-    @property
-    def deadline(self) -> float | None: ...
-
-
-class Stored:
-    """What the store has of a session: its ``number``, how many calls (``records``), the last one.
-
-    ``after_call`` is the last call of the store when the session was opened, ``closed_place`` its place in the order of closing,
-    ``undelivered`` are calls whose replies no agent took whole, as far as this process has met them.
-    """
-
-    __slots__ = ("after_call", "closed_place", "last_call", "number", "records", "undelivered")
-
-    def __init__(self, number: int, after_call: int) -> None:
-        self.number = number
-        self.after_call = self.last_call = after_call
-        self.closed_place: int | None = None
-        self.records = 0
-        self.undelivered: set[int] = set()
-
-
-class Session:
-    """One session. ``records`` counts its stored calls, ``turns`` those that are turns."""
-
-    def __init__(
-        self, session_id: str, key: bytes, settings: SessionSettings, created_s: float, stored: Stored
-    ) -> None:
-        self.stored = stored
-        self.id = session_id
-        self.id_bytes = session_id.encode()
-        self.key = key
-        self.use(settings)
-        self.before: tuple[SessionSettings, float] | None = None  # what the last opening replaced, and when (unix)
-        self.created_s = created_s
-        self.closed = False
-        self.closed_s: float | None = None
-        self.last_call_s: float | None = None  # when its last call was recorded (unix), as far as this process knows
-        self.next_index = 0
-        self.started_turns = 0  # calls that count against max_turns: running ones and turns
-        self.turns = 0
-        self.errors = 0
-        self.inflight: set[RunningCall] = set()
-        self.worker: Worker | None = None
-        self.texts = Texts()
-        self.recent: OrderedDict[int, Repeated] | None = OrderedDict()
-
-    def use(self, settings: SessionSettings) -> None:
-        self.settings = settings
-        self.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
-
-    def change(self, settings: SessionSettings, at_s: float) -> None:
-        """Use other settings, until `Sessions.go_back` perhaps."""
-        self.before = (self.settings, at_s) if at_s else None
-        self.use(settings)
-
-    def lose(self) -> None:
-        """A call counted as a turn was not stored; what is stored in its place `Store` has seen to."""
-        self.turns -= 1
-        self.started_turns -= 1
-        self.errors += 1
-
-    def append(self, call: int) -> None:
-        """A call of the session is to be stored under this number."""
-        self.stored.records += 1
-        self.stored.last_call = call
-        self.last_call_s = time.time()
-
-    def forget_texts(self) -> None:
-        """Let nothing later refer to what was recorded so far."""
-        self.texts.clear()
-
-    @property
-    def records(self) -> int:
-        return self.stored.records
-
-    @property
-    def number(self) -> int:
-        return self.stored.number
 
 
 class Sessions:
@@ -286,7 +191,7 @@ class Sessions:
             self.closing(session)
         return running
 
-    def took(self, session: Session, call: int, *, whole: bool) -> None:
+    def took(self, session: Session, call: int, whole: bool) -> None:
         """Store whether an agent has the whole reply of a call; one that none has uses up no turn."""
         undelivered = session.stored.undelivered
         if whole == (call not in undelivered) or self.by_id.get(session.id_bytes) is not session:

@@ -17,7 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from .registry import Session, Sessions
+from .registry import Sessions
+from .session import Session
 
 log = logging.getLogger(__name__)
 

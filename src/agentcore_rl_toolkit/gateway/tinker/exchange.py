@@ -31,7 +31,7 @@ from ..engines import Piece
 from ..engines import tinker as wire
 from ..engines.errors import upstream_error
 from ..http.connection import AgentConnection
-from ..sessions.registry import Session
+from ..sessions.session import Session
 from ..token_calls.mode import TokenMode
 from ..token_calls.sampling import TokenSampling
 from ..upstreams.pool import UpstreamConnection

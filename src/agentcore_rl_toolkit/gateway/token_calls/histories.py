@@ -24,7 +24,8 @@ from ...errors import CaptureError, GatewayError
 from ...messages.dialects import Request
 from ...messages.render import Conversation, PastCall, Renderer, replay
 from ..capture.record import INVALID, OK, CallRecord, decode, ids_array, places_of, turn_id, whole_prompt
-from ..sessions.registry import Session, Sessions
+from ..sessions.registry import Sessions
+from ..sessions.session import Session
 
 log = logging.getLogger(__name__)
 

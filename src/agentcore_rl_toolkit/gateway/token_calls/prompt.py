@@ -8,7 +8,7 @@ from ...messages.dialects import Request, RequestError
 from ...messages.dialects.canonical import Choice, Usage
 from ...messages.render import Conversation, RenderedPrompt
 from ..capture.reply import Captured
-from ..sessions.registry import Session
+from ..sessions.session import Session
 from .histories import History
 from .mode import TokenMode
 from .reply import TokenReply

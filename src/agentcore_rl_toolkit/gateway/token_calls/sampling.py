@@ -31,7 +31,7 @@ from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, Tok
 from ..http.body import Bytes
 from ..http.connection import AgentConnection
 from ..http.structure import check_reply
-from ..sessions.registry import Session
+from ..sessions.session import Session
 from ..upstreams.router import Worker
 from .mode import TokenMode, impose
 from .prompt import Prompt

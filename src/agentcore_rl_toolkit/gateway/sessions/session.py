@@ -1,0 +1,176 @@
+"""One session: its key and settings, its calls under way, what of it is stored, and its last replies, for requests that are
+sent again (`calls.dedup`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from ...messages.errors import RequestError
+from ..capture.build import Texts
+from ..upstreams.router import Worker
+from .settings import SessionSettings
+
+REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
+
+
+class RunningCall(Protocol):
+    """A call of a session that is under way."""
+
+    @property
+    def agent(self) -> Any: ...
+    def abort(self, error: RequestError) -> None: ...
+    def take_over(self, conn: Any, keep_alive: bool) -> None: ...
+    @property
+    def state(self) -> Any: ...
+    @property
+    def started_s(self) -> float: ...
+    @property
+    def deadline(self) -> float | None: ...
+
+
+class Stored:
+    """What the store has of a session: its ``number``, how many calls (``records``), the last one.
+
+    ``after_call`` is the last call of the store when the session was opened, ``closed_place`` its place in the order of closing,
+    ``undelivered`` are calls whose replies no agent took whole, as far as this process has met them.
+    """
+
+    __slots__ = ("after_call", "closed_place", "last_call", "number", "records", "undelivered")
+
+    def __init__(self, number: int, after_call: int) -> None:
+        self.number = number
+        self.after_call = self.last_call = after_call
+        self.closed_place: int | None = None
+        self.records = 0
+        self.undelivered: set[int] = set()
+
+
+class Session:
+    """One session. ``records`` counts its stored calls, ``turns`` those that are turns."""
+
+    def __init__(
+        self, session_id: str, key: bytes, settings: SessionSettings, created_s: float, stored: Stored
+    ) -> None:
+        self.stored = stored
+        self.id = session_id
+        self.id_bytes = session_id.encode()
+        self.key = key
+        self.use(settings)
+        self.before: tuple[SessionSettings, float] | None = None  # what the last opening replaced, and when (unix)
+        self.created_s = created_s
+        self.closed = False
+        self.closed_s: float | None = None
+        self.last_call_s: float | None = None  # when its last call was recorded (unix), as far as this process knows
+        self.next_index = 0
+        self.started_turns = 0  # calls that count against max_turns: running ones and turns
+        self.turns = 0
+        self.errors = 0
+        self.inflight: set[RunningCall] = set()
+        self.worker: Worker | None = None
+        self.texts = Texts()
+        self.recent: OrderedDict[int, Repeated] | None = OrderedDict()
+
+    def use(self, settings: SessionSettings) -> None:
+        self.settings = settings
+        self.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
+
+    def change(self, settings: SessionSettings, at_s: float) -> None:
+        """Use other settings, until `Sessions.go_back` perhaps."""
+        self.before = (self.settings, at_s) if at_s else None
+        self.use(settings)
+
+    def lose(self) -> None:
+        """A call counted as a turn was not stored; what is stored in its place `Store` has seen to."""
+        self.turns -= 1
+        self.started_turns -= 1
+        self.errors += 1
+
+    def append(self, call: int) -> None:
+        """A call of the session is to be stored under this number."""
+        self.stored.records += 1
+        self.stored.last_call = call
+        self.last_call_s = time.time()
+
+    def forget_texts(self) -> None:
+        """Let nothing later refer to what was recorded so far."""
+        self.texts.clear()
+
+    @property
+    def records(self) -> int:
+        return self.stored.records
+
+    @property
+    def number(self) -> int:
+        return self.stored.number
+
+
+Took = Callable[[Session, int, bool], None]  # `Sessions.took`
+
+
+class RecordedReply:
+    """The recorded reply of a call. ``taken_by`` counts the connections that carry it, or carried it to the end."""
+
+    __slots__ = ("call_id", "digest", "finished", "position", "session", "taken_by", "took")
+
+    def __init__(self, took: Took, session: Session, position: int, call_id: str, digest: int) -> None:
+        self.took = took
+        self.session = session
+        self.position = position
+        self.call_id = call_id
+        self.digest = digest
+        self.taken_by = 0
+        self.finished = time.monotonic()
+
+    def old(self, limit_s: float) -> bool:
+        return time.monotonic() - self.finished > limit_s
+
+    def carried(self) -> None:
+        """A connection carries it from now on."""
+        self.taken_by += 1
+
+    def not_taken(self, *, sure: bool) -> None:
+        """A connection that carried it ended too early. ``sure``: its agent cannot have got it whole."""
+        self.taken_by -= 1
+        if not self.taken_by:
+            self.lost(sure=sure)
+
+    def lost(self, *, sure: bool) -> None:
+        """No agent took it."""
+        session = self.session
+        if session.recent is not None:
+            lost = repeats_of(session.recent, self.digest).lost
+            if self not in lost:
+                lost.append(self)
+                del lost[:-REMEMBERED]
+        if sure:
+            self.took(session, self.position, False)
+
+
+@dataclass(slots=True)
+class Repeated:
+    """The calls of one body that may be asked for again: the last one that was answered, those that no agent took
+    whole, oldest first, and how many failed since and were not asked for again.
+    """
+
+    last: RecordedReply | None = None
+    lost: list[RecordedReply] = field(default_factory=list)
+    failed: int = 0
+
+
+def repeats_of(recent: OrderedDict[int, Repeated], digest: int) -> Repeated:
+    """What is known of a body; only the last few of a session are kept."""
+    known = recent.get(digest)
+    if known is None:
+        known = recent[digest] = Repeated()
+        if len(recent) > REMEMBERED:
+            recent.popitem(last=False)
+    else:
+        recent.move_to_end(digest)
+    return known
