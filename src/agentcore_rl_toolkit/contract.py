@@ -50,6 +50,8 @@ SECRET_KEYS = frozenset(
 # of the `_rollout` block: what grants something to whoever knows it
 CAPABILITY_KEYS = frozenset({"notify_url", "proof_key"})
 REDACTED = "[redacted]"
+# User and password before a host, or the value of a parameter that is named like a key.
+_IN_URL = re.compile(r"(?<=://)[^/@\s\"]+(?=@)|(?<=[?&])(?:\w*(?:key|token|secret|password|signature))=[^&\s\"]+", re.I)
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
@@ -297,7 +299,14 @@ def redact_block(block: Mapping[str, Any]) -> dict[str, Any]:
     return clean
 
 
+def redact_urls(text: str) -> str:
+    """A text without the passwords and keys that URLs in it carry."""
+    return _IN_URL.sub(REDACTED, text)
+
+
 def _hide_capabilities(block: dict[str, Any]) -> None:
+    if isinstance(block.get("base_url"), str):
+        block["base_url"] = redact_urls(block["base_url"])
     for name in CAPABILITY_KEYS:
         if block.get(name) is not None:
             block[name] = REDACTED

@@ -110,7 +110,15 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     ]
     if required:
         raise ConfigError(f"{where}: missing {', '.join(f'`{n}`' for n in required)}")
-    return cls(**{name: _fit(value, hints[name], f"{where}: `{name}`") for name, value in values.items()})
+    made = {}
+    for name, value in values.items():
+        try:
+            made[name] = _fit(value, hints[name], f"{where}: `{name}`")
+        except ConfigError:
+            if fields[name].repr:
+                raise
+            raise ConfigError(f"{where}: `{name}` has a value that does not fit (a secret, not shown)") from None
+    return cls(**made)
 
 
 def with_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

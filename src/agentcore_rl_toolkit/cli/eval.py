@@ -253,7 +253,7 @@ def _deployed(options: dict[str, Any]) -> bool:
 
 
 def _goes_on(context: click.Context, exp_id: str) -> str:
-    """The command line that goes on with this run: what was given, its name, and --resume."""
+    """The command line that goes on with this run: what was given (of variables the names), the run's name, and --resume."""
     _, *words = shlex.split(context.command_path)
     given = click.core.ParameterSource.COMMANDLINE
     for option in context.command.params:
@@ -264,7 +264,8 @@ def _goes_on(context: click.Context, exp_id: str) -> str:
             words += [option.opts[0]]
             continue
         for single in value if option.multiple else [value]:
-            words += [option.opts[0], str(single)]
+            hidden = option.name == "session_env"
+            words += [option.opts[0], str(single).partition("=")[0] if hidden else str(single)]
     if not context.params["exp_id"] and not context.params["out"]:
         words += ["--exp-id", exp_id]
     return f"{program()} {shlex.join([*words, '--resume'])}"
@@ -445,15 +446,18 @@ def _texts_of(target: Target) -> TokenTexts | None:
 
 @contextlib.contextmanager
 def _serve(path: Path, out: Path, session_env: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    from ..runtime.wire import HANDED, parse_environment
+
     ready = out / f".runtime-{os.getpid()}.json"
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"agent={path}"]
     command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
     command += ["--state-dir", str(out / "sessions")]
-    for pair in session_env:
-        command += ["--session-env", pair]
+    environment = {**os.environ, HANDED: json.dumps(parse_environment(session_env))}
     with (out / "runtime.log").open("wb") as log:
         # A group of its own: Ctrl-C reaches this process first, which ends the sessions before their runtime.
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
         try:
             deadline_s, waiting = time.monotonic() + READY_WITHIN_S, Waiting(f"loading {path}")
             while not ready.exists():

@@ -47,7 +47,7 @@ class Settings:
     bucket: str | None = None
     prefix: str = ""
     role: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     subnets: Sequence[str] = ()
     security_groups: Sequence[str] = ()
     idle_s: int | None = None

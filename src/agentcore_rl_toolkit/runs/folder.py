@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..contract import redact, redact_urls
 from ..errors import ConfigError
 
 CONFIG, METRICS, ROLLOUTS = "config.json", "metrics.jsonl", "rollouts.sqlite"
@@ -54,9 +55,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write it, unless it is there: a resumed run keeps its own."""
+    """Write it, unless it is there: a resumed run keeps its own. Secrets in URLs and under the names of secrets are left out."""
     if not (folder / CONFIG).exists():
-        (folder / CONFIG).write_text(json.dumps(dict(values), indent=2, default=str) + "\n")
+        clean = redact(json.loads(json.dumps(dict(values), default=str)))
+        (folder / CONFIG).write_text(redact_urls(json.dumps(clean, indent=2)) + "\n")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

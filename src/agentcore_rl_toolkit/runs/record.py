@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..contract import redact
+
 SEARCHED_CHARACTERS = (
     2000  # of each end of a dialogue: enough for a question and its answer, 400 MB for 100,000 rollouts
 )
@@ -160,7 +162,7 @@ class Rollout:
     def detail(self) -> dict[str, Any]:
         """What is shown of one rollout besides its columns, dialogue and tokens."""
         return {
-            "payload": self.payload,
+            "payload": redact(self.payload),
             "record": self.record,
             "metrics": dict(self.metrics),
             "reward_parts": self.reward_parts,
@@ -240,9 +242,8 @@ def searched_text(rollout: Rollout) -> str:
     if rollout.dialogue:
         text = "\n".join(text_of(m) for m in rollout.dialogue)
     else:
-        text = (
-            f"{json.dumps(rollout.payload, ensure_ascii=False, default=str)}\n{json.dumps(rollout.record, default=str)}"
-        )
+        payload = json.dumps(redact(rollout.payload), ensure_ascii=False, default=str)
+        text = f"{payload}\n{json.dumps(rollout.record, default=str)}"
     if len(text) > 2 * SEARCHED_CHARACTERS:
         text = f"{text[:SEARCHED_CHARACTERS]}\n{text[-SEARCHED_CHARACTERS:]}"
     return _text(f"{text}\n{rollout.error or ''}")

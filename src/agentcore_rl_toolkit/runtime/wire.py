@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,7 @@ SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 REQUEST_ID_HEADER = b"x-amzn-bedrock-agentcore-runtime-request-id"
 USER_ID_HEADER = b"x-amzn-bedrock-agentcore-runtime-user-id"
 CUSTOM_HEADER_PREFIX = b"x-amzn-bedrock-agentcore-runtime-custom-"
+HANDED = "AGENTCORE_RL_SESSION_ENV"  # variable of `runtime serve`: session variables as JSON
 MAX_PAYLOAD_BYTES = 100_000_000
 MAX_CHUNK_BYTES = 10_000_000  # of a streamed reply
 SESSION_ID_MIN, SESSION_ID_MAX = 33, 256
@@ -217,17 +218,26 @@ def trace_headers(request: Headers, returned: Iterable[tuple[bytes, bytes]]) -> 
     return [(k, v) for k, v in own if k not in names]
 
 
-def parse_environment(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:
+def parse_environment(pairs: Sequence[str]) -> dict[str, str]:
     """``KEY=VALUE`` strings to a dict; ``KEY`` alone has this process's own value, which no command line then shows.
 
-    Raises: ConfigError.
+    Raises: ConfigError, which never names a value.
     """
     env = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not key:
-            raise ConfigError(f"{pair!r} is not KEY=VALUE")
+            raise ConfigError("a session variable has no name: write KEY=VALUE")
         if not sign and key not in os.environ:
-            raise ConfigError(f"{pair!r} is neither KEY=VALUE nor the name of a variable in this environment")
+            raise ConfigError(
+                f"session variable {key!r} has no value: write {key}=VALUE, or set it in this environment. A run keeps the "
+                "names of its session variables, never their values"
+            )
         env[key] = value if sign else os.environ[key]
     return env
+
+
+def handed_environment() -> dict[str, str]:
+    """Session variables that the starting process hands over in `HANDED`, where no command line shows them."""
+    found: dict[str, str] = json.loads(os.environ.pop(HANDED, "{}"))
+    return found

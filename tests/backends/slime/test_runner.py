@@ -327,14 +327,17 @@ def test_the_job_gets_the_variables_it_needs_and_the_command_line_shows_none_of_
     monkeypatch.setenv("MINE", "yes")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     made = runner(place, ray_address="http://head:8265", job_env=(*JOB_ENV, "MINE"))
-    plan = made.train()
+    plan = made.plan()
     assert "a-secret" not in plan.render()
     assert "WANDB_API_KEY" in plan.render()
+    made._write_inputs()
     written = json.loads(made.job_path.read_text())["env_vars"]
     assert (written["WANDB_API_KEY"], written["MINE"]) == ("a-secret", "yes")
     assert written["PYTHONPATH"].endswith("Megatron-LM")
     assert "HF_TOKEN" not in written
     assert made.job_path.stat().st_mode & 0o777 == 0o600
+    made.train()
+    assert not made.job_path.exists()
 
 
 def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Path) -> None:

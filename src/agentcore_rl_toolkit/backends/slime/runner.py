@@ -130,6 +130,7 @@ class SlimeRunner(SlimeRolloutSettings):
                     address = head.address
                 code = cluster.run_job(command, plan.environment, job_id=job_id, address=address)
             finally:
+                self.job_path.unlink(missing_ok=True)  # it may hold keys, and the folder is shown to others
                 if head is not None:
                     head.stop()
                 if self.keeps_trainer_numbers:

@@ -156,7 +156,7 @@ def serve(**options: Any) -> None:
     from ...runtime.api.quotas import profile
     from ...runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
     from ...runtime.service import run
-    from ...runtime.wire import parse_environment
+    from ...runtime.wire import handed_environment, parse_environment
 
     if options["on_command_line"]:
         raise ConfigError(f"--credential is not taken: {ON_A_COMMAND_LINE}")
@@ -166,7 +166,7 @@ def serve(**options: Any) -> None:
         region=options["region"],
         account_id=options["account_id"],
         state_dir=folder.resolve() if folder is not None else None,
-        session_env=parse_environment(options["session_env"]),
+        session_env=handed_environment() | parse_environment(options["session_env"]),
         start_mode=options["start_mode"],
         strict_snapshot=options["strict_snapshot"],
         times=TimeLimits(

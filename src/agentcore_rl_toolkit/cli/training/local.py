@@ -15,7 +15,7 @@ from ..._installation import missing_extra
 from ...errors import AgentCoreRLError, ConfigError
 from ..output.commands import nearby, program
 from .run import Job, load_loop, print_broken, print_end, print_stopped, quiet_libraries, run
-from .settings import LEARNING_RATES, LocalRun, new_run, old_run, read
+from .settings import LEARNING_RATES, LocalRun, new_run, old_run, read, variable_names
 from .stack import Stack
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def train(
     title = settings.agent.parent.name if settings.agent.stem in ("agent", "rl_app", "app") else settings.agent.stem
     begins = f"[bold]Training {escape(title)}[/]  run directory {escape(nearby(run_dir))}{where}"
     console.print(begins, highlight=False, soft_wrap=True)
-    go_on = f"{program()} train --backend {backend} --resume --out {nearby(run_dir)}"
+    variables = "".join(f" --session-env {name}" for name in variable_names(settings.session_env))
+    go_on = f"{program()} train --backend {backend} --resume --out {nearby(run_dir)}{variables}"
     try:
         _train(backend, settings, run_dir, title, stack, console)
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
+from ...runs import write_config
 from ..options import as_json, engine_options
 from ..output.commands import nearby, program
 from ..output.screen import Command
@@ -132,7 +133,7 @@ def choose_run(loop: ModuleType, out: Path | None, resume: bool, options: Mappin
         held_out = options.get("held_out", SMOKE_HELD_OUT if short else HELD_OUT)
         config = loop.Config(**{k: v for k, v in options.items() if k != "held_out"})
         stored = {**dataclasses.asdict(config), "held_out": held_out}
-        (run_dir / "config.json").write_text(json.dumps(stored, indent=2) + "\n")
+        write_config(run_dir, stored)
         return run_dir, config, held_out
     if out is None:
         unfinished = [p.parent for p in Path("runs").glob("*/config.json") if not (p.parent / "summary.json").exists()]

@@ -53,14 +53,9 @@ class Job:
     rows: Sequence[Mapping[str, Any]]
     held_out: Sequence[Mapping[str, Any]]
     trackers: Sequence[str] = ()
-    session_env: Sequence[str] = ()
+    session_env: Sequence[str] = dataclasses.field(default=(), repr=False)
     engine: str = "policy"
     engine_python: Path | None = None
-
-    @property
-    def runtime_options(self) -> list[str]:
-        """For `runtime serve`."""
-        return [word for pair in self.session_env for word in ("--session-env", pair)]
 
     @property
     def total(self) -> int:
@@ -104,7 +99,7 @@ def start_for(job: Job, services: Services, admin_key: str) -> Stack:
         model=job.model,
         admin_key=admin_key,
         report=say_what_is_slow,
-        runtime_options=job.runtime_options,
+        session_env=job.session_env,
         engine=job.engine,
         engine_python=job.engine_python,
     )

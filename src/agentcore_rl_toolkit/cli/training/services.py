@@ -73,8 +73,12 @@ class Services:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def launch(self, name: str, arguments: Sequence[str], *, doing: str = "") -> Service:
-        """Start `agentcore-rl ARGUMENTS` without waiting for it. ``doing`` says what takes its time before it listens."""
+    def launch(
+        self, name: str, arguments: Sequence[str], *, doing: str = "", env: Mapping[str, str] | None = None
+    ) -> Service:
+        """Start `agentcore-rl ARGUMENTS` without waiting for it, with variables ``env`` of its own. ``doing`` says what takes its
+        time before it listens.
+        """
         ready_file = self._log_dir / f"{name}.ready.json"
         ready_file.unlink(missing_ok=True)
         log = self._log_dir / f"{name}.log"
@@ -82,7 +86,12 @@ class Services:
         argv += ["--port", "0", "--ready-file", str(ready_file), "--parent-pid", str(os.getpid())]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._env, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**self._env, **(env or {})},
+                start_new_session=True,
             )
         service = Service(name, process, log, ready_file, {}, f"the {name}{doing and f', {doing}'}")
         self._services.append(service)

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ...backends.collection.groups import PolicyFailures
 from ...backends.data import read_rows
 from ...backends.settings import check_numbers, from_mapping, read_settings
 from ...errors import ConfigError
+from ...runs import write_config
 from ..servers.vllm import find_python
 from .stack import ENGINES, model_folder
 from .trackers import TRACKERS, check_installed
@@ -64,7 +65,7 @@ class LocalRun:
     policy_failures: PolicyFailures = "score"
     seed: int = 0
     tracker: tuple[str, ...] = ()
-    session_env: tuple[str, ...] = ()
+    session_env: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -157,6 +158,11 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
+def variable_names(session_env: Sequence[str]) -> list[str]:
+    """The names of session variables: what may be written down and printed."""
+    return [pair.partition("=")[0] for pair in session_env]
+
+
 def new_run(settings: LocalRun, out: Path | None) -> Path:
     """A folder for the run, with its settings. Raises: ConfigError when it holds one."""
     name = f"{settings.agent.parent.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -164,8 +170,7 @@ def new_run(settings: LocalRun, out: Path | None) -> Path:
     if (run_dir / "config.json").exists():
         raise ConfigError(f"{run_dir} already holds a run; go on with --resume, or choose another --out")
     run_dir.mkdir(parents=True, exist_ok=True)
-    stored = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(settings).items()}
-    (run_dir / "config.json").write_text(json.dumps(stored, indent=2) + "\n")
+    write_config(run_dir, {**dataclasses.asdict(settings), "session_env": variable_names(settings.session_env)})
     return run_dir
 
 
@@ -187,7 +192,12 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
         raise ConfigError(f"{run_dir} holds no run to go on with (no config.json)")
     stored = json.loads((run_dir / "config.json").read_text())
     given = {k: str(Path(v).resolve()) if k in _PATHS else v for k, v in flags.items() if v not in (None, ())}
+    variables = given.pop("session_env", None)
     changed = [k for k, v in given.items() if stored.get(k) != (list(v) if isinstance(v, tuple) else v)]
+    if variables is not None:
+        if sorted(variable_names(variables)) != sorted(stored.get("session_env", ())):
+            changed.append("session_env")
+        stored["session_env"] = variables
     if changed:
         names = ", ".join("--" + k.replace("_", "-") for k in changed)
         raise ConfigError(f"a resumed run keeps its settings; drop {names}")

@@ -164,6 +164,7 @@ def start(
     upstream: Upstream | None = None,
     own_environment: bool = False,
     gateways: int = 1,
+    session_env: Sequence[str] = (),
     runtime_options: Sequence[str] = (),
     engine: str = "policy",
     engine_python: Path | None = None,
@@ -173,14 +174,17 @@ def start(
     ``services`` must have been made with ``QUIET`` and the gateway's admin key in its environment. The agent runs in this
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
     Records, turns and sessions' logs go below ``folder``. ``report(name, url)`` is called for each part that is ready. With an
-    ``upstream`` that takes the policy's place, none is started. ``runtime_options`` are further ones of `runtime serve`.
+    ``upstream`` that takes the policy's place, none is started. ``session_env`` are the sessions' variables, as K=V, or K
+    for the value that it has here; ``runtime_options`` are further ones of `runtime serve`.
     ``gateways`` is how many gateways are started. ``engine`` is what serves the model: "policy" or "vllm", with the Python of
     its environment.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
     from ...runtime.remote import RuntimeView
+    from ...runtime.wire import HANDED, parse_environment
 
     say = report or (lambda name, url: None)
+    variables = parse_environment(session_env)
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
     policy = _launch_engine(services, model, engine, engine_python) if upstream is None else None
@@ -196,6 +200,7 @@ def start(
             *runtime_options,
         ],
         doing=f"loading {agent}" if here else "",
+        env={HANDED: json.dumps(variables)},
     )
     if policy is not None:
         upstream = _wait_for_engine(services, policy, engine)
@@ -283,7 +288,6 @@ def _gateway(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
 def own(agent: Path, *, folder: Path, model: Path | None, session_env: Sequence[str] = ()) -> Iterator[Stack]:
     """A stack for one command, gone when the block ends. What it leaves is below ``folder``. Raises: as `start`."""
     key = secrets.token_urlsafe(24)
-    words = [word for pair in session_env for word in ("--session-env", pair)]
     with Services(folder / "logs", env={**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}) as services:
         yield start(
             services,
@@ -292,7 +296,7 @@ def own(agent: Path, *, folder: Path, model: Path | None, session_env: Sequence[
             model=model,
             admin_key=key,
             report=say_what_is_slow,
-            runtime_options=words,
+            session_env=session_env,
         )
 
 

@@ -94,7 +94,7 @@ async def _serve(
                 admin_key=admin_key,
                 gateways=gateways,
                 report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),
-                runtime_options=[word for pair in session_env for word in ("--session-env", pair)],
+                session_env=session_env,
             )
         )
         stop = asyncio.create_task(stopped.wait())

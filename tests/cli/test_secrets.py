@@ -1,0 +1,94 @@
+"""Values of session variables and keys are written nowhere: not into a run, an export, a log, a ledger or a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.backends.settings import from_mapping
+from agentcore_rl_toolkit.cli.init import write
+from agentcore_rl_toolkit.cli.training.settings import LocalRun, new_run, old_run, read
+from agentcore_rl_toolkit.errors import ConfigError
+
+SECRET = "planted-8c1f3b"
+NAMES = ("GIVEN", "HERE", "DOTENV")
+# An agent that has every variable, and says so with its reward.
+CHECK = f"    import os\n    assert all(os.environ[name].startswith('planted') for name in {NAMES})\n"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A folder with an agent that needs the variables, and one of them in a file `.env`."""
+    agent = write(tmp_path / "shop", "plain") / "agent.py"
+    entrypoint = "async def invoke_agent(payload):\n"
+    agent.write_text(agent.read_text().replace(entrypoint, entrypoint + CHECK))
+    (tmp_path / "shop" / "rows.jsonl").write_text(json.dumps({"prompt": "2 + 2?", "answer": "4", "api_key": SECRET}))
+    (tmp_path / ".env").write_text(f"DOTENV={SECRET}-dotenv\n")
+    return tmp_path
+
+
+def run(folder: Path, *words: str, **variables: str) -> str:
+    """What the command printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=folder,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def places(folder: Path) -> list[str]:
+    """Files that hold the secret, but those that the user wrote."""
+    own = {folder / ".env", folder / "shop" / "rows.jsonl"}
+    files = [path for path in folder.rglob("*") if path.is_file() and path not in own]
+    assert len(files) > 20
+    return [str(path) for path in files if SECRET.encode() in path.read_bytes()]
+
+
+@pytest.mark.system
+@pytest.mark.timeout(600)
+def test_no_command_writes_the_value_of_a_session_variable(shop: Path) -> None:
+    given = ["--session-env", f"GIVEN={SECRET}-given", "--session-env", "HERE", "--session-env", "DOTENV"]
+    agent = ["--agent", "shop/agent.py", "--data", "shop/rows.jsonl"]
+    small = ["--steps", "1", "--groups", "1", "--rollouts", "2", "--out", "run"]
+    said = run(shop, "train", *agent, *given, *small, HERE=f"{SECRET}-here")
+    said += run(shop, "view", "run", "--export", "run.html", "--no-open")
+    config = json.loads((shop / "run" / "config.json").read_text())
+    assert config["session_env"] == list(NAMES)
+    url = f"http://user:{SECRET}-user@127.0.0.1:9/v1?api_key={SECRET}-query"
+    no_model = CHECK + "    return {'rewards': 1.0}\n"
+    source = shop / "shop" / "agent.py"
+    source.write_text(source.read_text().replace(CHECK, no_model))
+    model = {"AGENTCORE_RL_MODEL_API_KEY": f"{SECRET}-model", "HERE": f"{SECRET}-here", "DOTENV": f"{SECRET}-dotenv"}
+    said += run(shop, "eval", *agent, *given, "--base-url", url, "--out", "evaluated", **model)
+    assert json.loads((shop / "evaluated" / "summary.json").read_text())["mean"] == 1.0
+    assert SECRET not in said
+    assert places(shop) == []
+
+
+def test_a_run_keeps_the_names_and_a_resumed_one_needs_the_values_again(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shop / "train.toml").write_text(
+        f'agent = "shop/agent.py"\ndata = "shop/rows.jsonl"\nsession_env = ["GIVEN={SECRET}"]\n'
+    )
+    settings = read({}, shop / "train.toml")
+    assert SECRET not in repr(settings)
+    folder = new_run(settings, shop / "run")
+    assert SECRET not in (folder / "config.json").read_text()
+    assert old_run(folder, {})[1].session_env == ("GIVEN",)  # its value is then that of the environment
+    assert old_run(folder, {"session_env": ("GIVEN=again",)})[1].session_env == ("GIVEN=again",)
+    with pytest.raises(ConfigError, match="drop --session-env"):
+        old_run(folder, {"session_env": ("OTHER=value",)})
+    with pytest.raises(ConfigError) as error:
+        from_mapping(LocalRun, {"agent": "a", "data": "d", "session_env": SECRET}, where="train.toml")
+    assert SECRET not in str(error.value)
