@@ -4,7 +4,7 @@
 
 The published client (agentcore-rl-toolkit 0.2.0) is installed with uv into an environment of its own under `.venvs/`. Three
 processes stand around the client under test: a scripted AgentCore data plane whose agents store their records when their payload
-says so, a local S3 server, and a counting proxy between the client and S3. Nothing is simulated in time: a rollout of 60 s takes
+says so, moto's S3 server, and a counting proxy between the client and S3. Nothing is simulated in time: a rollout of 60 s takes
 60 s.
 
 Rows:
@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -243,47 +244,44 @@ def peer_environment() -> None:
     (PEER_VENV / ".ready").touch()
 
 
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
 @contextmanager
 def world() -> Iterator[World]:
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Path(folder) / "s3.json"
-        cli = [
-            sys.executable,
-            "-m",
-            "agentcore_rl_toolkit.cli",
-            "s3",
-            "serve",
-            "--dir",
-            f"{folder}/s3",
-            "--bucket",
-            BUCKET,
-        ]
-        s3 = subprocess.Popen(
-            [*cli, "--no-fsync", "--ready-file", str(ready), "--parent-pid", str(os.getpid())],
-            stdout=subprocess.DEVNULL,
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    s3 = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    runtime = None
+    try:
+        deadline_s = time.monotonic() + 60
+        while not _listens(port):
+            assert s3.poll() is None, "the S3 server did not start"
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT"), timeout=10).close()
+        runtime = subprocess.Popen(
+            [sys.executable, __file__, "--serve"],
+            env={**os.environ, **ENV, "AWS_ENDPOINT_URL_S3": url},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        runtime = None
-        try:
-            deadline_s = time.monotonic() + 60
-            while not ready.exists():
-                assert s3.poll() is None, "the S3 server did not start"
-                assert time.monotonic() < deadline_s
-                time.sleep(0.05)
-            url = json.loads(ready.read_text())["url"]
-            runtime = subprocess.Popen(
-                [sys.executable, __file__, "--serve"],
-                env={**os.environ, **ENV, "AWS_ENDPOINT_URL_S3": url},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            assert runtime.stdout is not None
-            yield World(json.loads(runtime.stdout.readline()), CountingProxy(url))
-        finally:
-            for process in (runtime, s3):
-                if process is not None:
-                    process.terminate()
-                    process.wait(timeout=30)
+        assert runtime.stdout is not None
+        yield World(json.loads(runtime.stdout.readline()), CountingProxy(url))
+    finally:
+        for process in (runtime, s3):
+            if process is not None:
+                process.terminate()
+                process.wait(timeout=30)
 
 
 # ---------------------------------------------------------------- table and checks

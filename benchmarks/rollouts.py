@@ -1,10 +1,10 @@
 # ruff: noqa: ASYNC110, ASYNC220  # other processes have files and states, no events; starting one takes a millisecond
 """Rollouts of the math agent through the whole local stack, twice: undisturbed, and with the runtime killed in the middle.
 
-Workload: `examples/strands_math_agent` served by `agentcore-rl runtime serve`, an S3 endpoint, the model gateway and a scripted
-model (one calculator call, then the answer), each server a process of its own; `RolloutClient` sends the rollouts. In the second
-round the runtime gets SIGKILL when half of the rollouts are in, its processes are awaited, and it is started again on the same
-port and state folder, while the client goes on. Then everything is ended and what is left is counted: processes (every orphan
+Workload: `examples/strands_math_agent` served by `agentcore-rl runtime serve`, a `file://` store, the model gateway and a
+scripted model (one calculator call, then the answer), each server a process of its own; `RolloutClient` sends the rollouts. In
+the second round the runtime gets SIGKILL when half of the rollouts are in, its processes are awaited, and it is started again on
+the same port and state folder, while the client goes on. Then everything is ended and what is left is counted: processes (every orphan
 becomes a child of this one), session folders, sockets, temporary files, mounts, control groups. Linux only.
 
     python benchmarks/rollouts.py [--quick] [--rollouts N] [--json FILE]
@@ -79,7 +79,6 @@ class Stack:
         self.state = folder / "state"
         self.environment = {**os.environ, **TEST_CREDENTIALS, "TMPDIR": str(self.temporary), ADMIN_KEY_ENV: ADMIN_KEY}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.s3_url = ""
         self.roots: list[str] = []
 
     async def start(self, name: str, *command: str) -> dict[str, Any]:
@@ -102,7 +101,7 @@ class Stack:
         return answer
 
     async def start_runtime(self, port: int = 0) -> dict[str, Any]:
-        options = ["--port", str(port), "--state-dir", str(self.state), "--s3-endpoint", self.s3_url]
+        options = ["--port", str(port), "--state-dir", str(self.state)]
         limits = ["--memory-mb", "1024", "--stop-grace", "5"]
         info = await self.start("runtime", "runtime", "serve", "--agent", f"math={AGENT}", *options, *limits)
         self.roots.append(json.loads((self.state / "server.json").read_text())["root"])
@@ -196,8 +195,6 @@ async def one_round(name: str, count: int, at_once: int, *, kill: bool, folder: 
     stack = Stack(folder)
     async with MathModel(token_s=0.005) as model:
         try:
-            s3 = await stack.start("s3", "s3", "serve", "--dir", str(folder / "s3"), "--bucket", BUCKET)
-            stack.s3_url = s3["url"]
             gateway_info = await stack.start(
                 "gateway", "gateway", "serve", "--engine", "vllm", "--upstream", model.url, "--store", str(folder / "g")
             )
@@ -238,10 +235,11 @@ async def rollouts(
 
     started = time.monotonic()
     fds_before = open_files(info["pid"])
-    store = open_store(BUCKET, endpoint_url=stack.s3_url, region="us-east-1")
+    bucket = f"file://{stack.folder / BUCKET}"
+    store = open_store(bucket)
     client = RolloutClient(
         arn,
-        BUCKET,
+        bucket,
         name,
         endpoint_url=url,
         store=store,

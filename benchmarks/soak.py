@@ -1,16 +1,16 @@
 """Tens of thousands of short rollouts through the whole stack, while everything in it is killed and stopped again and again.
 
 Workload: a light agent (two or three model calls over plain HTTP, those of every second input streamed) in sessions of
-`agentcore-rl runtime serve`, forked from a warm template; `agentcore-rl gateway serve` with a durable store; `agentcore-rl s3
-serve`; a scripted model whose replies, and so the tokens and the reward of every rollout, are a function of the input id; and a
-trainer, a process of its own, which runs steps of rollouts in turn through the collection core in groups of four and through
+`agentcore-rl runtime serve`, forked from a warm template; `agentcore-rl gateway serve` with a durable store; a `file://` store;
+a scripted model whose replies, and so the tokens and the reward of every rollout, are a function of the input id; and a trainer,
+a process of its own, which runs steps of rollouts in turn through the collection core in groups of four and through
 `run_batch` with a ledger.
 
 Meanwhile, in an order that `--seed` decides, each of them gets SIGKILL and is started again on its port and folders: runtime,
-template, gateway, model, S3 endpoint, single sessions, and the trainer, which goes on from its ledger; each is stopped with
+template, gateway, model, single sessions, and the trainer, which goes on from its ledger; each is stopped with
 SIGSTOP for up to 2.5 s. Twice the disk of the gateway's store and of the objects is full for 2.5 s: a tmpfs of its own in a
-mount namespace, which only root may make; for others this check fails. The wall clocks of gateway, runtime, S3 endpoint and
-trainer are stepped by up to a day and back, one process at a time, through Python's `time.time` and `time.time_ns`: the times
+mount namespace, which only root may make; for others this check fails. The wall clocks of gateway, runtime and trainer
+ are stepped by up to a day and back, one process at a time, through Python's `time.time` and `time.time_ns`: the times
 of files, `datetime.now`, the sessions' clocks and the machine's own stay right.
 
 Afterwards the outcomes, the ledgers, the gateway's records and what the agents noted of each reply that they read whole are held

@@ -46,10 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_protobuf",
     },
     "isolation": {"_servers"},
-    "s3": {"_servers", "_installation"},
     "runtime": {
         "isolation",
-        "s3",
         "store",
         "logs",
         "_parsing",
@@ -144,10 +142,6 @@ ROOMS = {
     ],
     "messages": ["render", "dialects", "errors"],
     "isolation": ["run", "tiers", "base", "engines", "limits", "linux", "relay", "pipe", "spec", "boot"],
-    "s3": [
-        *("server", "callers", "app", "access", "buckets", "multipart", "objects", "incoming", "conditions", "listing"),
-        *("disk", "wire"),
-    ],
     "runtime": [
         *(
             "service",
@@ -294,7 +288,6 @@ LIGHT = {
     "agentcore_rl_toolkit.gateway": {"torch", "boto3"},
     "agentcore_rl_toolkit.runtime": {"torch", "transformers", "boto3", "aiodocker", "kubernetes_asyncio"},
     "agentcore_rl_toolkit.isolation": {"torch", "boto3", "uvicorn", "starlette", "httptools", "obstore", "msgspec"},
-    "agentcore_rl_toolkit.s3": {"torch", "boto3", "botocore", "uvicorn", "starlette", "obstore"},
     "agentcore_rl_toolkit.weights": {"torch", "transformers", "boto3", "starlette", "obstore", "msgspec"},
     "agentcore_rl_toolkit.cli.main": {"torch", "transformers", "boto3", "starlette", "uvicorn", "obstore"},
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .stack import CLOCKS, Stack
 
-ROLES = ("runtime", "template", "guardian", "gateway", "model", "s3", "trainer", "session")
+ROLES = ("runtime", "template", "guardian", "gateway", "model", "trainer", "session")
 OFTEN = ("session", "session", "model", "gateway")  # once more in every round
 CLOCK_STEPS_S = (3600, -7200, 86_400, -600)
 DISK_FULL_S = 2.5

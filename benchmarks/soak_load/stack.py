@@ -23,8 +23,8 @@ from agentcore_rl_toolkit.isolation.linux import cgroups
 from .trainer import BUCKET
 
 HERE = Path(__file__).parent
-SERVERS = ("s3", "model", "gateway", "runtime")
-CLOCKS = ("s3", "gateway", "runtime", "trainer")  # whose wall clocks are stepped
+SERVERS = ("model", "gateway", "runtime")
+CLOCKS = ("gateway", "runtime", "trainer")  # whose wall clocks are stepped
 PR_SET_CHILD_SUBREAPER, CLONE_NEWNS, MS_REC, MS_PRIVATE = 36, 0x20000, 16384, 1 << 18
 MNT_DETACH = 2
 DISK, DISK_MB = "disk", 1024
@@ -109,8 +109,6 @@ class Stack:
         ours = [sys.executable, "-m", "agentcore_rl_toolkit.cli"]
         parent = str(os.getpid())
         tail = ["--port", str(port), "--ready-file", str(ready), "--parent-pid", parent]
-        if name == "s3":
-            return [*ours, "s3", "serve", "--dir", str(self.disk / "s3"), "--bucket", BUCKET, *tail]
         if name == "model":
             return [sys.executable, str(HERE / "model.py"), str(port), str(ready), parent]
         if name == "gateway":
@@ -119,14 +117,14 @@ class Stack:
             return [*ours, "gateway", "serve", *options, *tail]
         if name == "runtime":
             options = ["--agent", f"soak={HERE / 'agent.py'}", "--state-dir", str(self.state), "--isolation", self.tier]
-            options += ["--s3-endpoint", self.processes["s3"].info["url"], "--stop-grace", "5", "--memory-mb", "512"]
+            options += ["--stop-grace", "5", "--memory-mb", "512"]
             options += ["--idle-timeout", "20", "--writable", str(self.seen), "--session-env", f"SEEN={self.seen}"]
             return [*ours, "runtime", "serve", *options, *tail]
         settings = {
             "folder": str(self.folder),
             "runtime": self.processes["runtime"].info["url"],
             "arn": self.processes["runtime"].info["agents"]["soak"],
-            "s3": self.processes["s3"].info["url"],
+            "store": f"file://{self.disk / BUCKET}",
             "gateway": self.processes["gateway"].info["url"],
             "rollouts": self.rollouts,
             "step": self.step,
@@ -256,7 +254,7 @@ class Stack:
         """Everything there should be nothing of, once all servers have ended."""
         shared = self.temporary / f"agentcore-rl-{os.getuid()}"
         sessions, marked = self.state / "sessions", str(self.folder)
-        unfinished = [p for name in (".new", ".uploads") for p in (self.disk / "s3" / name).rglob("*")]
+        unfinished = [p for p in (self.disk / BUCKET).rglob("*") if p.is_file() and p.suffix != ".json"]
         return {
             "processes": descendants(os.getpid()),
             "session folders": [str(p) for p in sessions.iterdir()] if sessions.exists() else [],

@@ -45,7 +45,7 @@ class Settings:
     folder: str
     runtime: str
     arn: str
-    s3: str
+    store: str
     gateway: str
     rollouts: int
     step: int
@@ -167,10 +167,10 @@ class Trainer:
         settings = self.settings
         return RolloutClient(
             settings.arn,
-            BUCKET,
+            settings.store,
             f"soak-{step}",
             endpoint_url=settings.runtime,
-            store=open_store(BUCKET, endpoint_url=settings.s3, region="us-east-1"),
+            store=open_store(settings.store),
             tps_limit=500,
             model_id="scripted",
             on_failure="retry" if batch else "return",

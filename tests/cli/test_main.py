@@ -15,7 +15,7 @@ from agentcore_rl_toolkit import errors
 from agentcore_rl_toolkit._installation import install_command
 from agentcore_rl_toolkit.cli.main import cli
 
-COMMANDS = ("quickstart", "runtime", "gateway", "policy", "eval", "train", "s3")
+COMMANDS = ("quickstart", "runtime", "gateway", "policy", "eval", "train")
 
 
 def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:

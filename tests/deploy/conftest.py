@@ -1,4 +1,4 @@
-"""IAM, ECR and STS of moto, and the local control plane, runtime and S3 endpoint, as one account."""
+"""IAM, ECR, STS and S3 of moto, and the local control plane and runtime, as one account."""
 
 from __future__ import annotations
 
@@ -43,7 +43,12 @@ def an_aws(folder: Path) -> Iterator[dict[str, str]]:
     """An AWS for tests, and the environment in which unmodified clients find it."""
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
-    for service in ("iam", "ecr"):  # moto's state is the process's: other files may have left roles of the same names
+    for service in (
+        "iam",
+        "ecr",
+        "s3",
+        "bedrock-agentcore-control",
+    ):
         for regions in get_backend(service).values():
             for backend in regions.values():
                 backend.reset()
@@ -51,7 +56,8 @@ def an_aws(folder: Path) -> Iterator[dict[str, str]]:
     ready = folder / "ready.json"
     agent = folder / "agent.py"
     agent.write_text(AGENT)
-    options = ["--agent", f"other={agent}", "--s3-dir", str(folder / "s3"), "--ready-file", str(ready)]
+    options = ["--agent", f"other={agent}", "--ready-file", str(ready)]
+    options += ["--session-env", f"AWS_ENDPOINT_URL_S3=http://{host}:{port}", "--session-env", "AWS_ALLOW_HTTP=true"]
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             [
@@ -75,7 +81,6 @@ def an_aws(folder: Path) -> Iterator[dict[str, str]]:
     info = json.loads(ready.read_text())
     yield {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ENDPOINT_URL_S3": info["s3_url"],
         "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": info["url"],
         "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": info["url"],
         "AWS_ACCESS_KEY_ID": "AKLOCAL",

@@ -1,7 +1,8 @@
-"""Deploying, bringing up to date, taking away: IAM and ECR of moto, the local control plane, S3 and runtime, unmodified boto3."""
+"""Deploying, bringing up to date, taking away: IAM, ECR and S3 of moto, the local control plane and runtime, unmodified boto3."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 from click.testing import CliRunner
+from moto.bedrockagentcorecontrol.models import AgentRuntime
 
 from agentcore_rl_toolkit.cli.deploy import command, forget_agent, write_env
 from agentcore_rl_toolkit.deploy.artifact import image_digest, this_platform
@@ -81,18 +84,50 @@ def runtimes() -> list[dict[str, Any]]:
     return [r for r in found if r["agentRuntimeName"] == "shop" and r["status"] != "DELETING"]
 
 
+def test_an_archive_is_uploaded_and_named_to_the_control_plane(
+    account: dict[str, str], agent_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of moto: the local runtime takes no archives."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL", account["AWS_ENDPOINT_URL"])
+    made = AgentRuntime.__init__
+
+    def named(runtime: Any, *args: Any, **kwargs: Any) -> None:  # AWS's ARNs end with the runtime's id
+        made(runtime, *args, **kwargs)
+        runtime.agent_runtime_arn = (
+            f"arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/{runtime.agent_runtime_id}"
+        )
+
+    monkeypatch.setattr(AgentRuntime, "__init__", named)
+    done = deployment(settings(agent_folder, name="archived", bucket="archives", endpoint=None, smoke=None)).up()
+    control, s3 = boto3.client("bedrock-agentcore-control"), boto3.client("s3")
+    [runtime] = control.list_agent_runtimes()["agentRuntimes"]
+    code = control.get_agent_runtime(agentRuntimeId=runtime["agentRuntimeId"])["agentRuntimeArtifact"][
+        "codeConfiguration"
+    ]
+    assert done.arn == runtime["agentRuntimeArn"]
+    assert (code["runtime"], code["entryPoint"]) == (f"PYTHON_{HERE.replace('.', '_')}", ["agent.py"])
+    place = code["code"]["s3"]
+    archive = io.BytesIO(s3.get_object(Bucket=place["bucket"], Key=place["prefix"])["Body"].read())
+    assert "agent.py" in zipfile.ZipFile(archive).namelist()
+    assert place["bucket"] == "archives"
+
+
 @pytest.mark.timeout(600)  # fifteen deployments, each cut short
 def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[str, str], agent_folder: Path) -> None:
     killed = []
+    served = {
+        "folder": None,
+        "code": False,
+        "image": f"local://{account['agent']}",
+    }  # the local runtime takes no archives
     for _ in range(20):
         try:
-            done = deployment(settings(agent_folder), calls=Mortal()).up()
+            done = deployment(settings(agent_folder, **served), calls=Mortal()).up()
             break
         except KilledError as e:
             killed.append(str(e))
     assert killed == [
         "CreateBucket",
-        "PutObject",
         "CreateRole",
         "PutRolePolicy",
         "CreateAgentRuntime",
@@ -108,19 +143,19 @@ def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[
 
     # again: nothing to do, said so
     lines: list[str] = []
-    again = deployment(settings(agent_folder, smoke=None), lines).up()
+    again = deployment(settings(agent_folder, **served, smoke=None), lines).up()
     assert (again.arn, again.version, again.changed) == (done.arn, done.version, False)
     assert any("up to date" in line for line in lines)
 
     # another environment: a new version, the endpoint follows, killed in between
-    changed = settings(agent_folder, environment={"LEVEL": "2"}, smoke={"prompt": "four"})
+    changed = settings(agent_folder, **served, environment={"LEVEL": "2"}, smoke={"prompt": "four"})
     for _ in range(20):
         try:
             new = deployment(changed, calls=Mortal()).up()
             break
         except KilledError as e:
             killed.append(str(e))
-    assert killed[6:] == ["UpdateAgentRuntime", "UpdateAgentRuntimeEndpoint"]
+    assert killed[5:] == ["UpdateAgentRuntime", "UpdateAgentRuntimeEndpoint"]
     assert new.arn == done.arn
     assert int(new.version or 0) > int(done.version or 0)
     identity = str(done.arn).rsplit("/", 1)[1]
@@ -128,7 +163,8 @@ def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[
     assert new.version in (endpoint.get("targetVersion"), endpoint.get("liveVersion"))
 
     # an agent that raises ran, and says what it raised
-    failing = deployment(settings(agent_folder, environment={"LEVEL": "2"}, smoke={"prompt": "x", "fail": True})).up()
+    fail = {"environment": {"LEVEL": "2"}, "smoke": {"prompt": "x", "fail": True}}
+    failing = deployment(settings(agent_folder, **served, **fail)).up()
     assert str(failing.smoke).startswith("agent_error")
     assert "does not like" in str(failing.smoke)
 
@@ -136,11 +172,11 @@ def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[
     removed = []
     for _ in range(20):
         try:
-            left = deployment(settings(agent_folder), calls=Mortal()).remove()
+            left = deployment(settings(agent_folder, **served), calls=Mortal()).remove()
             break
         except KilledError as e:
             removed.append(str(e))
-    assert {"DeleteAgentRuntimeEndpoint", "DeleteAgentRuntime", "DeleteRole", "DeleteObject"} <= set(removed)
+    assert {"DeleteAgentRuntimeEndpoint", "DeleteAgentRuntime", "DeleteRole"} <= set(removed)
     assert runtimes() == []
     with pytest.raises(iam.exceptions.NoSuchEntityException):
         iam.get_role(RoleName="agentcore-rl-shop")
@@ -231,11 +267,8 @@ def test_the_command_killed_while_it_makes_the_agent_goes_on_and_writes_env(
         "-m",
         "agentcore_rl_toolkit.cli",
         "deploy",
-        "--agent",
-        str(agent_folder),
-        "--code",
-        "--python",
-        HERE,
+        "--image",
+        f"local://{account['agent']}",
     ]
     run += ["--bucket", BUCKET, "--name", "killed", "--smoke", '{"prompt": "abc"}', "--prefix", "exp"]
     first = subprocess.Popen(

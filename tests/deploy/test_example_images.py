@@ -23,6 +23,7 @@ from typing import Any
 
 import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import CollectConfig, CollectedRollout, GroupRequest, collect_async
@@ -80,19 +81,25 @@ class Place:
 def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder, key = tmp_path_factory.mktemp("place"), secrets.token_urlsafe(24)
     use_local_credentials()
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    s3 = f"http://{host}:{port}"
     with ScriptedModel() as model, Services(folder / "logs", env={ADMIN_KEY_ENV: key}) as services:
         words = ["--upstream", model.url, "--engine", "vllm", "--store", str(folder / "turns")]
         gateway = services.wait_ready(services.launch("gateway", ["gateway", "serve", *words]))
         endpoint = gateway.url.partition("://")[2].rstrip("/")
-        words = ["--endpoint", endpoint, "--s3-dir", str(folder / "s3"), "--state-dir", str(folder / "sessions")]
+        words = ["--endpoint", endpoint, "--endpoint", s3.partition("://")[2], "--state-dir", str(folder / "sessions")]
+        words += ["--session-env", f"AWS_ENDPOINT_URL_S3={s3}", "--session-env", "AWS_ALLOW_HTTP=true"]
         words += ["--init-timeout", "300"]  # AgentCore gives 30 s; here images are built beside it
         runtime = services.wait_ready(services.launch("runtime", ["runtime", "serve", *words]))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AWS_ENDPOINT_URL_S3", runtime.ready["s3_url"])
+            patch.setenv("AWS_ENDPOINT_URL_S3", s3)
             boto3.client("s3").create_bucket(
                 Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
             )
             yield Place(model=model, gateway=gateway.url, admin_key=key, runtime=runtime.url)
+    moto.stop()
 
 
 def task_of(example: Path) -> tuple[dict[str, Any], float]:

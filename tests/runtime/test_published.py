@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import boto3
 import pytest
 from botocore.exceptions import ClientError
+from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.errors import LocalRuntimeError
 from agentcore_rl_toolkit.runtime.agents.environments import Dependencies, build, cache_dir
@@ -46,19 +47,29 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "agent.py"
 
 
+@pytest.fixture
+def moto() -> Iterator[str]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
 @pytest.mark.slow
 def test_published_agent_runs_and_stores_its_result(
-    start_server: Callable[..., Server], agent: Path, tmp_path: Path
+    start_server: Callable[..., Server], agent: Path, moto: str
 ) -> None:
-    server = start_server("--s3-dir", str(tmp_path / "s3"))
+    server = start_server("--session-env", f"AWS_ENDPOINT_URL_S3={moto}", "--session-env", "AWS_ALLOW_HTTP=true")
     arn = server.view.deploy(agent, "published", {})
     s3 = boto3.client(
         "s3",
-        endpoint_url=server.info["s3_url"],
+        endpoint_url=moto,
         region_name="us-west-2",
         aws_access_key_id="local",
         aws_secret_access_key="local",
     )
+    s3.create_bucket(Bucket="results", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     for name, payload, status in (("good", {"prompt": "four"}, 200), ("bad", {"prompt": "x", "fail": True}, 500)):
         session = str(uuid.uuid4())
         block = {"exp_id": "exp", "input_id": name, "s3_bucket": "results", "session_id": session}

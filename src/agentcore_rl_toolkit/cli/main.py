@@ -38,7 +38,6 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "view": (".view", "command", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
     "runs": (".runs", "group", "Look at runs in the terminal: list, show, compare.", ""),
     "doctor": (".doctor", "command", "Check this machine, or the account: what is missing, what to do.", ""),
-    "s3": (".servers.s3", "group", "Local S3 endpoint over a directory.", "runtime"),
 }
 
 

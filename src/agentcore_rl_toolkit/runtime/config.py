@@ -84,8 +84,6 @@ class RuntimeConfig:
     or whoever reaches the port. Sessions may do so with what ``session_calls`` says: their own session, or also those that
     they started.
     ``parallel_starts``: more sessions than this wait before they start; their init timeout counts from then.
-    ``s3_dir``: serve an S3 endpoint over this folder in the same process. ``s3_endpoint``: another one that sessions
-    are to use. ``session_stores``: what every session may use of ``s3_dir`` besides its own record, as bucket or bucket/prefix.
     """
 
     region: str = "us-west-2"
@@ -102,10 +100,6 @@ class RuntimeConfig:
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     callers: Literal["user", "any"] = "user"
     session_calls: Literal["own", "started"] = "own"
-    s3_dir: Path | None = None
-    s3_port: int = 0
-    s3_endpoint: str | None = None
-    session_stores: tuple[str, ...] = ()
     kept_logs: int = 2_000
     parallel_starts: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 1)))
 
@@ -116,9 +110,3 @@ class RuntimeConfig:
             raise ConfigError(f"account_id must be 12 digits, got {self.account_id!r}")
         if self.parallel_starts < 1:
             raise ConfigError(f"parallel_starts must be at least 1, got {self.parallel_starts!r}")
-        if self.session_stores and self.s3_dir is None:
-            raise ConfigError(
-                "session stores are places of the runtime's own S3 endpoint: give s3_dir (--s3-dir) as well"
-            )
-        if self.s3_dir is not None and self.s3_endpoint is not None:
-            raise ConfigError("give either s3_dir or s3_endpoint, not both")

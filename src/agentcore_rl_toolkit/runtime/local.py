@@ -31,13 +31,12 @@ class LocalRuntime:
             client.invoke_agent_runtime(agentRuntimeArn=runtime.arns["math"], payload=b"{}")
 
     ``options`` are those of ``agentcore-rl runtime serve``. The process ends with the block, and also when this process is
-    gone. After `start`: ``url``, ``s3_url`` (with ``--s3-dir``), ``arns`` by agent name, ``pid``, ``view`` (sessions, logs).
+    gone. After `start`: ``url``, ``arns`` by agent name, ``pid``, ``view`` (sessions, logs).
 
     Raises: LocalRuntimeError with the process's own words when it does not start.
     """
 
     url: str
-    s3_url: str | None
     arns: Mapping[str, str]
     pid: int
     view: RuntimeView
@@ -70,7 +69,6 @@ class LocalRuntime:
                 time.sleep(0.01)
             info: dict[str, Any] = json.loads(ready.read_text())
         self.url, self.pid, self.arns = info["url"], info["pid"], info["agents"]
-        self.s3_url = info.get("s3_url")
         self.view = RuntimeView(self.url, _credential(self._options, os.environ if self._env is None else self._env))
         return self
 

@@ -8,7 +8,6 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,7 @@ UNTHREADED = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class LocalNode:
-    """Runs sessions on this machine, forked from one template process per agent version.
-
-    ``endpoints`` (``127.0.0.1:PORT``) are reachable for sessions with network loopback, besides the configured ones.
-    """
+    """Runs sessions on this machine, forked from one template process per agent version."""
 
     def __init__(
         self,
@@ -46,15 +42,12 @@ class LocalNode:
         state_dir: Path,
         sessions: Path,
         root: Path,
-        extra_env: Mapping[str, str],
-        endpoints: tuple[str, ...] = (),
     ) -> None:
         self._config = config
         self._state_dir = state_dir
         self._sessions = sessions  # the folder of theirs
         self._root = root
-        self._extra_env = extra_env
-        self._endpoints = (*config.isolation.endpoints, *endpoints)
+        self._endpoints = config.isolation.endpoints
         self._templates: dict[tuple[str, int], TemplateProcess] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._relay: Relay | None = None
@@ -279,7 +272,7 @@ class LocalNode:
             env[VARIABLE] = str(self._records.path)
         if sys.platform == "darwin":
             env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # else a forked child that uses Foundation is killed
-        return {**env, **self._extra_env, **self._config.session_env, **agent.env}
+        return {**env, **self._config.session_env, **agent.env}
 
 
 def _remove_empty(folder: Path) -> None:

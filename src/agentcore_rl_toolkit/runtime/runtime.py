@@ -7,14 +7,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .._servers.private_files import make_private
 from ..errors import AgentLoadError, ConfigError, LocalRuntimeError
 from . import roots
-from .agents import environments, zip_code
+from .agents import environments
 from .agents.agent import Agent
 from .agents.lifecycle import lifecycle_of
 from .agents.registry import Record, Registry, Version
@@ -27,7 +27,6 @@ from .containers import images
 from .launcher.session_log import KeptLogs, log_bytes
 from .local_node import LocalNode
 from .metrics import Metrics
-from .sessions.s3_keys import SessionKeys
 from .sessions.session import Session
 from .sessions.table import SessionFolders, SessionTable
 from .wire import Route, WireError
@@ -44,9 +43,6 @@ class Runtime:
         self,
         config: RuntimeConfig,
         *,
-        s3_url: str | None = None,
-        s3_keys: SessionKeys | None = None,
-        s3_own_key: Mapping[str, str] | None = None,
         cluster: SessionCluster | None = None,
     ) -> None:
         self.config = config
@@ -70,29 +66,21 @@ class Runtime:
         self.quotas = Quotas(config.quotas)
         self.faults = config.faults
         self.metrics = Metrics()
-        s3 = config.s3_endpoint or s3_url
-        extra_env = {"AWS_ENDPOINT_URL_S3": s3, "AWS_ALLOW_HTTP": "true"} if s3 is not None else {}
-        self.s3_keys = s3_keys
-        self._code_store = s3, config.credentials or s3_own_key or {}
         self.cluster = cluster
         self.node: LocalNode | SessionCluster = cluster or LocalNode(
             config,
             state_dir=self.state_dir,
             sessions=sessions,
             root=self.root,
-            extra_env=extra_env,
-            endpoints=(s3_url.removeprefix("http://"),) if s3_url is not None else (),
         )
         self.table = SessionTable(
             self.node, config, SessionFolders(sessions, logs=self.state_dir / "logs", sockets=self.root / "s")
         )
         if cluster is not None:
-            cluster.extra_env = extra_env
             cluster.on_room = self.table.allow_starts
         self.table.admit = self._admit
         self.table.on_start = self._on_start
         self.table.on_gone = self._on_gone
-        self.table.variables_of = self._variables_of
         self.control = ControlPlane(
             self.registry, self, idle_s=config.times.idle_timeout_s, lifetime_s=config.times.max_lifetime_s
         )
@@ -139,9 +127,7 @@ class Runtime:
             raise WireError("InternalServerException", "The runtime is shutting down.")
         if self.cluster is not None:
             self.cluster.admit(live)
-        artifact = self.registry.get(agent.runtime_id).version(agent.version).fields["agentRuntimeArtifact"]
-        code = "codeConfiguration" in artifact
-        self.quotas.new_session(agent.runtime_id, endpoint, live, time.monotonic(), code=code)
+        self.quotas.new_session(agent.runtime_id, endpoint, live, time.monotonic())
 
     # -- deploying
     async def deploy(self, record: Record, version: Version) -> None:
@@ -187,13 +173,7 @@ class Runtime:
         if version.script is not None and version.python is not None and Path(version.python).exists():
             return version.script, version.python
         artifact = version.fields["agentRuntimeArtifact"]
-        if "codeConfiguration" in artifact:
-            url, keys = self._code_store
-            folder = self.state_dir / "code"
-            return zip_code.resolve(artifact["codeConfiguration"], folder, endpoint_url=url, credentials=keys)
-        uri = artifact.get("containerConfiguration", {}).get("containerUri", "")
-        if not uri.startswith(LOCAL_ARTIFACT):
-            raise ConfigError(f"an agent is containerConfiguration or codeConfiguration, not {next(iter(artifact))!r}")
+        uri = artifact["containerConfiguration"]["containerUri"]
         script = Path(uri.removeprefix(LOCAL_ARTIFACT))
         if not script.is_file():
             raise ConfigError(f"there is no agent file {script}")
@@ -294,16 +274,7 @@ class Runtime:
         if session.start_s is not None:
             self.metrics.start_s.add(session.start_s)
 
-    def _variables_of(self, session: Session) -> dict[str, str]:
-        """A session's own key to the store, unless another one is set."""
-        chosen = {**self.config.session_env, **session.agent.env}
-        if self.s3_keys is None or "AWS_ACCESS_KEY_ID" in chosen:
-            return {}
-        return self.s3_keys.give(session)
-
     def _on_gone(self, session: Session) -> None:
-        if self.s3_keys is not None:
-            self.s3_keys.forget(session)
         self.metrics.session_cpu_s += session.process.cpu_s or 0.0
         if not self._is_served(session.agent):
             self._keep(self.node.forget_if_unused(session.agent), name="retire")

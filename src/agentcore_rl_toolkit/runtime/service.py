@@ -7,7 +7,6 @@ import contextlib
 import functools
 import math
 import os
-import secrets
 import signal
 import socket
 from collections.abc import Sequence
@@ -20,17 +19,14 @@ import uvloop
 from .._servers.bounded_http import Bounds
 from .._servers.host_check import HostCheck
 from .._servers.open_files import raise_file_limit
-from .._servers.process import bind, parent_gone, url_of, write_ready
+from .._servers.process import bind, parent_gone, write_ready
 from ..errors import ConfigError
-from ..s3.wire.xml import refusal_document
 from . import roots
 from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .http.app import RuntimeApp
 from .http.protocol import RuntimeProtocol, aws_error
 from .runtime import Runtime
-from .sessions.s3_access import SessionAccess
-from .sessions.s3_keys import SessionKeys
 
 AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
 
@@ -58,24 +54,7 @@ async def serve(
     Raises: ConfigError, AgentLoadError.
     """
     listeners = [bind(host, port)]
-    s3: Any = None
-    s3_url: str | None = None
-    session_keys: SessionKeys | None = None
-    own_key: dict[str, str] = {}
-    if config.s3_dir is not None:
-        from ..s3 import S3App, S3Config
-
-        s3_host = "127.0.0.1" if cluster is None else host  # the nodes of a cluster have to reach it
-        if s3_host in ("0.0.0.0", "::"):
-            raise ConfigError("--s3-dir with --cluster needs a --host that the nodes can reach, not a wildcard")
-        listeners.append(bind(s3_host, config.s3_port))
-        s3_url = url_of(listeners[1])
-        session_keys = SessionKeys()
-        if not config.credentials:  # for the runtime's own helpers, which the kernel could not tell from sessions
-            own_key = {f"RUNTIME{secrets.token_hex(8).upper()}": secrets.token_urlsafe(30)}
-        keys = {**config.credentials, **own_key}
-        s3 = S3App(S3Config(root=config.s3_dir, auto_create=True, credentials=keys, region=config.region))
-    runtime = Runtime(config, s3_url=s3_url, s3_keys=session_keys, s3_own_key=own_key, cluster=cluster)
+    runtime = Runtime(config, cluster=cluster)
     loop = asyncio.get_running_loop()
     loading = asyncio.ensure_future(runtime.start(list(agents)))
     server: _Server | None = None
@@ -97,12 +76,7 @@ async def serve(
         if isinstance(e, asyncio.CancelledError) and loading.cancelled():
             return  # a signal came while it loaded
         raise
-    s3_port = listeners[-1].getsockname()[1] if s3 is not None else None
-    app = RuntimeApp(runtime, s3=s3, s3_port=s3_port)
-    if s3 is not None and session_keys is not None:
-        s3.access = SessionAccess(
-            app.callers, session_keys, stores=config.session_stores, signed_only=bool(config.credentials)
-        )
+    app = RuntimeApp(runtime)
     bounds = Bounds(
         hosts=HostCheck({listener.getsockname()[0] for listener in listeners} | {host}, allowed_hosts),
         body_s=config.times.body_timeout_s,
@@ -111,8 +85,6 @@ async def serve(
     protocol: Any = functools.partial(
         RuntimeProtocol,
         direct=app.direct,
-        asgi_port=s3_port,
-        asgi_error=refusal_document,
         body_timeout_s=config.times.body_timeout_s,
         bounds=bounds,
     )
@@ -135,8 +107,6 @@ async def serve(
     )
     url = f"http://{host if ':' not in host else f'[{host}]'}:{listeners[0].getsockname()[1]}"
     content: dict[str, Any] = {"url": url, "pid": os.getpid(), "agents": arns, "isolation": runtime.node.tier}
-    if s3_url is not None:
-        content["s3_url"] = s3_url
     record = {**content, "root": str(runtime.root), "state_dir": str(runtime.state_dir)}
     roots.describe_server(runtime.root, record)
     roots.describe_server(runtime.state_dir, record)
@@ -147,8 +117,6 @@ async def serve(
         watch.cancel()
         [end] = await asyncio.gather(watch, return_exceptions=True)
         _forget(ready_file)
-        if s3 is not None:
-            s3.close()
     if isinstance(end, OSError):
         raise ConfigError(f"the ready file {ready_file} cannot be written: {end.strerror or end}") from end
 
@@ -186,8 +154,6 @@ async def _watch(
     print(f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}", flush=True)
     for name in ("", "_CONTROL"):
         print(f"  export AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{name}={content['url']}", flush=True)
-    if "s3_url" in content:
-        print(f"  export AWS_ENDPOINT_URL_S3={content['s3_url']}", flush=True)
     for name, arn in content["agents"].items():
         print(f"  {name}: {arn}", flush=True)
     if parent_pid is not None:

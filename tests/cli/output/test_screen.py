@@ -23,7 +23,6 @@ WITHOUT_JSON = {
     "agentcore-rl policy vllm",
     "agentcore-rl runtime logs",
     "agentcore-rl runtime serve",
-    "agentcore-rl s3 serve",
     "agentcore-rl view",
     "agentcore-rl up",
     "agentcore-rl version",

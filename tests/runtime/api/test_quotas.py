@@ -46,15 +46,6 @@ def test_new_sessions_are_limited_per_endpoint_and_minute() -> None:
     assert admitted(lambda: q.new_session("a", "other", 0, 60.0), 1) == 1
 
 
-def test_new_sessions_of_code_are_25_a_second() -> None:
-    for name in ("aws-2026", "aws-2025"):
-        q = Quotas(profile(name))
-        assert admitted(lambda q=q: q.new_session("a", "DEFAULT", 0, 0.0, code=True), 60) == 25
-        assert admitted(lambda q=q: q.new_session("a", "DEFAULT", 0, 1.0, code=True), 60) == 25
-    own = Quotas(profile("aws-2026", new_sessions_per_minute=60))
-    assert admitted(lambda: own.new_session("a", "DEFAULT", 0, 0.0, code=True), 60) == 1
-
-
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_limits_that_let_nothing_through_are_refused(value: float) -> None:
     for name in ("tps", "new_sessions_per_minute", "max_sessions"):

@@ -6,7 +6,6 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,12 +45,6 @@ def test_time_in_which_a_node_joins_is_a_number_above_zero(command_line: Any, se
     )
     assert done.returncode == 2
     assert "join_timeout_s must be above 0" in done.stderr
-
-
-def test_s3_endpoint_of_a_cluster_needs_an_address_the_nodes_can_reach(tmp_path: Path) -> None:
-    done = serve("--cluster", "ray", "--host", "0.0.0.0", "--s3-dir", str(tmp_path))
-    assert done.returncode == 2
-    assert "wildcard" in done.stderr
 
 
 def test_runtime_on_one_machine_has_no_nodes(start_server: Callable[..., Server]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -11,11 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import botocore.exceptions
 import pytest
-from websockets.asyncio.client import connect
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.containers.client import gvisor_program
@@ -164,28 +161,10 @@ def test_memory_is_bounded(server: Server) -> None:
         server.view.stop(session_id, 0.0)
 
 
-def test_host_network_with_endpoints_websocket_and_idle_end(
-    engine_storage: Path, start_server: Callable[..., Server], tmp_path: Path
-) -> None:
-    server = start_server(
-        "--isolation", "docker", "--s3-dir", str(tmp_path), "--idle-timeout", "3", "--stop-grace", "5"
-    )
+def test_an_idle_session_ends(engine_storage: Path, start_server: Callable[..., Server]) -> None:
+    server = start_server("--isolation", "docker", "--idle-timeout", "3", "--stop-grace", "5")
     session_id = new_session_id()
-    env = server.invoke({"do": "where"}, session_id)["env"]
-    place = env["AWS_ENDPOINT_URL_S3"].removeprefix("http://")
-    fetch = f"import http.client as h; c = h.HTTPConnection('{place}'); c.request('GET', '/'); print(c.getresponse().status)"
-    assert (
-        command(server, session_id, sys.executable, "-c", fetch) == "403\n"
-    )  # reached; no list of buckets for a session
-
-    async def talk() -> str:
-        name = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
-        url = f"{server.url.replace('http', 'ws')}/runtimes/{quote(server.arn, safe='')}/ws"
-        async with connect(url, additional_headers={name: session_id}) as ws:
-            await ws.send("hi")
-            return str(await ws.recv())
-
-    assert asyncio.run(talk()) == f"{session_id}: hi"
+    assert server.invoke({"do": "where"}, session_id)
     ended = wait_for(lambda: server.ended(session_id))
     assert (ended["state"], ended["exit_status"]) == ("idle", 0)
 

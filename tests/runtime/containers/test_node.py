@@ -242,20 +242,6 @@ def test_a_killed_runtimes_containers_go_and_nobody_elses(
         podman("rm", foreign)
 
 
-def test_the_loopback_network_has_the_endpoints_and_nothing_else(
-    engine_storage: Path, start_server: Callable[..., Server], tmp_path: Path
-) -> None:
-    server = start_server("--network", "loopback", "--s3-dir", str(tmp_path))
-    agent = Agent(server)
-    session_id = new_session_id()
-    s3 = agent.invoke({"do": "env"}, session_id)["AWS_ENDPOINT_URL_S3"]
-    assert s3.startswith("http://127.0.0.1:")
-    elsewhere = [server.url, "http://10.88.0.1:80"]
-    reply = agent.invoke({"do": "fetch", "urls": [s3, *elsewhere]}, session_id)
-    assert reply.pop(s3) == {"status": 403}  # reached, and no list of buckets for a session
-    assert all("error" in answer for answer in reply.values()), reply
-
-
 def test_without_an_engine_the_creation_says_what_to_install(
     start_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

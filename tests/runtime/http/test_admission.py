@@ -330,15 +330,6 @@ def test_with_a_credential_the_signature_decides(start_server: Callable[..., Ser
         control.get_agent_runtime(agentRuntimeId="none-0123456789")
 
 
-def test_sessions_have_a_key_to_the_store_and_not_to_the_runtime(
-    start_server: Callable[..., Server], tmp_path: Path
-) -> None:
-    options = ("--s3-dir", str(tmp_path / "s3"), "--session-store", "kept")
-    server = start_server(*options, agent=AGENTS / "stores.py", credential="AKLOCAL:secret")
-    assert ask(server, url=server.url) == {"note": "mine", "refused": "AccessDeniedException"}
-    assert (tmp_path / "s3" / "kept").is_dir()
-
-
 @pytest.fixture(scope="module")
 def rebel(tmp_path_factory: pytest.TempPathFactory) -> Any:
     server = Server(tmp_path_factory.mktemp("rebel"), agent=REBEL)

@@ -105,16 +105,6 @@ _SERVE_OPTIONS = [
         show_default=True,
         help="What a session may call: its own session, or also sessions that it starts (agents that call agents).",
     ),
-    click.option("--s3-dir", type=_FOLDER, help="Serve S3 over this folder; sessions get its address."),
-    click.option(
-        "--session-store",
-        "session_stores",
-        multiple=True,
-        metavar="BUCKET[/PREFIX]",
-        help="With --s3-dir: what every session may use besides its own record; repeatable.",
-    ),
-    click.option("--s3-port", default=0, show_default=True),
-    click.option("--s3-endpoint", help="Address of another S3 server for the sessions."),
     click.option("--cluster", type=click.Choice(["ray", "kubernetes"]), help="Run the sessions on a cluster."),
     click.option("--ray-address", help="The Ray cluster's address [default: the running one]."),
     click.option("--sessions-per-node", type=int, help="Of a Ray cluster [default: by cores and memory]."),
@@ -139,7 +129,7 @@ _SERVE_OPTIONS = [
     sections={
         "Agents": ("agents", "session_env"),
         "Sessions": ("isolation", "memory_mb", "idle_timeout", "quotas"),
-        "This server": ("host", "port", "state_dir", "s3_dir"),
+        "This server": ("host", "port", "state_dir"),
     },
 )
 def serve(**options: Any) -> None:
@@ -161,7 +151,7 @@ def serve(**options: Any) -> None:
     if options["on_command_line"]:
         raise ConfigError(f"--credential is not taken: {ON_A_COMMAND_LINE}")
     credentials = credentials_from(os.environ, options["credential_file"])
-    folder, s3_dir, memory, disk = (options[name] for name in ("state_dir", "s3_dir", "memory_mb", "disk_mb"))
+    folder, memory, disk = (options[name] for name in ("state_dir", "memory_mb", "disk_mb"))
     config = RuntimeConfig(
         region=options["region"],
         account_id=options["account_id"],
@@ -202,10 +192,6 @@ def serve(**options: Any) -> None:
         credentials=credentials,
         callers=options["callers"],
         session_calls=options["session_calls"],
-        s3_dir=s3_dir.resolve() if s3_dir is not None else None,
-        s3_port=options["s3_port"],
-        s3_endpoint=options["s3_endpoint"],
-        session_stores=tuple(options["session_stores"]),
     )
     cluster = _cluster(config, options)
     agents = [parse_agent_option(text) for text in options["agents"]]

@@ -53,30 +53,26 @@ _SOURCES = ("uv.lock", "pyproject.toml", "requirements.txt")
 class Dependencies:
     """What an agent's environment is made from. ``file`` None: nothing beside the agent says, so it runs in this one.
 
-    ``python``: the version it wants, as in 3.12; None, or this interpreter's: this interpreter. ``toolkit``: it uses this
-    toolkit, and no file says which version.
+    ``toolkit``: it uses this toolkit, and no file says which version.
     """
 
     folder: Path
     file: Path | None
     lock: Path | None
-    python: str | None = None
     toolkit: bool = False
 
     @classmethod
-    def beside(cls, script: Path, *, python: str | None = None) -> Dependencies:
+    def beside(cls, script: Path) -> Dependencies:
         """Look for uv.lock + pyproject.toml, pyproject.toml, or requirements.txt in the script's folder."""
-        if python == f"{sys.version_info.major}.{sys.version_info.minor}":
-            python = None
         folder = script.parent
         lock, project, requirements = (folder / name for name in _SOURCES)
         file = next((f for f in (project, requirements) if f.is_file()), None)
         lock_file = lock if file == project and lock.is_file() else None
         toolkit = file is not None and lock_file is None and _wants_toolkit(folder, file)
-        return cls(folder=folder, file=file, lock=lock_file, python=python, toolkit=toolkit)
+        return cls(folder=folder, file=file, lock=lock_file, toolkit=toolkit)
 
     def key(self) -> str:
-        digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}\0{self.python}".encode())
+        digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}".encode())
         for file in (self.file, self.lock):
             digest.update(b"\0" if file is None else file.name.encode() + b"\0" + file.read_bytes())
         if self.toolkit:
@@ -173,7 +169,7 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
 
     Raises: LocalRuntimeError with uv's output when it cannot be built.
     """
-    if dependencies.file is None and dependencies.python is None:
+    if dependencies.file is None:
         return Path(sys.executable)
     home = root / dependencies.key()
     python = home / "bin" / "python"
@@ -188,7 +184,7 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
         _wait_for(lock)
         if not done.exists():
             shutil.rmtree(home, ignore_errors=True)
-            _install(dependencies, home, uv or find_uv(), lock.fileno())
+            _install(dependencies, dependencies.file.name, home, uv or find_uv(), lock.fileno())
             done.touch()
     prune(root, most)
     return python
@@ -275,12 +271,10 @@ def find_uv() -> str:
     return found
 
 
-def _install(dependencies: Dependencies, home: Path, uv: str, lock: int) -> None:
+def _install(dependencies: Dependencies, file: str, home: Path, uv: str, lock: int) -> None:
     """``lock``: a descriptor that uv inherits, so that the lock is held as long as uv runs, should this process be killed."""
-    make = [uv, "venv", "--quiet", "--python", dependencies.python or sys.executable, str(home)]
+    make = [uv, "venv", "--quiet", "--python", sys.executable, str(home)]
     _run(make, dependencies.folder, lock)
-    if dependencies.file is None:
-        return
     env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
     if dependencies.lock is not None:
         sync = [
@@ -296,7 +290,7 @@ def _install(dependencies: Dependencies, home: Path, uv: str, lock: int) -> None
         _run(sync, dependencies.folder, lock, env)
         return
     python = str(home / "bin" / "python")
-    install = [uv, "pip", "install", "--quiet", "--python", python, "--compile-bytecode", "-r", dependencies.file.name]
+    install = [uv, "pip", "install", "--quiet", "--python", python, "--compile-bytecode", "-r", file]
     if dependencies.toolkit:
         wheel = f"agentcore-rl-toolkit @ {toolkit_wheel().as_uri()}"
         override = home / "toolkit.txt"

@@ -38,7 +38,6 @@ _ROLE = re.compile(r"arn:aws(-[^:]+)?:iam::([0-9]{12})?:role/.+")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,255}")
 _PATH = re.compile(r"/[A-Za-z0-9\-._~/%]*")
 _TAG = re.compile(r"[\w\s.:/=+@-]*", re.ASCII)
-_RUNTIMES = (*(f"PYTHON_3_{minor}" for minor in range(10, 15)), "NODE_22")
 _PORTS, _TLS_PORT = (8_000, 12_000), 8443
 
 
@@ -84,20 +83,14 @@ def refuse_more_tags(tags: Mapping[str, str]) -> None:
 
 def _check_artifact(artifact: Mapping[str, Any]) -> None:
     field = "agentRuntimeArtifact"
-    if len(artifact) != 1 or not set(artifact) <= {"containerConfiguration", "codeConfiguration"}:
-        raise invalid(f"{field} must be containerConfiguration or codeConfiguration", field=field)
-    if "containerConfiguration" in artifact:
-        container = _object(artifact, "containerConfiguration", required=True)
-        _text(container, "containerUri", 4_096 if _is_local(container.get("containerUri")) else 1_024)
-        return
-    code = _object(artifact, "codeConfiguration", required=True)
-    s3 = _object(_object(code, "code", required=True), "s3", required=True)
-    for name in ("bucket", "prefix"):
-        _text(s3, name, 1_024)
-    _one_of(code, "runtime", _RUNTIMES)
-    entry = code.get("entryPoint")
-    if not (isinstance(entry, list) and 1 <= len(entry) <= 2 and all(_is_text(e, 128) for e in entry)):
-        raise invalid("entryPoint must be one or two strings of 1 to 128 characters", field="entryPoint")
+    if "codeConfiguration" in artifact:
+        raise invalid(
+            f"{field}: the local runtime serves files and images, no archives; deploy one of those", field=field
+        )
+    if set(artifact) != {"containerConfiguration"}:
+        raise invalid(f"{field} must be containerConfiguration", field=field)
+    container = _object(artifact, "containerConfiguration", required=True)
+    _text(container, "containerUri", 4_096 if _is_local(container.get("containerUri")) else 1_024)
 
 
 def _check_headers(configuration: Mapping[str, Any]) -> None:

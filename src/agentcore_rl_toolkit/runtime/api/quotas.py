@@ -20,19 +20,17 @@ class QuotaProfile:
     """Limits of an account. None: no limit.
 
     ``tps``: requests per second per agent, by operation (`*` for any other). ``new_sessions_per_minute``: per endpoint, of
-    agents that are images; ``new_code_sessions_per_minute``: of agents that are code. ``max_sessions``: environments alive
-    at once, over all agents. ``control_tps``: by the first word of the operation.
+    agents that are images. ``max_sessions``: environments alive at once, over all agents. ``control_tps``: by the first word of
+    the operation.
     """
 
     name: str
     tps: Mapping[str, float] = field(default_factory=dict)
     new_sessions_per_minute: float | None = None
-    new_code_sessions_per_minute: float | None = None
     max_sessions: int | None = None
     control_tps: Mapping[str, float] = field(default_factory=dict)
 
 
-_CODE_PER_MINUTE = 25 * 60.0  # AWS: 25 a second
 _CONTROL = {**dict.fromkeys(CONTROL_WRITE, 5.0), "Get": 50.0}
 PROFILES = {
     p.name: p
@@ -42,7 +40,6 @@ PROFILES = {
             name="aws-2026",
             tps={"*": 200.0},
             new_sessions_per_minute=400,
-            new_code_sessions_per_minute=_CODE_PER_MINUTE,
             max_sessions=2_500,
             control_tps=_CONTROL,
         ),
@@ -50,7 +47,6 @@ PROFILES = {
             name="aws-2025",
             tps={"*": 25.0},
             new_sessions_per_minute=100,
-            new_code_sessions_per_minute=_CODE_PER_MINUTE,
             max_sessions=500,
             control_tps=_CONTROL,
         ),
@@ -83,8 +79,7 @@ def profile(
     if tps is not None:
         chosen = replace(chosen, tps={"*": tps})
     if new_sessions_per_minute is not None:
-        per_minute = new_sessions_per_minute
-        chosen = replace(chosen, new_sessions_per_minute=per_minute, new_code_sessions_per_minute=per_minute)
+        chosen = replace(chosen, new_sessions_per_minute=new_sessions_per_minute)
     if max_sessions is not None:
         chosen = replace(chosen, max_sessions=max_sessions)
     return chosen
@@ -128,17 +123,13 @@ class Quotas:
         rate = None if word is None else self.profile.control_tps[word]
         self._take(("control", operation), rate, rate, now)
 
-    def new_session(self, runtime_id: str, endpoint: str, live: int, now: float, *, code: bool = False) -> None:
-        """A session is to be started while ``live`` exist; ``code``: of an agent that is code, no image.
-
-        Raises: WireError 402, 429.
-        """
+    def new_session(self, runtime_id: str, endpoint: str, live: int, now: float) -> None:
+        """A session is to be started while ``live`` exist. Raises: WireError 402, 429."""
         limit = self.profile.max_sessions
         if limit is not None and live >= limit:
             self._count("ServiceQuotaExceededException")
             raise WireError("ServiceQuotaExceededException", f"maxVms limit exceeded for account: {limit}")
-        limits = self.profile
-        per_minute = limits.new_code_sessions_per_minute if code else limits.new_sessions_per_minute
+        per_minute = self.profile.new_sessions_per_minute
         if per_minute is not None:
             # One second's worth of burst: the quota is on a rate, and a minute's worth at once is refused on AWS too.
             self._take(("new", runtime_id, endpoint), per_minute / 60, max(1.0, per_minute / 60), now)

@@ -154,7 +154,6 @@ class NodeAgent:
             state_dir=self._root / "state",
             sessions=self._root / "state" / "sessions",
             root=self._root,
-            extra_env=message["extra_env"],
         )
         await node.start()
         self._node = node

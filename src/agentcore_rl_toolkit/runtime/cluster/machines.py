@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,7 +59,6 @@ class MachineProvider(Protocol):
 class SessionCluster(Node, Protocol):
     """Where a router's sessions run. What the runtime asks of it besides starting sessions."""
 
-    extra_env: Mapping[str, str]
     on_room: Callable[[int], None]  # so many more sessions may start at once
 
     @property

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -35,7 +35,6 @@ class Cluster:
     """Nodes of a provider. Made before the runtime, which starts and closes it."""
 
     def __init__(self, config: RuntimeConfig, provider: MachineProvider, settings: ClusterConfig | None = None) -> None:
-        self.extra_env: Mapping[str, str] = {}
         self.on_room: Callable[[int], None] = lambda more: None  # so many more sessions may start at once
         self._starts = 0
         self._config = config
@@ -277,7 +276,6 @@ class Cluster:
                 "strict_snapshot": c.strict_snapshot,
             },
             "isolation": isolation,
-            "extra_env": dict(self.extra_env),
         }
 
     def _on_freed(self, link: NodeLink) -> None:

@@ -244,7 +244,6 @@ class KubernetesPods:
 
     def __init__(self, config: RuntimeConfig, client: SandboxClient, settings: PodSettings) -> None:
         self.client = client
-        self.extra_env: Mapping[str, str] = {}  # pods have what their template says, and nothing of the router's
         self.on_room: Callable[[int], None] = lambda more: None
         self.full_until_s = 0.0
         self.init_timeout_s = config.times.init_timeout_s

@@ -63,12 +63,10 @@ async def _nowhere(message: dict[str, Any]) -> None:
 
 
 class RuntimeApp:
-    """ASGI application over a `Runtime`. ``s3``: an ASGI application that gets what arrives on ``s3_port``."""
+    """ASGI application over a `Runtime`."""
 
-    def __init__(self, runtime: Runtime, *, s3: Any = None, s3_port: int | None = None) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self._s3 = s3
-        self._s3_port = s3_port
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokens = Tokens()
         self._receiving = Receiving()
@@ -81,8 +79,6 @@ class RuntimeApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        elif self._s3 is not None and scope["server"][1] == self._s3_port:
-            await self._s3(scope, receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "websocket":

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class SessionFolders:
 class SessionTable:
     """All live sessions.
 
-    ``admit`` is asked before a new one is started and may raise a WireError; ``variables_of`` gives its own variables;
+    ``admit`` is asked before a new one is started and may raise a WireError;
     ``on_start`` and ``on_gone`` (its process is no more, its folder removed) tell who wants to know.
     """
 
@@ -65,7 +65,6 @@ class SessionTable:
         self.admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None
         self.on_start: Callable[[Session], None] = lambda session: None
         self.on_gone: Callable[[Session], None] = lambda session: None
-        self.variables_of: Callable[[Session], Mapping[str, str]] = lambda session: {}
         self.started_total = 0
         self.ended_total: dict[str, int] = {}
         self._folders = folders
@@ -239,7 +238,6 @@ class SessionTable:
             directory=session.directory,
             log_path=session.log_path,
             socket_path=session.socket_path,
-            env=self.variables_of(session),
         )
         Path(session.socket_path).parent.mkdir(mode=0o700, exist_ok=True)  # for commands, wherever the session is
         session.process = await self.node.start_session(order)
