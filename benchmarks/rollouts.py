@@ -4,8 +4,8 @@
 Workload: `examples/strands_math_agent` served by `agentcore-rl runtime serve`, a `file://` store, the model gateway and a
 scripted model (one calculator call, then the answer), each server a process of its own; `RolloutClient` sends the rollouts. In
 the second round the runtime gets SIGKILL when half of the rollouts are in, its processes are awaited, and it is started again on
-the same port and state folder, while the client goes on. Then everything is ended and what is left is counted: processes (every orphan
-becomes a child of this one), session folders, sockets, temporary files, mounts, control groups. Linux only.
+the same port and state folder, while the client goes on. Then everything is ended and what is left is counted: processes (every
+orphan becomes a child of this one), session folders, sockets, temporary files, mounts, control groups. Linux only.
 
     python benchmarks/rollouts.py [--quick] [--rollouts N] [--json FILE]
 
