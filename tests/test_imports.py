@@ -288,7 +288,7 @@ LIGHT = {
     "agentcore_rl_toolkit.client": {"torch", "transformers", "starlette", "uvicorn"},
     "agentcore_rl_toolkit.messages.dialects": {"torch", "boto3", "obstore", "httptools", "tokenizers", "transformers"},
     "agentcore_rl_toolkit.gateway": {"torch", "boto3"},
-    "agentcore_rl_toolkit.runtime": {"torch", "transformers", "boto3", "aiodocker", "kubernetes_asyncio"},
+    "agentcore_rl_toolkit.runtime": {"torch", "transformers", "boto3", "aiodocker"},
     "agentcore_rl_toolkit.isolation": {"torch", "boto3", "uvicorn", "starlette", "httptools", "obstore", "msgspec"},
     "agentcore_rl_toolkit.weights": {"torch", "transformers", "boto3", "starlette", "obstore", "msgspec"},
     "agentcore_rl_toolkit.cli.main": {"torch", "transformers", "boto3", "starlette", "uvicorn", "obstore"},

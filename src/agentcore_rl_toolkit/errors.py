@@ -25,14 +25,7 @@
     │   ├── CaptureError                    tokens of a turn are missing or inconsistent
     │   └── UpstreamError                   the inference server behind the gateway failed
     ├── LocalRuntimeError                   the local AgentCore Runtime failed
-    │   ├── AgentLoadError                  an agent file did not import (the message carries its traceback)
-    │   └── KubernetesError                 the API server of a Kubernetes cluster refused or failed; these, like it,
-    │       ├── ClaimNotFoundError              stand in `runtime.cluster.kubernetes`
-    │       ├── ClaimExistsError
-    │       ├── ForbiddenError
-    │       ├── QuotaError
-    │       ├── ClaimFailedError
-    │       └── ClaimTimeoutError (TimeoutError)
+    │   └── AgentLoadError                  an agent file did not import (the message carries its traceback)
     ├── PolicyError                         the built-in policy or its server failed
     └── WeightsError                        new weights did not arrive at an engine
 

@@ -27,7 +27,6 @@ EXTRAS = {
     "tinker": (("tinker",), "training with Tinker"),
     "verl": (("verl", "transfer_queue"), "training with verl"),
     "containers": (("aiodocker",), "sessions in Docker or Podman"),
-    "kubernetes": (("kubernetes_asyncio",), "sessions as pods of a Kubernetes cluster"),
 }
 _OF_THIS_MACHINE = ("gateway", "runtime", "policy", "local")
 

@@ -105,19 +105,12 @@ _SERVE_OPTIONS = [
         show_default=True,
         help="What a session may call: its own session, or also sessions that it starts (agents that call agents).",
     ),
-    click.option("--cluster", type=click.Choice(["ray", "kubernetes"]), help="Run the sessions on a cluster."),
+    click.option("--cluster", type=click.Choice(["ray"]), help="Run the sessions on a cluster."),
     click.option("--ray-address", help="The Ray cluster's address [default: the running one]."),
     click.option("--sessions-per-node", type=int, help="Of a Ray cluster [default: by cores and memory]."),
     click.option(
         "--join-timeout", type=float, metavar="SECONDS", help="In which a node of a Ray cluster is ready [default: 60]."
     ),
-    click.option(
-        "--warm-pool", "warm_pools", multiple=True, metavar="NAME=POOL", help="Kubernetes: an agent and its pods' pool."
-    ),
-    click.option("--kube-api", metavar="URL", help="Kubernetes: the API server [default: that of this pod]."),
-    click.option("--kube-namespace", help="Kubernetes: where the pools are [default: this pod's]."),
-    click.option("--kube-token-file", type=_FILE, help="Kubernetes: with --kube-api, a file with the bearer token."),
-    click.option("--kube-ca-file", type=_FILE, help="Kubernetes: with --kube-api, its authority."),
     allowed_hosts,
     click.option("--ready-file", type=_FILE, help="Written as JSON once listening."),
     click.option("--parent-pid", type=int, help="Stop when this process is gone."),
@@ -201,7 +194,7 @@ def serve(**options: Any) -> None:
         raise ConfigError(f"--agent {twice[0]}=... is given more than once; every agent needs a name of its own")
     run(
         config,
-        [*agents, *((name, Path("warm-pool") / pool) for name, pool in _pools(options).items())],
+        agents,
         cluster=cluster,
         host=options["host"],
         port=options["port"],
@@ -211,24 +204,17 @@ def serve(**options: Any) -> None:
     )
 
 
-_CLUSTER_OPTIONS = {
-    "ray": ("ray_address", "sessions_per_node", "join_timeout"),
-    "kubernetes": ("warm_pools", "kube_api", "kube_namespace", "kube_token_file", "kube_ca_file"),
-}
+_CLUSTER_OPTIONS = ("ray_address", "sessions_per_node", "join_timeout")
 
 
 def _cluster(config: Any, options: dict[str, Any]) -> Any:
     from ...errors import ConfigError
 
-    for cluster, names in _CLUSTER_OPTIONS.items():
-        for name in names:
-            if options[name] not in (None, ()) and options["cluster"] != cluster:
-                option = name.replace("_", "-").removesuffix("s") if name == "warm_pools" else name.replace("_", "-")
-                raise ConfigError(f"--{option} is for --cluster {cluster}")
+    for name in _CLUSTER_OPTIONS:
+        if options[name] is not None and options["cluster"] is None:
+            raise ConfigError(f"--{name.replace('_', '-')} is for --cluster ray")
     if options["cluster"] is None:
         return None
-    if options["cluster"] == "kubernetes":
-        return _pods(config, options)
     from ...runtime.cluster.machines import ClusterConfig
     from ...runtime.cluster.nodes import Cluster
     from ...runtime.cluster.ray_nodes import RayMachines
@@ -236,45 +222,6 @@ def _cluster(config: Any, options: dict[str, Any]) -> Any:
     given = {} if options["join_timeout"] is None else {"join_timeout_s": options["join_timeout"]}
     settings = ClusterConfig(sessions_per_node=options["sessions_per_node"], **given)
     return Cluster(config, RayMachines(options["ray_address"], **given), settings)
-
-
-def _pods(config: Any, options: dict[str, Any]) -> Any:
-    from ...errors import ConfigError
-    from ...runtime.cluster.kubernetes import ApiServer, SandboxClient
-    from ...runtime.cluster.pods import KubernetesPods, PodSettings
-
-    if options["agents"]:
-        raise ConfigError(
-            "on Kubernetes the agent is in the pods' image: give --warm-pool NAME=POOL instead of --agent"
-        )
-    settings = PodSettings(pools=_pools(options))
-    if options["kube_api"] is None:
-        server = ApiServer.in_pod(os.environ)
-    else:
-        if options["kube_namespace"] is None:
-            raise ConfigError("--kube-api needs --kube-namespace")
-        server = ApiServer(
-            url=options["kube_api"],
-            namespace=options["kube_namespace"],
-            token_file=options["kube_token_file"],
-            ca_file=options["kube_ca_file"],
-        )
-    return KubernetesPods(config, SandboxClient(server), settings)
-
-
-def _pools(options: dict[str, Any]) -> dict[str, str]:
-    from ...errors import ConfigError
-    from ...runtime.agents.agent import NAME
-
-    pools = {}
-    for text in options["warm_pools"]:
-        name, sign, pool = text.partition("=")
-        if not sign or not pool or not NAME.fullmatch(name):
-            raise ConfigError(
-                f"--warm-pool {text!r}: expected NAME=POOL, NAME of up to 48 letters, digits and underscores"
-            )
-        pools[name] = pool
-    return pools
 
 
 for _option in _SERVE_OPTIONS:
