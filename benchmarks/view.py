@@ -222,11 +222,13 @@ QUESTIONS = {
 def answers(url: str, name: str) -> dict[str, float]:
     """Milliseconds of the server's answer to each filter and order, asked for the first time; and of later pages."""
     found: dict[str, float] = {}
+    base, key = url.split("/?")
+    where = f"{base}/api/runs/{name}"
     for what, words in QUESTIONS.items():
-        found[f"answer: {what}"] = _asked_ms(f"{url}/api/runs/{name}/rollouts?{words}&limit=100")
-    middle = f"{url}/api/runs/{name}/rollouts?sort=reward&offset={{}}&limit=100"
+        found[f"answer: {what}"] = _asked_ms(f"{where}/rollouts?{words}&limit=100&{key}")
+    middle = f"{where}/rollouts?sort=reward&offset={{}}&limit=100&{key}"
     found["answer: a later page"] = max(_asked_ms(middle.format(offset)) for offset in (1000, 50_000, 90_000))
-    found["answer: the run"] = _asked_ms(f"{url}/api/runs/{name}")
+    found["answer: the run"] = _asked_ms(f"{where}?{key}")
     return found
 
 
@@ -247,7 +249,7 @@ def measure(folder: Path, passes: int) -> dict[str, float]:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
         try:
             page = browser.new_page(viewport={"width": 1300, "height": 900})
-            page.goto(f"{url}/")  # the browser's own start is not the page's
+            page.goto(url)  # the browser's own start is not the page's
             page.wait_for_selector("#page[data-ready] h1")
             pages = {
                 "run": "",
@@ -262,7 +264,7 @@ def measure(folder: Path, passes: int) -> dict[str, float]:
                 for _ in range(passes):
                     page.goto("about:blank")
                     began_s = time.perf_counter()
-                    page.goto(f"{url}/#/run/{folder.name}{address}")
+                    page.goto(f"{url}#/run/{folder.name}{address}")
                     page.wait_for_selector("#page[data-ready] h1")
                     times.append((page.evaluate(paint), 1000 * (time.perf_counter() - began_s)))
                 painted = [p for p, _ in times if p is not None]
@@ -274,7 +276,7 @@ def measure(folder: Path, passes: int) -> dict[str, float]:
                 for _ in range(passes):
                     page.goto("about:blank")
                     empty.append(max(page.evaluate(SCROLL, ["wheel", 240])["times"]))
-                    page.goto(f"{url}/#/run/{folder.name}/rollouts?sort=reward")
+                    page.goto(f"{url}#/run/{folder.name}/rollouts?sort=reward")
                     page.wait_for_selector(".rows .row")
                     scrolls.append(page.evaluate(SCROLL, [way, 240]))
                     assert scrolls[-1]["shown"] > 0

@@ -13,8 +13,8 @@ import boto3
 import pytest
 
 from agentcore_rl_toolkit.cli.main import main
-from agentcore_rl_toolkit.deploy import quotas
-from agentcore_rl_toolkit.deploy.cost import Quotas
+from agentcore_rl_toolkit.deploy import cost, quotas
+from agentcore_rl_toolkit.deploy.quotas import Quotas
 from agentcore_rl_toolkit.errors import ConfigError
 
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
@@ -94,7 +94,7 @@ def test_the_line_says_how_long_it_takes_and_what_runs_at_once(service: Service)
     text = quotas.before_a_run(ARN, rollouts=60_000, concurrent=2000)
     assert text == (
         "quotas (Service Quotas): 1,000 sessions alive, 6,000 new ones a minute, 50 requests a second; to start 60,000 rollouts "
-        "takes at least 20 min; 1,000 of the 2,000 rollouts asked for run at once"
+        f"takes at least 20 min; {cost.line(60_000)}; 1,000 of the 2,000 rollouts asked for run at once"
     )
     assert quotas.start_s(Quotas(), 400) == pytest.approx(60)
 

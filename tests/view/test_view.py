@@ -97,7 +97,7 @@ class Shown:
 
     def at(self, address: str) -> Any:
         self.page.goto("about:blank")
-        self.page.goto(f"{self.url}/{address}")
+        self.page.goto(f"{self.url}{address}")
         self.page.wait_for_selector("#page[data-ready] h1", timeout=DEADLINE_MS)
         return self.page
 
@@ -317,23 +317,28 @@ def test_dark_and_light_have_contrast(shown: Shown) -> None:
 
 
 def test_the_server_answers_nobody_else_and_allows_no_remote_part(served: tuple[str, Path]) -> None:
-    url = served[0]
-    with urllib.request.urlopen(f"{url}/", timeout=30) as answer:
+    url, key = served[0].split("/?")
+    with urllib.request.urlopen(f"{url}/?{key}", timeout=30) as answer:
         policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    for headers, status in (({"Host": "evil.example"}, 421), ({"Origin": "http://evil.example"}, 403)):
+    for headers, asked, status in (
+        ({"Host": "evil.example"}, key, 421),
+        ({"Origin": "http://evil.example"}, key, 403),
+        ({}, "key=guessed", 401),
+        ({"Cookie": f"agentcore-rl-view-{url.rpartition(':')[2]}=guessed"}, "", 401),
+    ):
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(urllib.request.Request(f"{url}/api/runs", headers=headers), timeout=30)
+            urllib.request.urlopen(urllib.request.Request(f"{url}/api/runs?{asked}", headers=headers), timeout=30)
         assert refused.value.code == status
         refused.value.close()
     for path in (
         "static/..%2f..%2fexport.py",
         "static/nothing.js",
         "api/runs/nothing",
-        "api/runs/loop/rollouts?sort=evil",
+        "api/runs/loop/rollouts?sort=evil&",
     ):
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"{url}/{path}", timeout=30)
+            urllib.request.urlopen(f"{url}/{path.rstrip('&')}{'&' if '&' in path else '?'}{key}", timeout=30)
         assert refused.value.code == 404
         refused.value.close()

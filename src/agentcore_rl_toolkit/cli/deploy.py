@@ -13,7 +13,6 @@ import click
 
 from ..errors import ConfigError
 from .options import as_json
-from .output.screen import Command
 from .output.terminal import visible
 
 if TYPE_CHECKING:
@@ -23,14 +22,7 @@ if TYPE_CHECKING:
 CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 
 
-@click.command(
-    cls=Command,
-    sections={
-        "What": ["agent", "image", "code", "name"],
-        "Where": ["bucket", "region", "role"],
-        "How": ["dry_run", "remove"],
-    },
-)
+@click.command()
 @click.argument("what", required=False, type=click.Choice(["iam"]), metavar="[iam]")
 @click.option("--agent", type=click.Path(exists=True, path_type=Path), help="Folder of the agent, or its file.")
 @click.option("--image", metavar="URI", help="Deploy this image; nothing is built.")
@@ -233,6 +225,8 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
 def _report(
     done: Deployed, settings: Settings, region: str | None, dry_run: bool, as_json: bool, lines: Sequence[str]
 ) -> None:
+    from ..deploy import cost
+
     if not dry_run and done.arn is not None:
         write_env(
             Path(".env"),
@@ -253,7 +247,7 @@ def _report(
     if dry_run:
         click.echo("would write .env: AGENTCORE_AGENT_ARN, AGENTCORE_S3_BUCKET and AWS_REGION. Nothing was changed")
     elif done.arn is not None:
-        click.echo(f"{done.arn} (version {done.version}), written to .env")
+        click.echo(f"{done.arn} (version {done.version}), written to .env\n{cost.line(1000)}")
 
 
 def write_env(path: Path, values: dict[str, str | None]) -> None:

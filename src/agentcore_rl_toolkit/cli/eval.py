@@ -26,7 +26,6 @@ from ..store import parse_url
 from ..store.names import path_of
 from .options import as_json, from_environment
 from .output.commands import nearby, program
-from .output.screen import Command
 from .output.terminal import visible
 from .output.waiting import Waiting
 
@@ -59,13 +58,7 @@ class Target:
     stack: Stack | None = None
 
 
-@click.command(
-    cls=Command,
-    sections={
-        "What": ("agent", "data", "model", "out", "resume"),
-        "How": ("base_url", "model_id", "concurrency", "repeat", "timeout"),
-    },
-)
+@click.command()
 @click.option(
     "--agent",
     metavar="ARN|FILE",

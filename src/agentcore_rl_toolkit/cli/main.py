@@ -34,7 +34,6 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "eval": (".eval", "command", "Run an agent over a data set and summarise its rewards.", "local"),
     "train": (".train", "command", "Train an agent: here, or with another trainer.", "local"),
     "deploy": (".deploy", "command", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
-    "cost": (".cost", "command", "Estimate what a run costs on AWS, and how long it takes.", ""),
     "view": (".view", "command", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
     "runs": (".runs", "group", "Look at runs in the terminal: list, show, compare.", ""),
     "doctor": (".doctor", "command", "Check this machine, or the account: what is missing, what to do.", ""),

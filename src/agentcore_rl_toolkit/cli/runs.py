@@ -12,7 +12,7 @@ import click
 from ..errors import ConfigError
 from ..runs import Query, RunReader, TokenSequence, find_run, find_runs
 from ..view.data import input_text
-from . import stuck
+from . import in_flight
 from .options import as_json
 from .output import dialogue
 from .output.terminal import visible
@@ -24,9 +24,6 @@ COMPARED = 20  # inputs printed, those that changed most
 @click.group()
 def group() -> None:
     """Look at what trainings and evaluations left: agentcore-rl view shows the same in a browser."""
-
-
-group.add_command(stuck.command)
 
 
 @group.command("ls", short_help="List runs, the one written last first.")
@@ -63,7 +60,7 @@ def _head(path: Path) -> dict[str, Any]:
 @click.option("--phase", help="Rollouts of this phase: train, before, after, eval.")
 @click.option("--worst", type=click.IntRange(min=1), help="The rollouts with the lowest reward, read out.")
 @click.option("--rollout", "name", metavar="ID", help="One rollout, by number or session id.")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the learning curve into a file.")
+@click.option("--in-flight", "running", is_flag=True, help="The rollouts that run now: what each waits for.")
 @as_json
 def show(
     run: str | None,
@@ -71,12 +68,13 @@ def show(
     phase: str | None,
     worst: int | None,
     name: str | None,
-    png: Path | None,
+    running: bool,
     as_json: bool,
 ) -> None:
     """Show RUN, a folder or a name under runs/ [default: the run written last]: its steps, or some of its rollouts.
 
-    Text that was trained stands between «marks».
+    Text that was trained stands between «marks». With --in-flight, for a run that hangs: each rollout's stage, since when, until
+    which deadline, and what it waits for.
 
     \b
     Example:
@@ -84,14 +82,15 @@ def show(
     """
     with RunReader(find_run(run)) as reader:
         steps = reader.steps()
-        if png is not None:
-            draw(reader.name, steps, png)
-            click.echo(f"{png}", err=True)
+        if running:
+            found = in_flight.facts(reader)
+            click.echo(json.dumps(found, indent=2) if as_json else visible("\n".join(in_flight.lines(found))))
+            return
         if name is not None:
-            found = reader.find(name)
-            if found is None:
+            one = reader.find(name)
+            if one is None:
                 raise ConfigError(f"{reader.folder} has no rollout {name}, or several that begin so")
-            chosen = [found]
+            chosen = [one]
         elif worst is not None or step is not None or phase is not None:
             chosen = _chosen(reader, steps, phase, step, worst)
         else:
@@ -258,26 +257,6 @@ def bars(values: Sequence[float | None]) -> str:
     low, high = min(low, 0.0), max(high, 1.0)
     places = [None if v is None else round((v - low) / (high - low) * (len(BARS) - 1)) for v in values[-60:]]
     return "".join(" " if place is None else BARS[place] for place in places)
-
-
-def draw(name: str, steps: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The learning curve as a picture."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    trained = [s for s in steps if s["phase"] == "train" and s["reward"] is not None and s["step"] is not None]
-    x, y = [s["step"] for s in trained], [s["reward"] for s in trained]
-    spread = [s["reward_spread"] for s in trained]
-    figure, axis = plt.subplots(figsize=(8, 4.5), dpi=130, layout="constrained")
-    low, high = ([v + sign * d for v, d in zip(y, spread, strict=True)] for sign in (-1, 1))
-    axis.fill_between(x, low, high, alpha=0.15, linewidth=0)
-    axis.plot(x, y, marker="o", markersize=4)
-    axis.set(xlabel="step", ylabel="reward", title=name)
-    axis.grid(alpha=0.25)
-    figure.savefig(path)
-    plt.close(figure)
 
 
 def _plain(rollout: dict[str, Any]) -> dict[str, Any]:

@@ -10,19 +10,11 @@ from typing import Any
 import click
 
 from .options import as_json, engine_options
-from .output.screen import Command
 
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 
 
-@click.command(
-    "train",
-    cls=Command,
-    sections={
-        "What": ("agent", "data", "eval_data", "model", "backend", "config_path"),
-        "How": ("steps", "groups", "rollouts", "out", "resume"),
-    },
-)
+@click.command("train")
 @click.option("--agent", type=click.Path(path_type=Path), metavar="FILE", help="The agent's file.")
 @click.option("--data", type=click.Path(path_type=Path), help="What to train on: JSON lines, one payload each.")
 @click.option("--eval-data", type=click.Path(path_type=Path), help="The same, never trained on: run before and after.")

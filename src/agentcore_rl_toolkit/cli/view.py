@@ -10,55 +10,37 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
-from .._servers.host_check import is_loopback
 from ..errors import ConfigError
 from .options import allowed_hosts as allowed_hosts_option
-from .output.screen import Command
 
 if TYPE_CHECKING:
     from ..runs import Query, RunReader
     from .training.stack import Stack
 
 
-TRACES = 5  # dialogues of each step in Trackio: those with the lowest reward
-
-
-@click.command(
-    cls=Command,
-    sections={"Options": ("export", "to", "limit", "step", "host", "port", "callers", "opened")},
-)
+@click.command()
 @click.argument("runs", nargs=-1)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port [default: a free one].")
 @allowed_hosts_option
-@click.option(
-    "--callers",
-    type=click.Choice(["user", "any"]),
-    help="Who may read: this machine's user, or whoever reaches the port [default: user; any with another --host].",
-)
-@click.option("--open/--no-open", "opened", default=None, help="Open the browser [default: where there is a terminal].")
+@click.option("--no-open", is_flag=True, help="Do not open the browser.")
 @click.option(
     "--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as a file that opens from disk."
 )
 @click.option(
-    "--to",
-    type=click.Choice(["inspect", "trackio", "otlp"]),
-    help="Write one RUN as a log that `inspect view` opens, into Trackio's project agentcore-rl, or as spans to the "
-    "OpenTelemetry collector at OTEL_EXPORTER_OTLP_ENDPOINT.",
+    "--otlp",
+    is_flag=True,
+    help="Send one RUN as spans to the collector at OTEL_EXPORTER_OTLP_ENDPOINT (OpenTelemetry).",
 )
 @click.option(
-    "--limit",
-    default=500,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="--export, --to inspect: rollouts in the file.",
+    "--limit", default=500, show_default=True, type=click.IntRange(min=1), help="Of --export and --otlp: most rollouts."
 )
-@click.option("--step", type=int, help="--export, --to inspect: rollouts of this step only.")
+@click.option("--step", type=int, help="Of --export and --otlp: rollouts of this step only.")
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path, exists=True),
@@ -72,10 +54,9 @@ def command(
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
-    callers: Literal["user", "any"] | None,
-    opened: bool | None,
+    no_open: bool,
     export: Path | None,
-    to: str | None,
+    otlp: bool,
     limit: int,
     step: int | None,
     tokenizer: Path | None,
@@ -88,8 +69,8 @@ def command(
     this folder is found by itself. The key is that of AGENTCORE_RL_GATEWAY_ADMIN_KEY, else the one that a gateway of this machine
     made for itself.
 
-    A run that goes on is shown as it grows. What models wrote is shown as text and never obeyed. You and root can read the
-    runs, from this machine only; with --host whoever reaches the address can.
+    A run that goes on is shown as it grows. What models wrote is shown as text and never obeyed. The printed address has a key:
+    it is for you, and whom you give it to.
 
     \b
     Example:
@@ -102,22 +83,21 @@ def command(
 
     given = [find_run(name) for name in runs if not _is_address(name)]
     addresses = [name for name in runs if _is_address(name)]
-    if export is not None or to is not None:
+    if export is not None or otlp:
         if addresses:
             raise ConfigError("this writes a run; `agentcore-rl gateway export` writes the turns of a gateway")
-        if len(given) > 1 or (export is not None and to is not None):
-            raise ConfigError("--export and --to write one run, and one of the two: name one")
-    if export is not None:
-        from ..view.export import export as write
-
+        if len(given) > 1:
+            raise ConfigError("--export and --otlp write one run: name one")
         with RunReader(given[0] if given else find_run(None)) as run:
             query = Query(step=step) if step is not None else Query(sort="id", descending=True)
-            held, total = write(run, export, query, limit=limit)
-        left = f"; {total - held} are left out (--limit, --step)" if held < total else ""
-        click.echo(f"{export}: {held} of {total} rollouts{left}")
-        return
-    if to is not None:
-        _send(given[0] if given else find_run(None), to, step, limit)
+            if export is not None:
+                from ..view.export import export as write
+
+                held, total = write(run, export, query, limit=limit)
+                left = f"; {total - held} are left out (--limit, --step)" if held < total else ""
+                click.echo(f"{export}: {held} of {total} rollouts{left}")
+            if otlp:
+                _send_spans(run, query, limit)
         return
     from ..view.server import serve
 
@@ -127,51 +107,16 @@ def command(
             partial = ready_file.with_name(ready_file.name + ".new")
             partial.write_text(json.dumps({"url": url}))
             partial.replace(ready_file)
-        if opened if opened is not None else sys.stdout.isatty():
+        if not no_open and sys.stdout.isatty():
             webbrowser.open(url)
 
     with _gateways(addresses, tokenizer, found=not runs) as gateways:
         shown = Runs(given, Path.cwd(), gateways, only_gateways=bool(addresses) and not given)
-        serving = serve(
-            shown,
-            host=host,
-            port=port,
-            allowed_hosts=allowed_hosts,
-            callers=callers or ("user" if is_loopback(host) else "any"),
-            ready=ready,
-            parent_pid=parent_pid,
-        )
+        serving = serve(shown, host=host, port=port, allowed_hosts=allowed_hosts, ready=ready, parent_pid=parent_pid)
         try:
             asyncio.run(serving)
         except KeyboardInterrupt:
             sys.exit(130)
-
-
-def _send(folder: Path, to: str, step: int | None, limit: int) -> None:
-    """Raises: MissingExtraError."""
-    from ..runs import Query, RunReader
-
-    with RunReader(folder) as run:
-        query = Query(step=step) if step is not None else Query(sort="id", descending=True)
-        if to == "otlp":
-            _send_spans(run, query, limit)
-            return
-        if to == "trackio":
-            from ..view.trackio_run import PROJECT, send_to_trackio
-
-            steps, traces = send_to_trackio(run, traces=TRACES)
-            click.echo(
-                f"{steps} steps and evaluations, {traces} dialogues. Look at them with:\n    trackio show --project {PROJECT}"
-            )
-            return
-        from ..view.inspect_log import write_inspect_log
-
-        target = folder / "inspect" / (f"{run.name}.eval" if step is None else f"{run.name}-step-{step}.eval")
-        held, total = write_inspect_log(run, target, query, limit=limit)
-        left = f"; {total - held} are left out (--limit, --step)" if held < total else ""
-        click.echo(
-            f"{target}: {held} of {total} rollouts{left}. Look at them with:\n    inspect view --log-dir {target.parent}"
-        )
 
 
 def _send_spans(run: RunReader, query: Query, limit: int) -> None:

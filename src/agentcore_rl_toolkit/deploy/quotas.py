@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
-from .cost import Quotas
+from . import cost
 
 SERVICE = "bedrock-agentcore"
 LARGE_REGIONS = ("us-east-1", "us-west-2")
@@ -28,6 +28,21 @@ _NAMES = {
 _PERIODS_S = {"SECOND": 1.0, "MINUTE": 60.0, "HOUR": 3600.0}
 HOW_TO_RAISE = "ask for more in the Service Quotas console, under Amazon Bedrock AgentCore"
 DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quotas:
+    """Quotas of one agent. The defaults are AWS's for us-east-1 and us-west-2, as of November 2026.
+
+    Attributes:
+        requests_per_s: of InvokeAgentRuntime.
+        new_sessions_per_min: of an agent deployed as an image; one deployed as code may start 1,500.
+        sessions: that may be alive at once in the account.
+    """
+
+    requests_per_s: float = 200.0
+    new_sessions_per_min: float = 400.0
+    sessions: int = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +128,9 @@ def line(found: Found, *, rollouts: int | None = None, concurrent: int | None = 
         f"{q.requests_per_s:,.0f} requests a second"
     )
     if rollouts is not None:
-        text += f"; to start {rollouts:,} rollouts takes at least {_duration(start_s(q, rollouts))}"
+        text += (
+            f"; to start {rollouts:,} rollouts takes at least {_duration(start_s(q, rollouts))}; {cost.line(rollouts)}"
+        )
     if concurrent is not None and concurrent > q.sessions:
         text += f"; {q.sessions:,} of the {concurrent:,} rollouts asked for run at once"
     return text

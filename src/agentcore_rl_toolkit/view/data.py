@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,6 +52,14 @@ class Runs:
         if path not in self._open:
             self._open[path] = RunReader(path)
         return self._open[path]
+
+    def versions(self) -> dict[str, tuple[int, ...]]:
+        """Of each run that can be read, what changes when it grows."""
+        found = {}
+        for name in self.folders():
+            with contextlib.suppress(ConfigError):
+                found[name] = self.reader(name).version()
+        return found
 
     def close(self) -> None:
         for reader in self._open.values():
@@ -154,9 +163,12 @@ def input_text(payload: Any) -> str | None:
     return (prompt if isinstance(prompt, str) else json.dumps(payload, default=str))[:INPUT_CHARACTERS]
 
 
-def compare(first: RunReader, second: RunReader, sides: tuple[tuple[str, int | None], ...]) -> dict[str, Any]:
-    """Inputs that both sides have, the ones that changed most first."""
-    a, b = first.inputs(*sides[0]), second.inputs(*sides[1])
+Side = tuple[str, int | None]
+
+
+def compare(first: RunReader, second: RunReader, one: Side, other: Side) -> dict[str, Any]:
+    """Inputs that both sides (phase and step of a run) have, the ones that changed most first."""
+    a, b = first.inputs(*one), second.inputs(*other)
     found: list[dict[str, Any]] = []
     for key in a.keys() & b.keys():
         before, after = a[key]["reward"], b[key]["reward"]

@@ -1,26 +1,30 @@
-"""The server behind the page: reads only, answers only what names it, sends nothing that a page elsewhere could use."""
+"""The server behind the page: reads only, answers only what names it and has its key.
+
+The key is in the printed address. The first request with it gets a cookie, which the page's own requests bring.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import hmac
 import json
 import os
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from .._servers.bounded_http import BoundedProtocol, Bounds
 from .._servers.host_check import HostCheck
-from .._servers.this_user import ThisUserOnly
 from ..errors import ConfigError
 from . import data
 from .data import Runs
@@ -39,78 +43,78 @@ HEADERS = {
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
-def app(runs: Runs, stopping: asyncio.Event) -> Starlette:
-    """The routes."""
+def app(runs: Runs, stopping: asyncio.Event, hosts: HostCheck, key: str) -> Starlette:
+    """The routes, behind ``key``."""
 
     def answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
-            try:
-                value = await asyncio.to_thread(make, request)
-            except ConfigError as e:
-                return JSONResponse({"error": {"message": str(e)}}, status_code=404, headers=HEADERS)
-            return JSONResponse(value, headers=HEADERS)
+            return JSONResponse(await asyncio.to_thread(make, request))
 
         return handle
 
     def reader(request: Request) -> Any:
         return runs.reader(request.path_params["run"])
 
+    def number(request: Request) -> int:
+        return int(request.path_params["number"])
+
     def compared(request: Request) -> Any:
-        names = [request.query_params.get(side, "") for side in ("first", "second")]
         readers, sides = [], []
-        for name in names:
+        for name in (request.query_params.get(side, "") for side in ("first", "second")):
             run, _, rest = name.rpartition("@")
             phase, _, step = rest.partition(":")
             if step and not step.isdecimal():
                 raise ConfigError(f"{name!r} is not RUN@PHASE or RUN@PHASE:STEP")
             readers.append(runs.reader(run))
             sides.append((phase, int(step) if step else None))
-        return data.compare(readers[0], readers[1], tuple(sides))
+        return data.compare(readers[0], readers[1], sides[0], sides[1])
 
     async def texts(request: Request) -> Response:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > 20 * MAX_TOKENS:
-                return JSONResponse({"error": {"message": "too many tokens"}}, status_code=413, headers=HEADERS)
         try:
-            ids = [int(token) for token in json.loads(body)]
-            found = await asyncio.to_thread(lambda: data.token_texts(reader(request), ids))
-        except (ValueError, TypeError, ConfigError) as e:
-            return JSONResponse({"error": {"message": str(e)}}, status_code=400, headers=HEADERS)
-        return JSONResponse(found, headers=HEADERS)
+            ids = [int(token) for token in json.loads(await request.body())][:MAX_TOKENS]
+        except (ValueError, TypeError) as e:
+            raise ConfigError(f"not a list of tokens: {e}") from e
+        return JSONResponse(await asyncio.to_thread(lambda: data.token_texts(reader(request), ids)))
 
     async def events(request: Request) -> Response:
-        def version(name: str) -> tuple[int, ...]:
-            return runs.reader(name).version()
-
         async def changes() -> AsyncIterator[str]:
             known: dict[str, Any] = {}
             yield ": open\n\n"
-            while not stopping.is_set():
-                for name in await asyncio.to_thread(runs.folders):
-                    try:
-                        now = await asyncio.to_thread(version, name)
-                    except ConfigError:
-                        continue
+            while not stopping.is_set() and not await request.is_disconnected():
+                for name, now in (await asyncio.to_thread(runs.versions)).items():
                     if known.setdefault(name, now) != now:
                         known[name] = now
                         yield f"data: {json.dumps({'run': name})}\n\n"
-                if await request.is_disconnected():
-                    return
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), LOOK_S)
 
-        return StreamingResponse(changes(), media_type="text/event-stream", headers=HEADERS)
+        return StreamingResponse(changes(), media_type="text/event-stream")
 
     async def file(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
         if name not in ("index.html", "style.css", *MODULES):
-            return JSONResponse({"error": {"message": "not found"}}, status_code=404, headers=HEADERS)
-        return Response((STATIC / name).read_bytes(), media_type=_TYPES[Path(name).suffix], headers=HEADERS)
+            raise ConfigError("not found")
+        return Response((STATIC / name).read_bytes(), media_type=_TYPES[Path(name).suffix])
 
-    def number(request: Request) -> int:
-        return int(request.path_params["number"])
+    async def refused(_: Request, error: Exception) -> Response:
+        return JSONResponse({"error": {"message": str(error)}}, status_code=404)
+
+    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        cookie = f"agentcore-rl-view-{request.url.port}"  # a browser sends it to every port of the host
+        named = [dict(request.scope["headers"]).get(name) for name in (b"host", b"origin")]
+        given = request.query_params.get("key", "")
+        wrong = hosts.refusal(*named)
+        if wrong is not None:
+            response: Response = JSONResponse({"error": {"message": wrong.message}}, status_code=wrong.status)
+        elif not any(hmac.compare_digest(k.encode(), key.encode()) for k in (given, request.cookies.get(cookie, ""))):
+            message = "open the address that `agentcore-rl view` printed, with its key"
+            response = JSONResponse({"error": {"message": message}}, status_code=401)
+        else:
+            response = await call_next(request)
+        if given == key:
+            response.set_cookie(cookie, key, httponly=True, samesite="strict")
+        response.headers.update(HEADERS)
+        return response
 
     return Starlette(
         routes=[
@@ -125,7 +129,9 @@ def app(runs: Runs, stopping: asyncio.Event) -> Starlette:
             Route("/api/runs/{run}/texts", texts, methods=["POST"]),
             Route("/api/compare", answer(compared)),
             Route("/api/events", events),
-        ]
+        ],
+        exception_handlers={ConfigError: refused},
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
     )
 
 
@@ -135,13 +141,11 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     allowed_hosts: Sequence[str] = (),
-    callers: Literal["user", "any"] = "user",
     ready: Callable[[str], None],
     parent_pid: int | None = None,
 ) -> None:
-    """Serve until cancelled or ended by a signal. ``ready`` is called with the address.
+    """Serve until cancelled or ended by a signal. ``ready`` is called with the address and its key.
 
-    ``callers``: who may read: what runs on this machine as this user or root, or whoever reaches the port.
     Raises: ConfigError when the port is taken.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -151,30 +155,18 @@ async def serve(
     except OSError as e:
         listener.close()
         raise ConfigError(f"{host}:{port} cannot be listened on: {e}; choose another --port") from e
-    stopping = asyncio.Event()
-    bounds = Bounds(hosts=HostCheck((host, listener.getsockname()[0]), allowed_hosts))
-    protocol: Any = functools.partial(BoundedProtocol, bounds=bounds)
-    page: Any = app(runs, stopping)
-    if callers == "user":
-        page = ThisUserOnly(page, advice="`agentcore-rl view --callers any` shows its runs to whoever reaches it")
-    config = uvicorn.Config(
-        page,
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=2,
+    bound, taken = listener.getsockname()[:2]
+    key, stopping = secrets.token_urlsafe(16), asyncio.Event()
+    page = app(runs, stopping, HostCheck((host, bound), allowed_hosts), key)
+    server = uvicorn.Server(
+        uvicorn.Config(page, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=2)
     )
-    server = uvicorn.Server(config)
 
     async def watch() -> None:
         while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
             await asyncio.sleep(0.005)
         shown = f"[{host}]" if ":" in host else host
-        ready(f"http://{shown}:{listener.getsockname()[1]}")
+        ready(f"http://{shown}:{taken}/?key={key}")
         while not server.should_exit:
             await asyncio.sleep(0.2)
             if parent_pid is not None:

@@ -44,7 +44,7 @@ class Recording:
         self.run.close()
 
     def watched(self, client: Any, gateway: Any, timeout_s: float) -> contextlib.AbstractContextManager[None]:
-        """Keep `in_flight.json` of the run while the block runs, for `agentcore-rl runs stuck`.
+        """Keep `in_flight.json` of the run while the block runs, for `agentcore-rl runs show --in-flight`.
 
         ``timeout_s`` is the collection's own limit of a running rollout.
         """

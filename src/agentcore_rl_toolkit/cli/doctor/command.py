@@ -10,28 +10,11 @@ from pathlib import Path
 import click
 
 from ..options import as_json, from_environment
-from ..output.screen import Command
 from ..output.terminal import visible
 from .finding import Finding
 
 
-@click.command(
-    cls=Command,
-    sections={
-        "Options": (
-            "on_aws",
-            "agent",
-            "bucket",
-            "gateway_url",
-            "session_gateway_url",
-            "model_id",
-            "rollouts",
-            "concurrent",
-            "no_session",
-            "model",
-        )
-    },
-)
+@click.command()
 @click.option(
     "--aws", "on_aws", is_flag=True, help="Check the AWS account, bucket, agent and gateway instead of this machine."
 )

@@ -1,4 +1,4 @@
-"""`agentcore-rl runs stuck` while a collection hangs: in a tool, at the engine, at a runtime that was stopped."""
+"""`agentcore-rl runs show --in-flight` while a collection hangs: in a tool, at the engine, at a runtime that was stopped."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 def asked(folder: Path) -> dict[str, Any]:
-    done = CliRunner().invoke(cli, ["runs", "stuck", str(folder), "--json"])
+    done = CliRunner().invoke(cli, ["runs", "show", "--in-flight", str(folder), "--json"])
     assert done.exit_code == 0, done.output
     return dict(json.loads(done.stdout))
 
@@ -143,7 +143,9 @@ async def test_it_tells_a_hanging_tool_from_a_hanging_engine_and_a_stopped_runti
     assert "no model call is under way" in by_input["tool"]["why"]
     assert "counting lamps" in "\n".join(by_input["tool"]["log"])
     assert f"{hanging.engine} has a model call of it for" in by_input["model"]["why"]
-    shown = (await asyncio.to_thread(CliRunner().invoke, cli, ["runs", "stuck", str(hanging.folder)])).output
+    shown = (
+        await asyncio.to_thread(CliRunner().invoke, cli, ["runs", "show", "--in-flight", str(hanging.folder)])
+    ).output
     assert "1 wait for agent or its tool" in shown
     assert "    | counting lamps" in shown
 
@@ -152,12 +154,12 @@ async def test_it_tells_a_hanging_tool_from_a_hanging_engine_and_a_stopped_runti
         facts = await until(hanging.folder, lambda f: [p["where"] for p in f["waiting_for"]] == ["runtime"])
         [place] = facts["waiting_for"]
         assert place["rollouts"] == 2
-        assert f"its process {hanging.runtime.pid} is stopped (SIGSTOP)" in place["why"]
+        assert f"{hanging.runtime.url} does not answer" in place["why"]
     finally:
         os.kill(hanging.runtime.pid, signal.SIGCONT)
 
 
-def test_a_run_without_rollouts_in_flight_says_since_when(tmp_path: Path) -> None:
+def test_a_run_without_rollouts_in_flight_says_so(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as run:
         run.event("step", {"step": 0})
     assert "no rollout is in flight" in asked(tmp_path)["note"]
@@ -168,4 +170,4 @@ def test_a_trainer_that_does_not_write_any_more_is_the_one_that_hangs(tmp_path: 
         run.event("step", {"step": 0})
     old = {"at_s": time.time() - 60, "pid": 2**22 + 5, "count": 0, "rollouts": [], "gateway": None}
     (tmp_path / IN_FLIGHT).write_text(json.dumps(old))
-    assert "is gone: its last word is 60 s old" in asked(tmp_path)["note"]
+    assert "is gone, or does not write: its file is 60 s old" in asked(tmp_path)["note"]

@@ -1,0 +1,147 @@
+"""What `agentcore-rl runs show --in-flight` says: the stage of each running rollout, and what it waits for.
+
+Three sources are put together: the process that waits for the rollouts (`in_flight.json`), the gateway, which that process asks,
+and the local runtime, which is asked here. A source that does not answer within a few seconds is the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import LocalRuntimeError
+from ..runs import RunReader, read_in_flight
+
+ASK_S = 3.0  # what a server may take to answer
+OLD_S = 10.0  # a file that is rewritten every two seconds should not be older
+LOG_LINES, LOGS, SHOWN = 5, 3, 20
+NONE = "no rollout is in flight: the run has ended, is starting, or its trainer computes between two batches"
+
+
+def facts(reader: RunReader) -> dict[str, Any]:
+    """Each rollout with the place where it waits, and the places with their counts, the most frequent first."""
+    found = read_in_flight(reader.folder)
+    if found is None:
+        return {"run": reader.name, "count": 0, "waiting_for": [], "rollouts": [], "note": NONE}
+    age_s = time.time() - found["at_s"]
+    note = None
+    if age_s > OLD_S:  # nothing in the file is true any more: its writer is what hangs
+        note = f"the process {found['pid']} that waits for the rollouts {_state(found['pid'])}: its file is {_span(age_s)} old"
+    runtime = _Runtime(found.get("runtime_url"))
+    rollouts = []
+    for rollout in sorted(found["rollouts"], key=lambda r: -r["stage_s"]):
+        where, why = _place(rollout, found.get("gateway"), runtime)
+        log = runtime.log(rollout["session_id"]) if len(rollouts) < LOGS else None
+        rollouts.append({**rollout, "where": where, "why": why, "log": log})
+    places: dict[str, dict[str, Any]] = {}
+    for rollout in rollouts:  # the first of a place is the one that waits longest
+        first = {"where": rollout["where"], "rollouts": 0, "longest_s": rollout["stage_s"], "why": rollout["why"]}
+        places.setdefault(rollout["where"], first)["rollouts"] += 1
+    waiting = sorted(places.values(), key=lambda p: (-p["rollouts"], -p["longest_s"]))
+    whole = {"run": reader.name, "count": found["count"], "age_s": age_s, "note": note}
+    return {**whole, "waiting_for": waiting, "rollouts": rollouts}
+
+
+class _Runtime:
+    """The local runtime of the run; ``sessions`` is None for AWS's, ``problem`` says why it does not answer."""
+
+    def __init__(self, url: str | None) -> None:
+        from ..runtime.remote import RuntimeView, credential_from_env
+
+        self.sessions: dict[str, Mapping[str, Any]] | None = None
+        self.problem: str | None = None
+        if url is None or "amazonaws.com" in url:
+            return
+        self._view = RuntimeView(url, credential_from_env(os.environ), timeout_s=ASK_S)
+        try:
+            self.sessions = {session["session_id"]: session for session in self._view.sessions()}
+        except LocalRuntimeError as e:
+            self.problem = f"the runtime at {url} does not answer: {e}"
+
+    def log(self, session_id: str) -> list[str] | None:
+        if not self.sessions or session_id not in self.sessions:
+            return None
+        try:
+            return "".join(self._view.log(session_id)).splitlines()[-LOG_LINES:]
+        except LocalRuntimeError:
+            return None
+
+
+def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtime: _Runtime) -> tuple[str, str]:
+    """What is waited for, and what is known of it."""
+    stage, seconds = rollout["stage"], _span(rollout["stage_s"])
+    if stage == "queue":
+        return "queue", f"waits for {seconds} for a free place, the pace of requests or a quota (docs: client, limits)"
+    if rollout["trouble"]:
+        return "object store", f"its record cannot be looked for: {rollout['trouble']}"
+    if stage == "result":
+        return "object store", f"its record is there and is being read for {seconds}"
+    if runtime.problem is not None:
+        return "runtime", runtime.problem
+    session = (runtime.sessions or {}).get(rollout["session_id"])
+    state = "is not known to the runtime" if session is None else f"is {session['state']}"
+    if stage == "start":
+        return "runtime", f"the invoke is unanswered for {seconds}; its session {state}"
+    if stage == "stop":
+        return "runtime", f"its session is being stopped for {seconds}"
+    if runtime.sessions is not None and session is None:
+        return "runtime", "the runtime has no session of it any more, and there is no record: it is about to be lost"
+    if gateway is None:
+        return "agent", "it runs, without a gateway: its model calls are not seen"
+    return _in_gateway(rollout, gateway, "" if session is None else f"; its session {state}")
+
+
+def _in_gateway(rollout: Mapping[str, Any], gateway: Mapping[str, Any], state: str) -> tuple[str, str]:
+    """A rollout whose agent is at work."""
+    asked_s = time.time() - gateway["asked_s"]
+    if gateway["answered_s"] is None and asked_s > ASK_S:
+        return "gateway", f"the gateway has not answered for {_span(asked_s)}"
+    if gateway.get("error"):
+        return "gateway", f"the gateway does not answer: {gateway['error']}"
+    known = next((s for s in gateway["sessions"] if s["session_id"] == rollout["session_id"]), None)
+    if known is None or not known["calls"]:
+        return "agent or its tool", f"no model call is under way: the agent's own code has the turn{state}"
+    call = max(known["calls"], key=lambda c: c["seconds"])
+    seconds, left = _span(call["seconds"]), "" if call["left_s"] is None else f", {_span(call['left_s'])} left"
+    if call["state"] == "held":
+        return "weights", f"the gateway holds its model call for {seconds}: the trainer has paused it{left}"
+    if call["state"] in ("routed", "sent", "relaying"):
+        server = known["server"] or "the inference server"
+        return "model", f"{server} has a model call of it for {seconds} ({call['state']}{left})"
+    return "gateway", f"its model call is {call['state']} for {seconds}{left}"
+
+
+def _state(pid: int) -> str:
+    try:
+        stopped = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return "is gone, or does not write"
+    return "is stopped (SIGSTOP)" if stopped else "does not write"
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The same for people."""
+    if found["note"]:
+        yield found["note"]
+    if found["rollouts"]:
+        yield f"{found['run']}: {found['count']} rollouts in flight, as of {_span(found['age_s'])} ago\n"
+    for place in found["waiting_for"]:
+        yield f"{place['rollouts']:>5} wait for {place['where']}, the longest for {_span(place['longest_s'])}: {place['why']}"
+    for rollout in found["rollouts"][:SHOWN]:
+        left = "no limit" if rollout["left_s"] is None else f"{_span(rollout['left_s'])} left"
+        yield (
+            f"{rollout['session_id']}  input {rollout['input_id']}  attempt {rollout['attempt']}  stage {rollout['stage']} for "
+            f"{_span(rollout['stage_s'])} ({left})  {rollout['where']}: {rollout['why']}"
+        )
+        yield from (f"    | {line}" for line in rollout["log"] or ())
+    if len(found["rollouts"]) > SHOWN:
+        yield f"... and {found['count'] - SHOWN} more (--json)"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(0.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
