@@ -31,7 +31,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionCapture, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.record import NO_BASE, Base, CallRecord, ChoiceRecord, pack_ids, pack_logprobs
 from agentcore_rl_toolkit.gateway.token_calls.histories import past_calls
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, Delta, Request
+from agentcore_rl_toolkit.messages.dialects import DIALECTS, Delta, ModelRequest
 from agentcore_rl_toolkit.messages.render import Renderer, replay
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
@@ -206,6 +206,15 @@ def whole(capture: SessionCapture, turns: int) -> bool:
     )
 
 
+SERVE = """
+import asyncio, json, sys
+from agentcore_rl_toolkit.gateway import GatewayConfig, UpstreamConfig, serve
+settings, url, ready, parent = sys.argv[1:]
+config = GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),), **json.loads(settings))
+asyncio.run(serve(config, ready_file=ready, parent_pid=int(parent)))
+"""
+
+
 async def memory(renderer: Renderer, sessions: int, turns: int, budget_mb: int, at_once: int) -> dict[str, float]:
     """Resident memory of a gateway that tokenises, after many long sessions."""
     Answers.ready = ready_answer(renderer)
@@ -214,10 +223,10 @@ async def memory(renderer: Renderer, sessions: int, turns: int, budget_mb: int, 
     server = await asyncio.get_running_loop().create_server(Answers, "127.0.0.1", 0)
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder, "ready.json")
-        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
-        command += ["--upstream", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "--model", str(WEIGHTS)]
-        command += ["--store", f"{folder}/store", "--ready-file", str(ready), "--history-mb", str(budget_mb)]
-        process = await asyncio.to_thread(subprocess.Popen, [*command, "--parent-pid", str(os.getpid())])
+        upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        settings = {"model_dir": str(WEIGHTS), "store_dir": f"{folder}/store", "history_bytes": budget_mb * 2**20}
+        run = [json.dumps(settings), upstream, str(ready), str(os.getpid())]
+        process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", SERVE, *run])
         try:
             client = GatewayClient(await asyncio.to_thread(url_from, ready, process), timeout_s=300)
             handles = await client.create_sessions_async([f"session-{i:05}" + "x" * 30 for i in range(sessions)])
@@ -314,7 +323,7 @@ def main() -> None:
 
     rows.append(("read it token by token, per token", f"{best_us(streamed, rounds, 20) / len(ids):.1f} us"))
     for name in ("chat", "responses", "anthropic"):
-        encoder = DIALECTS[name].encoder(Request(dialect=name, model="m", stream=True), reply_id="x")
+        encoder = DIALECTS[name].encoder(ModelRequest(dialect=name, model="m", stream=True), reply_id="x")
         encoder.start()
         rows.append(
             (

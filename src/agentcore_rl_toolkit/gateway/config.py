@@ -93,10 +93,8 @@ class Limits:
     header_bytes: int = 64 * 2**10
     receiving_bytes: int = 2 * 2**30  # of all larger bodies that are on their way in
     reply_bytes: int = 256 * 2**20
-    sessions: int = 200_000
     call_s: float | None = 1800.0
     connect_s: float = 5.0
-    stalled_write_s: float = 60.0  # an agent that reads nothing for this long is gone
     idle_connection_s: float = 300.0
     head_s: float = 30.0  # from the first byte of a request to the last of its headers
     connections: int | None = None  # of clients; above it the longest idle are closed. None: half of the open files
@@ -104,8 +102,6 @@ class Limits:
     outage_s: float = (
         0.0  # how long a call may wait while no server is up; 0: it fails at once, and no server is looked at
     )
-    outage_calls: int = 20_000  # and how many calls
-    retry_memory_s: float = 600.0
     patience_s: float = 120.0  # how long Tinker's 429s, 5xx and broken connections are waited out
     keep_alive_s: float = 15.0  # between comment lines of a stream that waits for an engine that answers whole
 
@@ -125,7 +121,8 @@ class GatewayConfig:
     ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.
     ``store_dir`` None keeps the calls in a temporary file without a name, which is gone with the process. ``fsync``
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
-    call without the per-session key (rLLM's agents have none). ``model_id`` is the model name of every call, whatever
+    call without the per-session key, and a call opens its session if nobody did (rLLM's agents have no key).
+    ``model_id`` is the model name of every call, whatever
     the agent names; a session's own wins. ``upstream_hosts`` are patterns and networks that may be added
     as upstreams at run time; the hosts of ``upstreams`` always may. ``allowed_hosts`` are more names of this server
     (`HostCheck`). ``allow_fields`` are request fields that engines of yours take and `dialects.passthrough` does not know.
@@ -146,7 +143,6 @@ class GatewayConfig:
     store_dir: str | None = None
     fsync: bool = False
     session_keys: bool = True
-    implicit_sessions: bool = False
     retention_bytes: int | None = None
     retention_s: float | None = None
     upstream_hosts: tuple[str, ...] = ()
@@ -183,8 +179,6 @@ class GatewayConfig:
                 f"refusing to listen on {self.host} without an admin key: anyone who reaches it could read every session. "
                 f"Set {ADMIN_KEY_ENV}, or listen on 127.0.0.1"
             )
-        if self.implicit_sessions and self.session_keys:
-            raise ConfigError("implicit sessions have no key: they need session_keys=False")
         engines = {u.engine for u in self.upstreams}
         if "tinker" in engines and (len(engines) > 1 or self.model_dir is None):
             raise ConfigError(

@@ -61,7 +61,7 @@ class Dispatch:
             session = self._sessions.find(name)
             if session is not None:
                 self._check_key(session, request)
-            elif not self._config.implicit_sessions:
+            elif self._config.session_keys:
                 raise _no_session(name)
         elif not self._is_admin(request):
             raise RequestError("the admin key is missing or wrong", kind="authentication")
@@ -119,7 +119,7 @@ class Dispatch:
         session = self._sessions.find(name)
         if session is not None:
             return session
-        if self._config.implicit_sessions and not self._sessions.deleted_before(unquote_to_bytes(name)):
+        if not self._config.session_keys and not self._sessions.deleted_before(unquote_to_bytes(name)):
             try:
                 return self._sessions.create(unquote_to_bytes(name).decode(), SessionSettings())
             except (ContractError, UnicodeDecodeError) as e:

@@ -63,7 +63,6 @@ class Gateway:
             self.sessions = Sessions(
                 self.store,
                 secret=store_secret(directory),
-                limit=config.limits.sessions,
                 defaults=SessionSettings(sampling_params=dict(config.sampling_params), model_id=config.model_id),
             )
             self.recovered = self.sessions.restore(retention_s=config.retention_s)

@@ -236,21 +236,6 @@ async def test_a_mistake_far_back_is_named_by_its_place(engine: ScriptedEngine, 
             assert "messages[4].role" in json.loads(reply)["error"]["message"]
 
 
-async def test_a_budget_of_thinking_goes_with_a_long_history(engine: ScriptedEngine, start_gateway: Start) -> None:
-    gateway = await start_gateway(engine)
-    session = await sessions_of(gateway)
-    messages: list[Any] = []
-    for turn in range(3):
-        messages.append({"role": "user", "content": f"{turn} {LONG_TEXT}"})
-        thinking = {"type": "enabled", "budget_tokens": 2048}
-        body = {"model": "m", "max_tokens": 4096, "messages": messages, "thinking": thinking}
-        status, _ = await request("POST", session.base_url + "/messages", body=body, key=session.api_key, timeout_s=30)
-        assert status == 200
-        assert engine.calls[-1].body["messages"] == messages
-        assert engine.calls[-1].body["thinking_token_budget"] == 2048
-        messages.append({"role": "assistant", "content": "w1"})
-
-
 def test_the_member_beside_the_list_is_compared_as_it_came() -> None:
     known = Prefixes(Budget(10**6))
     item = {"role": "user", "content": "x" * 100}

@@ -20,7 +20,7 @@ from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
-from agentcore_rl_toolkit.messages.dialects import Request
+from agentcore_rl_toolkit.messages.dialects import ModelRequest
 
 MODEL = str(Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights")
 Start = Callable[..., Awaitable[Gateway]]
@@ -73,7 +73,7 @@ async def test_calls_wait_for_the_only_server_and_health_says_so(
 async def test_what_waited_in_vain_is_for_later_and_is_the_infrastructures(
     engine: ScriptedEngine, start_gateway: Start
 ) -> None:
-    gateway = await start_gateway(engine, limits=Limits(outage_s=0.3, outage_calls=1))
+    gateway = await start_gateway(engine, limits=Limits(outage_s=0.3))
     first, second = await opened(gateway), await opened(gateway)
     await engine.stop()
 
@@ -196,7 +196,7 @@ def test_vllms_version_spans_are_read() -> None:
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_ignoring_the_end_is_not_undone_by_our_stop_ids(kind: str) -> None:
-    asked = Request(dialect="chat", model="m")
+    asked = ModelRequest(dialect="chat", model="m")
     for other, wanted in (({}, [1, 2]), ({"ignore_eos": True}, []), ({"ignore_eos": True, "stop_token_ids": [7]}, [7])):
         asked.sampling.other = dict(other)
         _, body = TOKEN_ENGINES[kind].request(b"[5]", asked, max_tokens=4, stop_token_ids=[1, 2], stream=False)

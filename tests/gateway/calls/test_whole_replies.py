@@ -24,7 +24,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.admin.rllm import traces_of
-from agentcore_rl_toolkit.gateway.export_rows import stored_sessions
+from agentcore_rl_toolkit.gateway.export import stored_sessions
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, decode_ids
 from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
 

@@ -13,7 +13,7 @@ from agentcore_rl_toolkit.gateway.capture.record import CallRecord, unpack_ids, 
 from agentcore_rl_toolkit.gateway.capture.replay import replay
 from agentcore_rl_toolkit.gateway.capture.reply import Captured, read_reply
 from agentcore_rl_toolkit.gateway.capture.stream import StreamReader, read_stream
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, Request
+from agentcore_rl_toolkit.messages.dialects import DIALECTS, ModelRequest
 
 
 def chunk(**body: object) -> bytes:
@@ -153,7 +153,7 @@ ODD = [None, True, -1, 1.5, "", "x", [], {}, [None], [1], ["x"], [{}], {"a": 1},
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))
 def test_no_answer_of_an_engine_can_do_worse_than_an_upstream_error(name: Any) -> None:
-    request = Request(dialect=name, model="m", stream=True, include_usage=True, logprobs=True)
+    request = ModelRequest(dialect=name, model="m", stream=True, include_usage=True, logprobs=True)
     read_well = 0
     for path in places(CHUNK)[1:]:
         for odd in ODD:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
-from agentcore_rl_toolkit.messages.dialects.canonical import Request
+from agentcore_rl_toolkit.messages.dialects.canonical import ModelRequest
 
 # Types of the fields as SGLang 0.5.23 declares them (`managers/io_struct.py`, `sampling/sampling_params.py`). Another sampling
 # parameter than these is refused there with 400.
@@ -48,7 +48,7 @@ SAMPLING: dict[str, Any] = {
 
 @pytest.mark.parametrize(("engine", "experts"), [("sglang", False), ("sglang-experts", True)])
 def test_expert_routing_is_asked_for_by_the_engine_that_is_named_for_it(engine: str, experts: bool) -> None:
-    request = Request(dialect="chat", model="m")
+    request = ModelRequest(dialect="chat", model="m")
     path, body = TOKEN_ENGINES[engine].request(b"[1,2]", request, max_tokens=4, stop_token_ids=[2], stream=True)
     asked = json.loads(body)
     assert path == b"/generate"
@@ -68,7 +68,7 @@ def test_expert_routing_is_asked_for_by_the_engine_that_is_named_for_it(engine: 
 )
 def test_all_that_is_asked_for_has_the_name_and_the_type_that_sglang_takes(form: dict[str, Any] | None) -> None:
     engine: Any = TOKEN_ENGINES["sglang-experts"]
-    asked = Request(dialect="chat", model="m", response_format=form, n=2)
+    asked = ModelRequest(dialect="chat", model="m", response_format=form, n=2)
     asked.sampling.temperature, asked.sampling.top_p, asked.sampling.stop = 0.7, 0.9, ["end"]
     asked.sampling.other = {"seed": 3, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [7]}
     asked.sampling.other |= {"top_k": 5, "min_p": 0.1, "logit_bias": {"5": 1.0}, "presence_penalty": 0.1}

@@ -114,25 +114,8 @@ async def test_version_and_pause_are_there_after_everything_was_killed(served: S
     assert await versions(client, *sessions) == [7] * 6
 
 
-async def test_a_version_at_the_command_line_wins_and_is_what_is_known_from_then_on(served: Served) -> None:
-    client = await served.start()
-    await client.set_weight_version_async(7)
-    await client.pause_async(arriving="reject")
-    served.kill()
-    client = await served.start("--weight-version", "3")
-    assert (await client.stats_async())["weight_version"] == 3
-    served.kill()
-    client = await served.start()
-    assert (await client.stats_async())["weight_version"] == 3
-    assert (await client.health_async())["paused"]  # the option said nothing of a pause
-    await client.resume_async()
-    sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
-    assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
-    assert await versions(client, *sessions) == [3] * 6
-
-
 async def test_a_temporary_store_keeps_nothing(served: Served) -> None:
-    client = await served.start("--weight-version", "3", store=False)
+    client = await served.start(store=False)
     await client.set_weight_version_async(7)
     [session] = await client.create_sessions_async([new_session_id()])
     assert await ask(session) == 200

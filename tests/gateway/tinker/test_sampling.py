@@ -34,7 +34,7 @@ from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.engines import tinker as wire
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, logprob_of
-from agentcore_rl_toolkit.messages.dialects.canonical import Request, Sampling
+from agentcore_rl_toolkit.messages.dialects.canonical import ModelRequest, Sampling
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 
@@ -160,7 +160,7 @@ def test_whole_numbers_only() -> None:
 
 
 def test_without_stop_ids_the_models_own_end_of_text_still_stops() -> None:
-    asked = Request(dialect="chat", model="m", sampling=Sampling(temperature=0.0))
+    asked = ModelRequest(dialect="chat", model="m", sampling=Sampling(temperature=0.0))
     _, body = wire.TinkerEngine().request(b"[1,2]", asked, max_tokens=3, stop_token_ids=[], stream=False)
     sampling = msgspec.json.decode(body)["sampling_params"]
     assert "stop" not in sampling

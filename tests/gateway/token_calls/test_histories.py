@@ -291,7 +291,7 @@ async def test_after_kill_9_a_session_goes_on_with_the_very_tokens_it_had(
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
     command += ["--upstream", engine.url, "--model", str(MODEL), "--store", str(tmp_path / "store")]
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), "--history-mb", "1"]
+    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
     name = new_session_id()
     odd = [i for c in "The answer is 5" for i in renderer.encode(c)]
     messages: list[Any] = [SYSTEM, user("What is 2 + 3?")]

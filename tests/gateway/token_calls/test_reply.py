@@ -17,10 +17,10 @@ from agentcore_rl_toolkit.gateway.capture.record import unpack_ids, unpack_logpr
 from agentcore_rl_toolkit.gateway.capture.reply import Captured
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
-from agentcore_rl_toolkit.gateway.testing.openai_shapes import Answered, chunks
+from agentcore_rl_toolkit.gateway.testing.openai_shapes import SampledReply, chunks
 from agentcore_rl_toolkit.gateway.testing.token_shapes import sglang_answer, vllm_choice
 from agentcore_rl_toolkit.gateway.token_calls.reply import TokenReply
-from agentcore_rl_toolkit.messages.dialects import Delta, Request
+from agentcore_rl_toolkit.messages.dialects import Delta, ModelRequest
 from agentcore_rl_toolkit.messages.dialects.canonical import Sampling
 from agentcore_rl_toolkit.messages.render import Renderer
 
@@ -43,7 +43,7 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
         seen = Seen("POST", "/v1/completions", {}, {"logprobs": 1, "return_token_ids": True}, prompt_ids=[1])
         logprobs = [logprob_of(i) for i in ids]
         choice = {"index": 0, "ids": ids, "logprobs": logprobs, "content": "x", "finish": finish, "stop": stop}
-        answered = Answered(
+        answered = SampledReply(
             seen=seen,
             chat=False,
             choices=[{**choice, "tool_calls": None, "reasoning_content": None}],
@@ -70,7 +70,7 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
     return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in reply]
 
 
-def read(renderer: Renderer, asked: Request, engine: str, pieces: list[bytes]) -> tuple[TokenReply, list[Delta]]:
+def read(renderer: Renderer, asked: ModelRequest, engine: str, pieces: list[bytes]) -> tuple[TokenReply, list[Delta]]:
     sampled = TokenReply(renderer, asked, None)
     stream = TOKEN_ENGINES[engine].stream()
     return sampled, [delta for data in pieces for piece in stream.feed(data) for delta in sampled.take(piece)]
@@ -116,7 +116,7 @@ def test_an_answer_ends_before_its_stop_string_wherever_the_events_are_cut(
     renderer: Renderer, engine: str, expected: str, stops: list[str], text: str, ended_by: str | None
 ) -> None:
     letters = [i for c in expected for i in renderer.encode(c)]  # tokens of one character: the finest boundaries
-    asked = Request(dialect="chat", model="m", sampling=Sampling(stop=stops), logprobs=True)
+    asked = ModelRequest(dialect="chat", model="m", sampling=Sampling(stop=stops), logprobs=True)
     for ids in (letters, renderer.encode(expected)):
         begins = begins_of(renderer, ids)
         kept = sum(1 for k in begins if k < len(text)) if ended_by else len(ids)
@@ -137,7 +137,7 @@ def test_a_stop_string_counts_where_it_was_sampled_in_reasoning_or_a_call_as_wel
         (f"look:{CALL}", "</tool_call>", "look:", "", 1),
     ):
         ids = renderer.encode(entries)
-        asked = Request(dialect="chat", model="m", tools=TOOLS, sampling=Sampling(stop=[stop]))
+        asked = ModelRequest(dialect="chat", model="m", tools=TOOLS, sampling=Sampling(stop=[stop]))
         for step in (1, 3, len(ids)):
             sampled, _ = read(renderer, asked, engine, events(engine, ids, step, finish="length"))
             [choice] = sampled.choices()
@@ -150,7 +150,7 @@ def test_a_stop_string_counts_where_it_was_sampled_in_reasoning_or_a_call_as_wel
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_stream_may_be_cut_at_any_byte(renderer: Renderer, engine: str) -> None:
     ids = [*renderer.encode("5 and"), min(renderer.stop_token_ids)]
-    asked = Request(dialect="chat", model="m", sampling=Sampling(stop=[" and"]), logprobs=True)
+    asked = ModelRequest(dialect="chat", model="m", sampling=Sampling(stop=[" and"]), logprobs=True)
     data = b"".join([*events(engine, ids, 2, stop=" and"), b"data: [DONE]\n\n"])
     for at in range(1, len(data), 3):
         sampled, deltas = read(renderer, asked, engine, [data[:at], data[at:]])
@@ -165,7 +165,7 @@ def test_any_text_any_stops_any_cut(data: st.DataObject) -> None:
     stops = data.draw(st.lists(st.text(alphabet="ab <ü\n", min_size=1, max_size=4), max_size=3))
     ids = [i for c in answer for i in renderer.encode(c)] if data.draw(st.booleans()) else renderer.encode(answer)
     engine, step = data.draw(st.sampled_from(ENGINES)), data.draw(st.integers(1, len(ids)))
-    asked = Request(dialect="chat", model="m", sampling=Sampling(stop=stops), logprobs=True)
+    asked = ModelRequest(dialect="chat", model="m", sampling=Sampling(stop=stops), logprobs=True)
     sampled, deltas = read(renderer, asked, engine, events(engine, ids, step))
     ends = [(answer.find(s) + len(s), answer.find(s), s) for s in stops if s in answer]
     raw = answer[: min(ends)[1]] if ends else answer

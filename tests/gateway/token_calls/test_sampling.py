@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.token_calls.mode import impose
-from agentcore_rl_toolkit.messages.dialects import Request
+from agentcore_rl_toolkit.messages.dialects import ModelRequest
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = {"role": "user", "content": "What is 2 + 3?"}
@@ -271,7 +271,7 @@ async def test_images_reach_an_engine_that_takes_messages(engine: ScriptedEngine
 
 
 def test_settings_reach_the_template_and_the_rest_of_the_request() -> None:
-    asked = Request(dialect="chat", model="m", template_kwargs={"a": 1})
+    asked = ModelRequest(dialect="chat", model="m", template_kwargs={"a": 1})
     impose(asked, {"chat_template_kwargs": {"enable_thinking": False}, "n": 2, "reasoning_effort": "low", "odd": 3})
     assert asked.template_options() == {"a": 1, "enable_thinking": False, "reasoning_effort": "low"}
     assert (asked.n, asked.sampling.other) == (2, {"odd": 3})

@@ -12,8 +12,8 @@ import pytest
 from agentcore_rl_toolkit.messages.dialects import (
     Choice,
     Delta,
+    ModelRequest,
     Reply,
-    Request,
     RequestError,
     ToolCall,
     Usage,
@@ -38,7 +38,7 @@ class Provider:
         self.deltas: list[Delta] | None = None
         self.error: RequestError | None = None
         self.error_in_stream: RequestError | None = None
-        self.requests: list[Request] = []
+        self.requests: list[ModelRequest] = []
         self.slice = 7  # bytes per write: no event arrives in one piece
         self.url = ""
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, Request, RequestError, context_overflow
+from agentcore_rl_toolkit.messages.dialects import DIALECTS, ModelRequest, RequestError, context_overflow
 from agentcore_rl_toolkit.messages.errors import error_body
 
 FUNCTION = {"name": "look_up", "description": "d", "parameters": {"type": "object", "properties": {}}}
@@ -24,7 +24,7 @@ BASE: dict[str, dict[str, Any]] = {
 }
 
 
-def parse(name: str, **fields: Any) -> Request:
+def parse(name: str, **fields: Any) -> ModelRequest:
     return DIALECTS[name].parse_request(json.dumps({**BASE[name], **fields}).encode())
 
 

@@ -12,8 +12,8 @@ from agentcore_rl_toolkit.messages.dialects import (
     DIALECTS,
     Choice,
     Delta,
+    ModelRequest,
     Reply,
-    Request,
     RequestError,
     Sampling,
     ToolCall,
@@ -28,7 +28,7 @@ CHATTY = ["chat", "responses", "anthropic"]
 
 
 def stream(name: str, deltas: list[Delta], *, n: int = 1, logprobs: bool = False) -> bytes:
-    request = Request(dialect=name, model="m", n=n, stream=True, include_usage=True, logprobs=logprobs)
+    request = ModelRequest(dialect=name, model="m", n=n, stream=True, include_usage=True, logprobs=logprobs)
     encoder = DIALECTS[name].encoder(request, reply_id="chatcmpl-9", model="m", created=5)
     return encoder.start() + b"".join(encoder.feed(delta) for delta in deltas) + encoder.finish()
 
@@ -63,7 +63,7 @@ def test_what_is_written_is_read_at_every_cut(name, full_reply) -> None:
 @pytest.mark.parametrize("name", CHATTY)
 def test_a_whole_answer_is_read_as_it_was_written(name, full_reply) -> None:
     dialect = DIALECTS[name]
-    body = dialect.encode_reply(full_reply, Request(dialect=name, model="m"))
+    body = dialect.encode_reply(full_reply, ModelRequest(dialect=name, model="m"))
     reply = REPLIES[name](body)
     assert parts_of(reply.choices[0]) == parts_of(full_reply.choices[0])
     assert reply.complete
@@ -147,7 +147,7 @@ def test_choices_of_one_stream_do_not_mix() -> None:
 
 @pytest.mark.parametrize("name", ["responses", "anthropic"])
 def test_an_error_written_into_a_stream_is_read_as_one(name) -> None:
-    encoder = DIALECTS[name].encoder(Request(dialect=name, model="m", stream=True), reply_id="x")
+    encoder = DIALECTS[name].encoder(ModelRequest(dialect=name, model="m", stream=True), reply_id="x")
     data = encoder.start() + encoder.feed(Delta(text="a"))
     data += encoder.error(RequestError("the engine died", kind="upstream"))
     decoder = STREAMS[name]()
@@ -160,7 +160,9 @@ def test_an_error_written_into_a_stream_is_read_as_one(name) -> None:
 def test_anthropic_arguments_that_are_no_object_are_shown_as_they_are() -> None:
     choice = Choice(tool_calls=[ToolCall(id="a", name="f", arguments="[1, 2")], finish_reason="tool_calls")
     body = json.loads(
-        DIALECTS["anthropic"].encode_reply(Reply(id="1", choices=[choice]), Request(dialect="anthropic", model="m"))
+        DIALECTS["anthropic"].encode_reply(
+            Reply(id="1", choices=[choice]), ModelRequest(dialect="anthropic", model="m")
+        )
     )
     assert body["content"][0]["input"] == {"_raw": "[1, 2"}
 
@@ -178,8 +180,8 @@ def test_anthropic_arguments_that_are_no_object_are_shown_as_they_are() -> None:
 def test_reasons_to_finish_in_each_dialects_words(finish, stop_sequence, anthropic, responses) -> None:
     choice = Choice(content="x", finish_reason=finish, stop_sequence=stop_sequence)
     reply = Reply(id="1", choices=[choice])
-    request = Request(dialect="anthropic", model="m", sampling=Sampling(stop=["END"]))
+    request = ModelRequest(dialect="anthropic", model="m", sampling=Sampling(stop=["END"]))
     body = json.loads(DIALECTS["anthropic"].encode_reply(reply, request))
     assert (body["stop_reason"], body["stop_sequence"]) == (anthropic, stop_sequence)
-    body = json.loads(DIALECTS["responses"].encode_reply(reply, Request(dialect="responses", model="m")))
+    body = json.loads(DIALECTS["responses"].encode_reply(reply, ModelRequest(dialect="responses", model="m")))
     assert body["status"] == responses

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
-import json
 import logging
 import os
 from pathlib import Path
@@ -15,7 +13,7 @@ from agentcore_rl_toolkit.errors import AgentCoreRLError
 from agentcore_rl_toolkit.gateway import serve
 
 from .models import GatewayConfig
-from .server import LocalHandler, LocalServer, our_config, upstreams_of
+from .server import our_config, upstreams_of
 
 
 def main() -> None:
@@ -37,10 +35,6 @@ def main() -> None:
     parser.add_argument(
         "--allow-upstream-host", action="append", default=[], help="hosts that may be added while running"
     )
-    parser.add_argument(
-        "--handler-factory", metavar="MODULE:FUNCTION", help="makes a sampler in this process, instead of --worker"
-    )
-    parser.add_argument("--handler-config", metavar="FILE", help="JSON that the handler factory is called with")
     parser.add_argument("--front", action="store_true", help="not offered: one process of ours serves what rLLM shards")
     parser.add_argument("--log-level")
     args = parser.parse_args()
@@ -52,7 +46,6 @@ def main() -> None:
     except (OSError, ValueError, ModuleNotFoundError) as e:
         parser.exit(2, f"rllm-model-gateway: error: {e}\n")
     try:
-        handler = made_handler(args.handler_factory, args.handler_config) if args.handler_factory else None
         try:
             import uvloop
 
@@ -60,7 +53,7 @@ def main() -> None:
         except ImportError:
             runner = asyncio.Runner()
         with runner:
-            runner.run(run(config, config.host, config.port, handler))
+            runner.run(serve(our_config(config, port=config.port, host=config.host, upstreams=upstreams_of(config))))
     except (AgentCoreRLError, ValueError) as e:
         parser.exit(2, f"rllm-model-gateway: error: {e}\n")
 
@@ -93,31 +86,6 @@ def read_config(args: argparse.Namespace) -> GatewayConfig:
     config = GatewayConfig(**values)
     config.allow_upstream_hosts += args.allow_upstream_host
     return config
-
-
-async def run(config: GatewayConfig, host: str, port: int, handler: LocalHandler | None) -> None:
-    """Serve until a signal comes; `handler` samples beside the configured servers."""
-    local = LocalServer(handler) if handler is not None else None
-    upstreams = upstreams_of(config)
-    if local is not None:
-        upstreams = (*upstreams, await local.start())
-    try:
-        await serve(our_config(config, port=port, host=host, upstreams=upstreams))
-    finally:
-        if local is not None:
-            await local.stop()
-
-
-def made_handler(factory: str, config_file: str | None) -> LocalHandler:
-    """What the factory makes of the file. Raises: ValueError if there is no such factory or file."""
-    module, _, name = factory.partition(":")
-    try:
-        make = getattr(importlib.import_module(module), name)
-        settings = json.loads(Path(config_file).read_text()) if config_file else {}
-    except (ImportError, AttributeError, ValueError, OSError) as e:
-        raise ValueError(f"--handler-factory {factory} with {config_file or 'no file'}: {type(e).__name__}: {e}") from e
-    handler: LocalHandler = make(settings)
-    return handler
 
 
 if __name__ == "__main__":

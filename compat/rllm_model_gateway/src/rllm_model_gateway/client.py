@@ -11,7 +11,7 @@ import httpx
 
 from agentcore_rl_toolkit._servers.keys import key_for
 
-from .models import ADMIN_KEY_ENV, TraceGraph, TraceRecord, WorkerInfo
+from .models import ADMIN_KEY_ENV, TraceRecord, WorkerInfo
 
 
 def _headers(url: str) -> dict[str, str]:
@@ -24,9 +24,6 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _records(answer: Any) -> list[TraceRecord]:
-    """A list of traces, or a compact graph, as records."""
-    if isinstance(answer, dict):
-        return TraceGraph.model_validate(answer).flatten()
     return [TraceRecord(**trace) for trace in answer]
 
 
@@ -80,10 +77,9 @@ class GatewayClient:
         return int(self._call("POST", "/sessions/batch_delete", json={"session_ids": session_ids})["deleted"])
 
     def get_session_traces(
-        self, session_id: str, since: float | None = None, limit: int | None = None, format: str | None = None
+        self, session_id: str, since: float | None = None, limit: int | None = None
     ) -> list[TraceRecord]:
-        """With ``format="compact"`` less is sent; earlier replies in `messages` are then as they were given, not as sent back."""
-        params = _given(since=since, limit=limit, format=format)
+        params = _given(since=since, limit=limit)
         return _records(self._call("GET", f"/sessions/{session_id}/traces", params=params))
 
     def get_trace(self, trace_id: str) -> TraceRecord:
@@ -158,25 +154,10 @@ class AsyncGatewayClient:
         return int((await self._call("POST", "/sessions/batch_delete", json={"session_ids": session_ids}))["deleted"])
 
     async def get_session_traces(
-        self,
-        session_id: str,
-        since: float | None = None,
-        limit: int | None = None,
-        format: str | None = None,
-        *,
-        flatten: bool = True,
-    ) -> list[TraceRecord] | TraceGraph:
-        """With ``format="compact"`` less is sent; ``flatten=False`` gives it as it was sent, a graph.
-
-        Raises: ValueError for ``flatten=False`` without ``format="compact"``.
-        """
-        params = _given(since=since, limit=limit, format=format)
-        answer = await self._call("GET", f"/sessions/{session_id}/traces", params=params)
-        if flatten:
-            return _records(answer)
-        if not isinstance(answer, dict):
-            raise ValueError('the gateway sent a list of traces; flatten=False goes with format="compact"')
-        return TraceGraph.model_validate(answer)
+        self, session_id: str, since: float | None = None, limit: int | None = None
+    ) -> list[TraceRecord]:
+        params = _given(since=since, limit=limit)
+        return _records(await self._call("GET", f"/sessions/{session_id}/traces", params=params))
 
     async def get_trace(self, trace_id: str) -> TraceRecord:
         return TraceRecord(**await self._call("GET", f"/traces/{trace_id}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -34,8 +34,8 @@ def allowed_hosts() -> list[str]:
     return os.environ.get(ALLOWED_HOSTS_ENV, "").split()
 
 
-class _Call(BaseModel):
-    """What a call says about itself in either form."""
+class TraceRecord(BaseModel):
+    """One model call, whole, with as many logprobs as completion tokens."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -43,6 +43,8 @@ class _Call(BaseModel):
     session_id: str
     lineage_id: str | None = None
     model: str = ""
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    prompt_token_ids: list[int] = Field(default_factory=list)
     response_message: dict[str, Any] = Field(default_factory=dict)
     completion_token_ids: list[int] = Field(default_factory=list)
     logprobs: list[float] | None = None
@@ -53,89 +55,8 @@ class _Call(BaseModel):
     token_counts: dict[str, int] = Field(default_factory=dict)
     timestamp: float = 0.0
     metadata: dict[str, Any] = Field(default_factory=dict)
-
-
-class TraceRecord(_Call):
-    """One model call, whole, with as many logprobs as completion tokens."""
-
-    messages: list[dict[str, Any]] = Field(default_factory=list)
-    prompt_token_ids: list[int] = Field(default_factory=list)
     raw_request: dict[str, Any] | None = None
     raw_response: dict[str, Any] | None = None
-
-
-class TraceDelta(_Call):
-    """One model call as what comes after its parent: the call whose messages, prompt and reply it goes on from."""
-
-    parent_trace_id: str | None
-    messages_suffix: list[dict[str, Any]]
-    prompt_ids_suffix: list[int]
-
-
-class TraceGraph(BaseModel):
-    """The calls of one session, parents before children. Raises: ValueError on an unknown parent or a repeated id."""
-
-    format: Literal["compact"]
-    version: Literal[1]
-    deltas: list[TraceDelta]
-
-    @model_validator(mode="after")
-    def _in_order(self) -> TraceGraph:
-        seen: set[str] = set()
-        for delta in self.deltas:
-            if delta.trace_id in seen:
-                raise ValueError(f"trace {delta.trace_id!r} is there twice")
-            if delta.parent_trace_id is not None and delta.parent_trace_id not in seen:
-                raise ValueError(f"the parent of trace {delta.trace_id!r} does not come before it")
-            seen.add(delta.trace_id)
-        return self
-
-    def delta(self, trace_id: str) -> TraceDelta | None:
-        return next((d for d in self.deltas if d.trace_id == trace_id), None)
-
-    def resolve(self, trace_id: str) -> TraceRecord:
-        """One call, whole. Raises: ValueError if it is not here."""
-        found = next((r for r in self.flatten() if r.trace_id == trace_id), None)
-        if found is None:
-            raise ValueError(f"unknown trace {trace_id!r}")
-        return found
-
-    def flatten(self) -> list[TraceRecord]:
-        """Every call, whole."""
-        whole: dict[str, TraceRecord] = {}
-        for delta in self.deltas:
-            messages, prompt = list(delta.messages_suffix), list(delta.prompt_ids_suffix)
-            if delta.parent_trace_id is not None:
-                parent = whole[delta.parent_trace_id]
-                messages = [*parent.messages, parent.response_message, *messages]
-                prompt = [*parent.prompt_token_ids, *parent.completion_token_ids, *prompt]
-            # Checked when the delta was made; millions of token ids are not gone through once more.
-            whole[delta.trace_id] = TraceRecord.model_construct(
-                messages=messages, prompt_token_ids=prompt, **_fields(delta)
-            )
-        return list(whole.values())
-
-    def slice(self, trace_ids: list[str]) -> TraceGraph:
-        """These calls alone; one whose parent is left out is whole."""
-        kept = {delta.trace_id: delta for delta in self.deltas}
-        lost = {i for i in trace_ids if i in kept and kept[i].parent_trace_id not in {None, *trace_ids}}
-        whole = {r.trace_id: r for r in self.flatten()} if lost else {}
-        deltas = [kept[i] for i in trace_ids if i in kept]
-        for place, delta in enumerate(deltas):
-            if delta.trace_id in lost:
-                record = whole[delta.trace_id]
-                deltas[place] = delta.model_copy(
-                    update={
-                        "parent_trace_id": None,
-                        "messages_suffix": record.messages,
-                        "prompt_ids_suffix": record.prompt_token_ids,
-                    }
-                )
-        return TraceGraph(format="compact", version=1, deltas=deltas)
-
-
-def _fields(delta: TraceDelta) -> dict[str, Any]:
-    return {name: getattr(delta, name) for name in _Call.model_fields}
 
 
 class WorkerConfig(BaseModel):

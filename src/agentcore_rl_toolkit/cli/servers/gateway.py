@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any
 
 import click
 
@@ -15,18 +14,7 @@ from ..options import from_environment
 from ..output.screen import Command
 from ..output.terminal import visible
 
-
-class Amount(click.FloatRange):
-    """A number that is one, above `min` unless that itself is allowed."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is no amount", param, ctx)
-        return number
-
-
-ABOVE_0 = Amount(0, min_open=True)
+ABOVE_0 = click.FloatRange(0, min_open=True)
 
 
 @click.group()
@@ -58,7 +46,7 @@ def group() -> None:
 @click.option(
     "--store", "store_dir", type=click.Path(file_okay=False), default=None, help="Directory that keeps the calls."
 )
-@click.option("--fsync/--no-fsync", default=False, help="Wait for the disk before an agent gets the end of a reply.")
+@click.option("--fsync", is_flag=True, help="Wait for the disk before an agent gets the end of a reply.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
 @click.option(
@@ -67,8 +55,11 @@ def group() -> None:
 @click.option("--parent-pid", type=int, default=None, help="Stop when this process is gone.")
 @from_environment("--admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
 @click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer it.")
-@click.option("--session-keys/--no-session-keys", default=True, help="Whether agents must send their session's key.")
-@click.option("--implicit-sessions", is_flag=True, help="Let a call open its session (needs --no-session-keys).")
+@click.option(
+    "--no-session-keys",
+    is_flag=True,
+    help="Take calls without a key, of any session: one that nobody opened is opened by its first call.",
+)
 @click.option("--allow-upstream-host", multiple=True, metavar="PATTERN", help="Hosts that may be added while running.")
 @_allowed_hosts
 @click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
@@ -79,46 +70,20 @@ def group() -> None:
 @click.option("--retention-hours", type=ABOVE_0, default=None, help="Drop closed sessions that are older than this.")
 @click.option(
     "--call-timeout",
-    type=Amount(0),
+    type=click.FloatRange(0),
     default=1800.0,
     show_default=True,
     help="Seconds a model call may take; 0: no limit.",
 )
 @click.option(
-    "--hold-timeout", type=ABOVE_0, default=600.0, show_default=True, help="Seconds a call may wait during a pause."
-)
-@click.option(
     "--outage-timeout",
-    type=Amount(0),
+    type=click.FloatRange(0),
     default=120.0,
     show_default=True,
     help="Seconds a call may wait while no inference server is up; 0: it fails at once.",
 )
 @click.option(
     "--train-constrained", is_flag=True, help="Let answers be trained that were held to a schema, grammar or tool call."
-)
-@click.option(
-    "--stalled-timeout",
-    type=ABOVE_0,
-    default=60.0,
-    show_default=True,
-    help="Seconds an agent may read nothing of a reply.",
-)
-@click.option("--max-body-mb", type=ABOVE_0, default=64.0, show_default=True, help="Largest request body.")
-@click.option("--max-reply-mb", type=ABOVE_0, default=256.0, show_default=True, help="Largest reply of an upstream.")
-@click.option(
-    "--max-receiving-mb",
-    type=ABOVE_0,
-    default=2048.0,
-    show_default=True,
-    help="All request bodies above 64 KiB that are on their way in, together.",
-)
-@click.option(
-    "--max-sessions",
-    type=click.IntRange(1),
-    default=200_000,
-    show_default=True,
-    help="Sessions at a time.",
 )
 @click.option(
     "--model",
@@ -142,16 +107,6 @@ def group() -> None:
     show_default=True,
     help="Length of a reply whose request does not say, with --model.",
 )
-@click.option(
-    "--history-mb",
-    type=Amount(0),
-    default=128.0,
-    show_default=True,
-    help="Memory for the tokens of quiet sessions, with --model; what is beyond it is read back from the store.",
-)
-@click.option(
-    "--weight-version", type=click.IntRange(0), default=None, help="Version of the weights the upstreams start with."
-)
 def serve(
     upstreams: tuple[str, ...],
     engine: str,
@@ -165,8 +120,7 @@ def serve(
     parent_pid: int | None,
     admin_key: str | None,
     no_admin_key: bool,
-    session_keys: bool,
-    implicit_sessions: bool,
+    no_session_keys: bool,
     allow_upstream_host: tuple[str, ...],
     allowed_hosts: tuple[str, ...],
     allow_field: tuple[str, ...],
@@ -174,21 +128,13 @@ def serve(
     retention_gb: float | None,
     retention_hours: float | None,
     call_timeout: float,
-    hold_timeout: float,
     outage_timeout: float,
     train_constrained: bool,
-    stalled_timeout: float,
-    max_body_mb: float,
-    max_reply_mb: float,
-    max_receiving_mb: float,
-    max_sessions: int,
     model_dir: str | None,
     template: str | None,
     parser: str | None,
     context_tokens: int | None,
     default_max_tokens: int,
-    history_mb: float,
-    weight_version: int | None,
 ) -> None:
     """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them.
 
@@ -217,8 +163,7 @@ def serve(
         admin_key=admin_key,
         store_dir=store_dir,
         fsync=fsync,
-        session_keys=session_keys,
-        implicit_sessions=implicit_sessions,
+        session_keys=not no_session_keys,
         upstream_hosts=allow_upstream_host,
         allowed_hosts=allowed_hosts,
         allow_fields=allow_field,
@@ -226,24 +171,13 @@ def serve(
         train_constrained=train_constrained,
         retention_bytes=None if retention_gb is None else math.ceil(retention_gb * 2**30),
         retention_s=None if retention_hours is None else retention_hours * 3600,
-        weight_version=weight_version,
         model_dir=model_dir,
         template=template,
         parser=parser,
         sampler=sampler,
         context_tokens=context_tokens,
-        history_bytes=int(history_mb * 2**20),
         default_max_tokens=default_max_tokens,
-        limits=Limits(
-            call_s=call_timeout or None,
-            hold_s=hold_timeout,
-            outage_s=outage_timeout,
-            stalled_write_s=stalled_timeout,
-            body_bytes=math.ceil(max_body_mb * 2**20),
-            reply_bytes=math.ceil(max_reply_mb * 2**20),
-            receiving_bytes=math.ceil(max_receiving_mb * 2**20),
-            sessions=max_sessions,
-        ),
+        limits=Limits(call_s=call_timeout or None, outage_s=outage_timeout),
     )
     try:
         import uvloop
@@ -258,23 +192,16 @@ def serve(
 @group.command(short_help="Write the turns of a store to a file.")
 @click.argument("store", type=click.Path(exists=True, file_okay=False))
 @click.argument("target", type=click.Path())
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["jsonl", "parquet", "hf"]),
-    default=None,
-    help="Default: by TARGET's ending. `hf` is a folder that Hugging Face's load_dataset and the Hub understand.",
-)
 @click.option("--session", "sessions", multiple=True, help="Only these sessions; repeat for several.")
 @_as_json
-def export(store: str, target: str, kind: str | None, sessions: tuple[str, ...], as_json: bool) -> None:
-    """Write the turns of a STORE to TARGET: a .jsonl or .parquet file with one row per turn, or a data set folder.
+def export(store: str, target: str, sessions: tuple[str, ...], as_json: bool) -> None:
+    """Write the turns of a STORE to TARGET: a .jsonl or .parquet file with one row per turn.
 
     A gateway may be using the store.
     """
     from ...gateway.export import export as run
 
-    turns, count = run(store, target, sessions=sessions or None, format=kind)
+    turns, count = run(store, target, sessions=sessions or None)
     if as_json:
         click.echo(json.dumps({"turns": turns, "sessions": count, "target": target}))
     else:

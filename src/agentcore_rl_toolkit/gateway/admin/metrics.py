@@ -19,7 +19,6 @@ _HELP = {
     "turns_aborted": "Calls the agent gave up on, not stored as turns",
     "turns_invalid": "Replies whose tokens do not fit together, not stored as turns",
     "turns_joined": "Repeated requests answered from the record of the first",
-    "thinking_budgets_not_held": "Calls answered without the budget of thinking they asked for",
     "deadlines": "Calls ended because they took too long",
     "stalled_agents": "Connections dropped because the agent stopped reading",
     "store_failures": "Calls whose record the disk did not take (their agents got an error)",

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
-from array import array
 from typing import Annotated, Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
@@ -108,7 +106,7 @@ class RLLMRoutes:
         session = self._sessions.by_id.get(unquote_to_bytes(request.path[10:-7]))
         since, limit = _bounds(request)
         sessions = [] if session is None else [session]
-        return await self._json(sessions, since, limit, compact=_asked(request, "format") == "compact")
+        return await self._json(sessions, since, limit)
 
     async def _query(self, request: Request) -> Any:
         asked = decode_body(request.body, Query)
@@ -131,15 +129,12 @@ class RLLMRoutes:
         numbers = set(await asyncio.to_thread(self._sessions.store.reader.naming, call_id))
         return [s for s in self._sessions.by_id.values() if s.number in numbers]
 
-    async def _json(
-        self, sessions: list[Session], since: float | None, limit: int | None, *, compact: bool = False
-    ) -> bytes:
+    async def _json(self, sessions: list[Session], since: float | None, limit: int | None) -> bytes:
         """The traces of all sessions, at most ``limit`` of each, as `rllm-model-gateway` counts them."""
         traces: list[dict[str, Any]] = []
         for session in sessions:
             traces += [t for t in await self._read(session) if since is None or t["timestamp"] >= since][:limit]
-        work = _graph_json if compact else _to_json
-        return await asyncio.to_thread(work, traces)
+        return await asyncio.to_thread(_to_json, traces)
 
     async def _read(self, session: Session) -> list[dict[str, Any]]:
         """A session's traces; decoded in a thread, so that agents' calls go on meanwhile."""
@@ -212,62 +207,6 @@ def _traces(
             }
         )
     return found
-
-
-def graph_of(traces: list[dict[str, Any]]) -> dict[str, Any]:
-    """The traces of one session as rLLM's compact graph: of what a call's parent holds, only the rest is given.
-
-    Its parent is the call whose messages and tokens, prompt and reply, it goes on from; without one it is whole.
-    Source: `models.TraceGraph` in rLLM's branch `terminal-rl`, git a5fa9aa (pull requests 868 and 892).
-    """
-    begun: dict[tuple[int, bytes], dict[str, Any]] = {}  # what a call and its reply hold -> the call
-    lengths: set[int] = set()
-    deltas = []
-    for trace in traces:
-        prompt = array("i", trace["prompt_token_ids"])
-        parent, start, messages = None, 0, 0
-        for length in sorted((n for n in lengths if n <= len(prompt)), reverse=True):
-            found = begun.get((length, _digest(prompt[:length])))
-            if found is not None and _goes_on(found, trace["messages"]):
-                parent, start, messages = found["trace_id"], length, len(found["messages"]) + 1
-                break
-        delta = {k: v for k, v in trace.items() if k not in _NOT_IN_DELTAS}
-        delta["parent_trace_id"], delta["lineage_id"] = parent, None
-        delta["messages_suffix"] = trace["messages"][messages:]
-        delta["prompt_ids_suffix"] = trace["prompt_token_ids"][start:]
-        deltas.append(delta)
-        prompt.extend(trace["completion_token_ids"])
-        lengths.add(len(prompt))
-        begun.setdefault((len(prompt), _digest(prompt)), trace)
-    return {"format": "compact", "version": 1, "deltas": deltas}
-
-
-_NOT_IN_DELTAS = frozenset({"messages", "prompt_token_ids", "raw_request", "raw_response"})
-
-
-def _graph_json(traces: list[dict[str, Any]]) -> bytes:
-    return _to_json(graph_of(traces))
-
-
-def _digest(ids: array[int]) -> bytes:
-    return hashlib.sha1(ids.tobytes(), usedforsecurity=False).digest()
-
-
-def _goes_on(earlier: dict[str, Any], messages: list[dict[str, Any]]) -> bool:
-    """Whether these messages start with an earlier call's messages and its reply."""
-    before = [*earlier["messages"], earlier["response_message"]]
-    return len(before) <= len(messages) and all(
-        a == b or _content(a) == _content(b) for a, b in zip(before, messages, strict=False)
-    )
-
-
-def _content(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without what clients add or rename when they send it back."""
-    left_out = ("reasoning", "provider_specific_fields")
-    kept = {k: v for k, v in message.items() if v is not None and v != [] and k not in left_out}
-    if message.get("reasoning") is not None:
-        kept.setdefault("reasoning_content", message["reasoning"])
-    return kept
 
 
 def _info(session: Session) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from ...errors import UpstreamError
-from ...messages.dialects import DIALECTS, Delta, Dialect, RequestError, StreamEncoder
-from ...messages.dialects import Request as Asked
+from ...messages.dialects import DIALECTS, Delta, Dialect, ModelRequest, RequestError, StreamEncoder
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import NOT_JSON, error_body
 from ..capture import agent_logprobs, scan
@@ -41,8 +40,7 @@ from ..http.messages import (
 )
 from ..sessions.session import Session
 from .engine import EngineSide
-from .incremental import LONG, decoded, digest_of_body, understand
-from .incremental import Request as LongRequest
+from .incremental import LONG, LongRequest, decoded, digest_of_body, understand
 from .incremental_translation import LISTS, translate
 
 _ERROR_EVENT = (b'data: {"error"', b'data:{"error"', b"event: error")
@@ -291,7 +289,7 @@ class RelayingAgent(AgentSide):
     def replayed(self, record: CallRecord) -> bytes:
         options = self.fields.get("stream_options")
         usage = options is not None and b"true" in bytes(options)
-        asked = Asked(dialect="chat", model="", stream=self.stream, include_usage=usage, logprobs=True)
+        asked = ModelRequest(dialect="chat", model="", stream=self.stream, include_usage=usage, logprobs=True)
         return replay(DIALECTS[self.dialect], asked, record)
 
     def forget(self) -> None:
@@ -308,7 +306,7 @@ class TranslatingAgent(AgentSide):
     def __init__(self, conn: AgentConnection, dialect: str) -> None:
         super().__init__(conn, dialect)
         self.speaks: Dialect = DIALECTS[dialect]
-        self.asked = Asked(dialect=self.speaks.name, model="")
+        self.asked = ModelRequest(dialect=self.speaks.name, model="")
         self.encoder: StreamEncoder | None = None
         self.written: list[bytes] = []
         self.reply_id = ""
@@ -365,7 +363,7 @@ class TranslatingAgent(AgentSide):
         return self.speaks.encoder(self.asked, reply_id=self.reply_id, model=self.asked.model)
 
     def headers(self, engine: EngineSide) -> list[tuple[bytes, bytes]]:
-        return [*_EVENT_STREAM, *engine.headers()]
+        return _EVENT_STREAM
 
     def broken(self, captured: Captured, engine: EngineSide) -> RequestError | None:
         if captured.error is not None:
@@ -384,7 +382,7 @@ class TranslatingAgent(AgentSide):
 
     def write_whole(self, conn: AgentConnection, record: CallRecord, captured: Captured, engine: EngineSide) -> None:
         body = self.replayed(record)
-        conn.write(reply(200, body, headers=engine.headers(), keep_alive=self.keep_alive))
+        conn.write(reply(200, body, keep_alive=self.keep_alive))
 
     def replayed(self, record: CallRecord) -> bytes:
         return replay(self.speaks, self.asked, record)

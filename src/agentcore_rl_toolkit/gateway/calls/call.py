@@ -31,6 +31,7 @@ from .agent import AgentSide
 from .context import Context
 from .engine import EngineSide, Owner, Transport
 from .exchange import Exchange
+from .incremental import digest_of
 from .states import ENDS, NEXT, IllegalTransitionError, State
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Call:
         body = agent.receive(request, path, session)
         idempotency_key = request.headers.get(b"idempotency-key")
         if idempotency_key is not None:
-            agent.digest = dedup.digest_of(idempotency_key, b"%d" % agent.digest)
+            agent.digest = digest_of(idempotency_key, b"%d" % agent.digest)
         again = idempotency_key is not None or request.headers.get(b"x-stainless-retry-count", b"0") != b"0"
         fields = engine.understand(body)
         # A repetition uses up no turn, so it comes before the session's limits.
@@ -185,18 +186,8 @@ class Call:
         self.engine.forget()
         self.agent.forget()
 
-    def _ask_again(self, status: int, body: bytes) -> bool:
-        """Ask again where the server refused what the call can do without: nothing was sampled or has reached the agent."""
-        if self.state is State.RELAYING or not self.engine.goes_without(status, body):
-            return False
-        self.forget()
-        self.go()
-        return True
-
     def pass_error(self, status: int, body: bytes) -> None:
         """Give the engine's own error to the agent, in the dialect's shape, with its status."""
-        if self._ask_again(status, body):
-            return
         error = upstream_error(status, body)
         headers = tuple(pair for pair in passed(self.engine.incoming.headers) if pair[0] != b"content-type")
         self._record_failure(ERROR, status, error.code or error.kind, str(error))
@@ -260,9 +251,6 @@ class Call:
 
     def _record(self) -> None:
         engine, incoming = self.engine, self.engine.incoming
-        # vLLM checks streamed requests when it has answered 200 already: its refusal is the only event then.
-        if self.agent.stream and not self.agent.begun and self._ask_again(400, incoming.body()):
-            return
         try:
             captured = engine.capture()
         except CaptureError as e:
@@ -395,8 +383,6 @@ class Call:
         except (RequestError, UpstreamError) as e:  # nothing of the end is written
             self._end(State.FAILED, e if isinstance(e, RequestError) else RequestError(str(e), kind="upstream"))
             return
-        if engine.headers():
-            self._context.counters["thinking_budgets_not_held"] += 1
         if broken is None and answer is not None:
             conn.carries(answer, spare)
         self._end(State.ANSWERED if broken is None else State.FAILED)

@@ -16,35 +16,23 @@ A reply counts as taken until there is a sign to the contrary, when its connecti
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ...errors import CaptureError, GatewayError
 from ..capture import scan
 from ..capture.events import event_end
 from ..capture.record import OK, UNTRAINABLE, CallRecord, decode
-from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, hung_up
 from ..sessions.session import REMEMBERED, RecordedReply, Session, repeats_of
+from .agent import AgentSide
 from .context import Context
 
 log = logging.getLogger(__name__)
 
-
-class Asking(Protocol):
-    """What of a request tells whether it repeats another."""
-
-    @property
-    def conn(self) -> AgentConnection | None: ...
-    @property
-    def dialect(self) -> str: ...
-    @property
-    def digest(self) -> int: ...
-    @property
-    def stream(self) -> bool: ...
+MEMORY_S = 600.0  # how long a call may be asked for again
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,22 +50,13 @@ class Earlier:
 NOTHING = Earlier()
 
 
-def digest_of(*parts: bytes) -> int:
-    """A number for a request that is the same in every process: a repetition may come after a restart."""
-    made = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        made.update(part)
-    return int.from_bytes(made.digest(), "big", signed=True)
-
-
-def find(context: Context, session: Session, asked: Asking, *, again: bool, key: bool) -> Earlier:
+def find(context: Context, session: Session, asked: AgentSide, *, again: bool, key: bool) -> Earlier:
     """What `asked` repeats. ``again``: the client says that it is a repetition. ``key``: it names the request, so that no
     other can be meant.
     """
     known = session.recent.get(asked.digest) if session.recent else None
-    limit_s = context.limits.retry_memory_s
     if known is not None and known.lost:
-        known.lost = [answer for answer in known.lost if not answer.old(limit_s)]
+        known.lost = [answer for answer in known.lost if not answer.old(MEMORY_S)]
     if not again:
         if known is not None and known.lost:
             return Earlier(retry_of=known.lost.pop(0).call_id)
@@ -96,7 +75,7 @@ def find(context: Context, session: Session, asked: Asking, *, again: bool, key:
         answer = known.last
     else:
         answer = _stored(context, session, asked)
-    if answer is None or answer.old(limit_s):
+    if answer is None or answer.old(MEMORY_S):
         return NOTHING
     record = _read(context, session, answer.position)
     if record is None:
@@ -109,14 +88,14 @@ def find(context: Context, session: Session, asked: Asking, *, again: bool, key:
     return Earlier(answer=answer, record=record)
 
 
-def _same(one: Asking, other: Asking) -> bool:
+def _same(one: AgentSide, other: AgentSide) -> bool:
     return (one.digest, one.dialect, one.stream) == (other.digest, other.dialect, other.stream)
 
 
-def _stored(context: Context, session: Session, asked: Asking) -> RecordedReply | None:
+def _stored(context: Context, session: Session, asked: AgentSide) -> RecordedReply | None:
     """The call's earlier attempt among the session's last ones, when this process did not answer it itself."""
-    limit_s, sessions = context.limits.retry_memory_s, context.sessions
-    if time.time() - context.started_s > limit_s or not session.records:
+    sessions = context.sessions
+    if time.time() - context.started_s > MEMORY_S or not session.records:
         return None
     store = sessions.store
     try:
@@ -130,7 +109,7 @@ def _stored(context: Context, session: Session, asked: Asking) -> RecordedReply 
         record = _read(context, session, position)
         if record is None:
             continue
-        if time.time() - record.finished_s > limit_s:
+        if time.time() - record.finished_s > MEMORY_S:
             return None
         if record.dialect == asked.dialect:
             answer = RecordedReply(sessions.took, session, position, record.call_id, asked.digest)

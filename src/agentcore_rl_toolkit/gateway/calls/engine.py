@@ -9,9 +9,9 @@ from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
 from ..capture.reply import Captured
 from ..http.body import Bytes
+from ..sessions.session import RunningCall
 from ..upstreams.router import Worker
 from .running import RunningCalls
-from .states import State
 
 
 class WeightSpan:
@@ -109,10 +109,6 @@ class EngineSide(Protocol):
         """The call at this server was called off: end it there."""
         ...
 
-    def goes_without(self, status: int, body: bytes) -> bool:
-        """Whether the server refused what the call can do without: it is asked again then."""
-        ...
-
     def forget(self) -> None:
         """What was read of a reply counts no more: another one comes."""
         ...
@@ -131,10 +127,6 @@ class EngineSide(Protocol):
 
     def release(self) -> None:
         """The call is over."""
-        ...
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers for the agent: what was asked for and is not held."""
         ...
 
 
@@ -161,23 +153,13 @@ class Transport(Protocol):
     def resume_reading(self) -> None: ...
 
 
-class Owner(Protocol):
+class Owner(RunningCall, Protocol):
     """The call, as its engine side sees it."""
 
-    deadline: float | None
-
-    @property
-    def state(self) -> State: ...
-    @property
-    def ended(self) -> bool: ...
-    def become(self, state: State) -> None: ...
-    def abort(self, error: RequestError) -> None: ...
-    def weights_change(self) -> None: ...
     def go(self) -> None:
         """Off to a server, or wait with everybody else while the gateway is paused."""
         ...
 
-    def route(self) -> None: ...
     def take(self, data: bytes) -> None: ...
     def complete(self) -> None: ...
     def forget(self) -> None: ...

@@ -7,6 +7,7 @@ is decoded as if the history were not there.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 
 import msgspec
@@ -16,7 +17,6 @@ from ...messages.errors import NOT_JSON
 from ..capture.prefix_index import Prefixes, Seen
 from ..http.body import Bytes
 from ..http.structure import check_structure
-from .dedup import digest_of
 
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping
 _KEYS = {name: b'"%b":[' % name.encode() for name in ("messages", "input")}
@@ -25,7 +25,15 @@ _fields = msgspec.json.Decoder(Fields)
 _to_json = msgspec.json.Encoder().encode
 
 
-class Request:
+def digest_of(*parts: bytes) -> int:
+    """A number for a request that is the same in every process: a repetition may come after a restart."""
+    made = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        made.update(part)
+    return int.from_bytes(made.digest(), "big", signed=True)
+
+
+class LongRequest:
     """A request in two parts. ``fields`` are all but the messages.
 
     ``text`` is the JSON of the message list without its closing bracket, ``crc`` its CRC-32; ``read`` is the part of
@@ -67,7 +75,7 @@ def decoded(body: bytes) -> Fields:
     return _fields.decode(body)
 
 
-def understand(body: bytes, known: Prefixes, name: str = "messages") -> Request | None:
+def understand(body: bytes, known: Prefixes, name: str = "messages") -> LongRequest | None:
     """The request in two parts, or None when it has no list of messages, which are its member `name`.
 
     Raises: msgspec.DecodeError, RecursionError when it is not a JSON object; RequestError when there is too much in it.
@@ -82,10 +90,10 @@ def understand(body: bytes, known: Prefixes, name: str = "messages") -> Request 
     text = bytes(messages)
     if text[:1] != b"[":
         return None
-    return Request(fields, text[:-1], zlib.crc32(text[:-1]), body=body, read=body)
+    return LongRequest(fields, text[:-1], zlib.crc32(text[:-1]), body=body, read=body)
 
 
-def _continued(body: bytes, known: Prefixes, name: str) -> Request | None:
+def _continued(body: bytes, known: Prefixes, name: str) -> LongRequest | None:
     """The request, when its messages begin with some that were seen before."""
     key = _KEYS[name]
     at = body.find(key, 0, _NEAR)
@@ -107,4 +115,4 @@ def _continued(body: bytes, known: Prefixes, name: str) -> Request | None:
     if read[start : start + len(new)] != new or new[:1] != b"[" or (new == b"[]") is goes_on:
         return None
     text = memoryview(body)[start : end + len(new) - 1 if goes_on else end]
-    return Request(fields, text, zlib.crc32(text[seen.length :], seen.crc), body=body, read=read, seen=seen)
+    return LongRequest(fields, text, zlib.crc32(text[seen.length :], seen.crc), body=body, read=read, seen=seen)

@@ -14,11 +14,10 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects import Dialect, RequestError
-from ...messages.dialects import Request as Asked
+from ...messages.dialects import Dialect, ModelRequest, RequestError
 from ..capture.prefix_index import Prefixes, Seen
 from ..http.body import Bytes
-from .incremental import Request as LongRequest
+from .incremental import LongRequest
 
 LISTS = {"chat": "messages", "anthropic": "messages", "responses": "input"}  # the member with the history, by dialect
 _LEADS = {"anthropic": "system", "responses": "instructions"}  # what becomes the first message
@@ -63,7 +62,7 @@ class Translated(Seen):
 
 def translate(
     request: LongRequest, known: Prefixes, speaks: Dialect, as_sent: Callable[[Messages], Messages]
-) -> tuple[Asked, LongRequest]:
+) -> tuple[ModelRequest, LongRequest]:
     """The request, and its canonical messages as JSON; ``known`` learns it. ``as_sent`` gives messages the form in which
     the server, and the record, has them: each by itself.
 
@@ -89,7 +88,7 @@ def translate(
     return asked, LongRequest({}, sent, crc)
 
 
-def _translate_new(request: LongRequest, before: Translated, lead: bytes, speaks: Dialect) -> Asked | None:
+def _translate_new(request: LongRequest, before: Translated, lead: bytes, speaks: Dialect) -> ModelRequest | None:
     """The request with its new messages alone; None where those cannot be separated from those before."""
     # Items of the model are joined to one message, so new ones might belong to a last one of its.
     if before.messages is None or before.lead != lead or before.messages[-1]["role"] == "assistant":

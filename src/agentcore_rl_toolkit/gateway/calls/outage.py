@@ -11,30 +11,25 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from typing import Protocol
 
 import msgspec
 
 from ...messages.errors import NOT_JSON, RequestError
 from ..config import Limits
 from ..engines.errors import upstream_error
+from ..sessions.session import RunningCall
 from ..upstreams.requests import get, post
 from ..upstreams.router import Router, Worker
-from .running import RunningCall, RunningCalls
+from .running import RunningCalls
 from .states import State
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 LOOK_S = 5.0  # for one answer
+MOST_CALLS = 20_000  # that wait
 _GENERATE = b"/inference/v1/generate"
 _WEIGHTS = {"vllm": b"/weight_info", "sglang": b"/model_info", "sglang-experts": b"/model_info"}
-
-
-class Waiting(RunningCall, Protocol):
-    """A call that waits for a server."""
-
-    def become(self, state: State) -> None: ...
 
 
 class Outage:
@@ -48,7 +43,7 @@ class Outage:
         self._limits = limits
         self._counters = counters
         self._token_ids = token_ids  # whether calls go to the engines' token routes
-        self._waiting: dict[Waiting, float] = {}  # until when
+        self._waiting: dict[RunningCall, float] = {}  # until when
         self._looking: asyncio.Task[None] | None = None
         self._next_look = 0.0
         self._problems: dict[str, str] = {}  # by server: why calls cannot be served there
@@ -68,14 +63,14 @@ class Outage:
 
     # -- waiting
 
-    def hold(self, call: Waiting, until: float | None) -> float | None:
+    def hold(self, call: RunningCall, until: float | None) -> float | None:
         """Let a call wait, if no server is up and there is room. Returns until when; None: it may not wait (any longer)."""
         now = time.monotonic()
         workers = [worker for worker in self._router.workers.values() if not worker.draining]
         if not self._limits.outage_s or any(not worker.resting_until for worker in workers):
             return None
         until = now + self._limits.outage_s if until is None else until
-        if now >= until or len(self._waiting) >= self._limits.outage_calls:
+        if now >= until or len(self._waiting) >= MOST_CALLS:
             return None
         if not self._waiting:
             log.warning("no inference server is up: calls wait for up to %g s", self._limits.outage_s)

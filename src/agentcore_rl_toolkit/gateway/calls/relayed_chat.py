@@ -15,7 +15,6 @@ from ..capture.events import gather
 from ..capture.record import CONSTRAINED
 from ..capture.reply import LARGE, Captured, read_reply
 from ..capture.stream import StreamReader, read_stream
-from ..engines import thinking_budget
 from ..http.body import Bytes
 from ..sessions.session import Session
 from ..upstreams.router import Worker
@@ -45,7 +44,6 @@ class RelayedChat:
         self._path = b""
         self._body: tuple[Bytes, ...] = ()
         self._textual: tuple[Bytes, ...] | None = None  # for a plain OpenAI endpoint, where there are others as well
-        self._budget: thinking_budget.Budget | None = None
         self._carry: list[bytes] = []
         self._reader: StreamReader | None = None
         self._lifted: scan.Lifted | None = None  # what was read of a whole reply early
@@ -60,7 +58,6 @@ class RelayedChat:
         if translating is not None:
             translating.understand(body, self._session.texts.translated, _as_sent)
             translating.reply_id = new_id("chatcmpl-")
-            self._budget = thinking_budget.Budget(translating.asked)
             return translating.as_chat(_as_sent)
         more = context.allow_fields if context.router.gives_tokens else None
         agent.n = passthrough.check(body, agent.fields, more=more)
@@ -77,7 +74,7 @@ class RelayedChat:
             field = None if other is None else passthrough.foreign(self.particular, other.config.engine)
             if other is not None and field is not None:
                 raise unsupported(field, f"the inference engine ({other.config.engine}) has no such ability")
-        if self._budget is not None:
+        if self._translating is not None:
             path = b"chat/completions"
         if router.mixed:
             self._textual = (_to_json(fields),) if long is None else long.pieces(fields)
@@ -94,22 +91,12 @@ class RelayedChat:
         owner.go()
 
     def request_for(self, worker: Worker) -> tuple[bytes, tuple[Bytes, ...]]:
-        engine = worker.config.engine
-        budget = None if self._budget is None else self._budget.at(worker)
-        if budget is not None:
-            return self._path, (thinking_budget.in_chat(b"".join(self._body), engine, budget),)
-        if self._textual is not None and engine == "openai":
+        if self._textual is not None and worker.config.engine == "openai":
             return self._path, self._textual
         return self._path, self._body
 
     def stop(self, worker: Worker) -> None:
         """It stops when the connection closes."""
-
-    def goes_without(self, status: int, body: bytes) -> bool:
-        return self._budget is not None and self._budget.goes_without(status, body)
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return [] if self._budget is None else self._budget.headers()
 
     # -- the reply
 

@@ -6,22 +6,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from ...messages.errors import RequestError
 from ..config import Limits
-
-
-class RunningCall(Protocol):
-    """What is done to a call from outside."""
-
-    deadline: float | None
-
-    @property
-    def ended(self) -> bool: ...
-    def route(self) -> None: ...
-    def abort(self, error: RequestError) -> None: ...
-    def weights_change(self) -> None: ...
+from ..sessions.session import RunningCall
 
 
 class RunningCalls:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...errors import UpstreamError
-from ...messages.dialects import Dialect, Reply, Request
+from ...messages.dialects import Dialect, ModelRequest, Reply
 from ...messages.dialects.builder import deltas_of
 from ...messages.dialects.canonical import Choice, ToolCall, Usage
 from ...messages.dialects.completions import chat_entries
@@ -53,7 +53,7 @@ _usage = msgspec.json.Decoder(_Usage)
 _any = msgspec.json.Decoder()
 
 
-def replay(speaks: Dialect, asked: Request, record: CallRecord) -> bytes:
+def replay(speaks: Dialect, asked: ModelRequest, record: CallRecord) -> bytes:
     """The reply's body in a dialect, as a stream where that was asked for. Raises: UpstreamError where none can be made."""
     reply = reply_of(record)
     if not asked.stream:

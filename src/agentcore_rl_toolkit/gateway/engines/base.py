@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from ...messages.dialects.canonical import Request
+from ...messages.dialects.canonical import ModelRequest
 
 
 class Piece(msgspec.Struct, kw_only=True):
@@ -59,13 +59,13 @@ class GenerationStream(Protocol):
 
 
 class TokenEngine(Protocol):
-    """One engine's wire format. ``features`` are those of `dialects.Request.features` that it can honour."""
+    """One engine's wire format. ``features`` are those of `ModelRequest.features` that it can honour."""
 
     name: str
     features: frozenset[str]
 
     def request(
-        self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+        self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
         """Path and body. ``prompt_json`` is the prompt's ids as a JSON list."""
         ...

@@ -1,6 +1,6 @@
 """Constraints on an answer's form -> what each engine calls them.
 
-`Request.response_format` has the chat shape; ``{"type": "structural_tag", "format": ...}`` is what `render.call_format`
+`ModelRequest.response_format` has the chat shape; ``{"type": "structural_tag", "format": ...}`` is what `render.call_format`
 makes of a tool choice. Source: vLLM's `sampling_params.StructuredOutputsParams`, SGLang's `sampling/sampling_params.py`.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects.canonical import Request
+from ...messages.dialects.canonical import ModelRequest
 
 _encode = msgspec.json.Encoder().encode
 _GUIDED = {
@@ -25,7 +25,7 @@ VLLM = frozenset({"structured_outputs", *_GUIDED})
 SGLANG = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 
 
-def holds(asked: Request) -> bool:
+def holds(asked: ModelRequest) -> bool:
     """Whether the answer is held to a form, so that its logprobs are of the tokens that the form left over."""
     kind = (asked.response_format or {}).get("type", "text")
     return kind != "text" or not (VLLM | SGLANG).isdisjoint(asked.sampling.other)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.dialects.canonical import Request
+from ...messages.dialects.canonical import ModelRequest
 from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
 from . import constraints
@@ -43,15 +43,15 @@ class _Meta(msgspec.Struct):
     routed_experts: str | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Response(msgspec.Struct):
     output_ids: list[int] | None = None
     meta_info: _Meta = msgspec.field(default_factory=_Meta)
     index: int = 0
     error: Any = None
 
 
-_one = msgspec.json.Decoder(_Answer)
-_many = msgspec.json.Decoder(list[_Answer])
+_one = msgspec.json.Decoder(_Response)
+_many = msgspec.json.Decoder(list[_Response])
 
 
 class SGLangEngine:
@@ -82,7 +82,7 @@ class SGLangEngine:
         self._experts = {"return_routed_experts": True} if experts else {}
 
     def request(
-        self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+        self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
         parameters = {
             **constraints.for_sglang(asked.response_format),
@@ -163,7 +163,7 @@ def _new(listed: list[T], total: int | None, seen: int) -> list[T]:
     return listed[seen:total] if len(listed) >= total and len(listed) != fresh else listed[:fresh]
 
 
-def _piece(answer: _Answer, choice: int, seen: int) -> Piece:
+def _piece(answer: _Response, choice: int, seen: int) -> Piece:
     """What comes after the first ``seen`` tokens. The list of logprobs also names the ids; both must agree."""
     meta = answer.meta_info
     ids: list[int] = answer.output_ids or []

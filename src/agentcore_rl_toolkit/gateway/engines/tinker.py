@@ -18,7 +18,7 @@ import msgspec
 
 from ..._protobuf import read_fields, unpack
 from ...errors import CaptureError
-from ...messages.dialects.canonical import LENGTH, STOP, Request
+from ...messages.dialects.canonical import LENGTH, STOP, ModelRequest
 from ...messages.errors import NOT_JSON
 from .base import GenerationStream, Piece
 
@@ -69,7 +69,7 @@ class TinkerEngine:
     features = frozenset({"n", "seed", "top_k", "stop"})
 
     def request(
-        self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+        self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
         """Path and body, all but the sampling session: `addressed` adds that when it is known."""
         given = asked.sampling

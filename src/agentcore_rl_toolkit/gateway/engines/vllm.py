@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.dialects.canonical import Request
+from ...messages.dialects.canonical import ModelRequest
 from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
 from ..capture.experts import binary
@@ -44,13 +44,13 @@ class _Choice(msgspec.Struct, gc=False):
     weight_versions: list[WeightSpan] | None = None  # vLLM's
 
 
-class _Answer(msgspec.Struct, gc=False):
+class _Response(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     weight_version: int | str | None = None
     error: dict[str, Any] | str | None = None
 
 
-_answer = msgspec.json.Decoder(_Answer)
+_response = msgspec.json.Decoder(_Response)
 
 
 _SAMPLER = frozenset(
@@ -81,7 +81,7 @@ class VLLMEngine:
         self.features = self._common | _SAMPLER | _FORMS if constrains else self._common
 
     def request(
-        self, prompt_json: bytes, asked: Request, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+        self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
         parameters = constraints.for_vllm(asked.response_format, asked.sampling.to_dict())
         sampling = {
@@ -144,7 +144,7 @@ def _error_of(event: bytes) -> dict[str, Any]:
 
 def _pieces(body: bytes) -> list[Piece]:
     try:
-        answer = _answer.decode(body)
+        answer = _response.decode(body)
     except NOT_JSON as e:
         raise CaptureError(f"the engine's answer cannot be read: {e}") from e
     whole_reply = version_of(answer.weight_version)

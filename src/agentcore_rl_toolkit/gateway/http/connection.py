@@ -17,7 +17,7 @@ RESET_S = 30.0  # systems on the way reset connections too, that were idle for a
 SETTLED_S = 1.0  # a system may wait for 0.2 s before it confirms what it has got
 
 
-class Waiting(Protocol):
+class AgentCall(Protocol):
     """The model call that a client waits for."""
 
     def agent_gone(self) -> None: ...
@@ -25,7 +25,7 @@ class Waiting(Protocol):
     def agent_ready(self) -> None: ...
 
 
-class Carried(Protocol):
+class WrittenReply(Protocol):
     """A recorded reply that was written to a client."""
 
     def carried(self) -> None: ...
@@ -66,9 +66,9 @@ class AgentConnection(asyncio.BufferedProtocol):
         self._unconfirmed: int | None = None  # bytes that the client's system had not confirmed when it hung up
         # Replies that nothing shows to have been taken yet, and how many of the last bytes are of no use to the agent
         # (None: every byte is).
-        self.carried: list[tuple[Carried, int | None]] = []
+        self.carried: list[tuple[WrittenReply, int | None]] = []
         self.busy = False
-        self.call: Waiting | None = None
+        self.call: AgentCall | None = None
         self.task: asyncio.Task[None] | None = None
         self.transport: Any = None
         self.paused_since: float | None = None
@@ -203,7 +203,7 @@ class AgentConnection(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         self.transport.write(data)
 
-    def carries(self, answer: Carried, spare: int | None) -> None:
+    def carries(self, answer: WrittenReply, spare: int | None) -> None:
         """A recorded reply was written; ``spare`` of its last bytes are of no use to the agent, None: it is not streamed."""
         answer.carried()
         self.carried.append((answer, spare))

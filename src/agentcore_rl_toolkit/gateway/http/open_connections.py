@@ -12,6 +12,8 @@ from ..config import Limits
 from .connection import AgentConnection
 from .reading import SCRATCH
 
+STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
+
 
 class OpenConnections:
     """See the module. ``receiving``: bytes of larger request bodies that are on their way in."""
@@ -47,7 +49,7 @@ class OpenConnections:
         limits = self.limits
         for conn in self:
             head_since = conn.reader.head_since
-            if conn.paused_since is not None and now - conn.paused_since > limits.stalled_write_s:
+            if conn.paused_since is not None and now - conn.paused_since > STALLED_S:
                 counters["stalled_agents"] += 1
                 conn.transport.abort()
             elif conn.busy:

@@ -30,6 +30,7 @@ from .session import RunningCall, Session, Stored
 from .settings import SessionSettings
 
 _TOMBSTONES = 100_000
+MAX_SESSIONS = 200_000
 # What a client writes into the path of a URL as it is (RFC 3986, pchar); anything else would arrive under another name.
 # Parts may be divided by "/" (Harbor's are), none of which is a step up or down, or where a session's routes begin.
 _ID = re.compile(
@@ -40,7 +41,9 @@ _ID = re.compile(
 class Sessions:
     """All sessions of one gateway."""
 
-    def __init__(self, store: Store, *, secret: bytes, limit: int, defaults: SessionSettings | None = None) -> None:
+    def __init__(
+        self, store: Store, *, secret: bytes, limit: int = MAX_SESSIONS, defaults: SessionSettings | None = None
+    ) -> None:
         self.store = store
         self.by_id: dict[bytes, Session] = {}
         self.limit = limit

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..._servers.process import stop_listening
-from .openai_shapes import Answered, chunks, whole
+from .openai_shapes import SampledReply, chunks, whole
 from .script import Fault, Seen, error_body
 from .token_shapes import sglang_answer, vllm_choice
 from .tokens import END, VOCABULARY, decode_ids, encode_messages, encode_text, logprob_of
@@ -297,8 +297,8 @@ class ScriptedEngine:
             return ids, "stop", None
         return ids, "length", None
 
-    def _answered(self, seen: Seen, chat: bool, choices: list[dict[str, Any]]) -> Answered:
-        return Answered(
+    def _answered(self, seen: Seen, chat: bool, choices: list[dict[str, Any]]) -> SampledReply:
+        return SampledReply(
             seen=seen,
             chat=chat,
             choices=choices,

@@ -13,7 +13,7 @@ _WORD = re.compile(r"\s*\S+|\s+\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class SampledReply:
     """A sampled reply and what its envelope says.
 
     ``choices`` hold index, ids, logprobs, content, reasoning_content, tool_calls, finish and stop. ``step`` is how many
@@ -50,7 +50,7 @@ class Answered:
         return top
 
 
-def whole(answered: Answered) -> dict[str, Any]:
+def whole(answered: SampledReply) -> dict[str, Any]:
     """The body of a reply that is not streamed."""
     seen, chat = answered.seen, answered.chat
     reply = answered.top("chat.completion" if chat else "text_completion")
@@ -76,7 +76,7 @@ def whole(answered: Answered) -> dict[str, Any]:
     return reply
 
 
-def chunks(answered: Answered) -> Iterable[dict[str, Any]]:
+def chunks(answered: SampledReply) -> Iterable[dict[str, Any]]:
     """The events of a streamed reply."""
     seen, chat = answered.seen, answered.chat
     kind = "chat.completion.chunk" if chat else "text_completion"

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError, GatewayError
-from ...messages.dialects import Request
+from ...messages.dialects import ModelRequest
 from ...messages.render import Conversation, PastCall, Renderer, replay
 from ..capture.record import INVALID, OK, CallRecord, decode, ids_array, places_of, turn_id, whole_prompt
 from ..sessions.registry import Sessions
@@ -229,7 +229,7 @@ def _after(
 
 def _stands_on(request: bytes) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
     found = _options.decode(request)
-    asked = Request(
+    asked = ModelRequest(
         dialect="chat",
         model="",
         template_kwargs=found.chat_template_kwargs,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ...errors import ConfigError
-from ...messages.dialects import Request
+from ...messages.dialects import ModelRequest
 from ...messages.render import Renderer
 from ..config import GatewayConfig
 from ..sessions.registry import Sessions
@@ -114,7 +114,7 @@ async def _tell(worker: Worker, path: bytes, body: bytes) -> None:
         log.warning("%s answered %d to the end of a call: %s", worker.config.url, status, answer[:200])
 
 
-def impose(asked: Request, params: Mapping[str, Any]) -> None:
+def impose(asked: ModelRequest, params: Mapping[str, Any]) -> None:
     """Put a session's sampling parameters in place of the agent's. The names are those of chat completions."""
     sampling = asked.sampling
     for name, value in params.items():

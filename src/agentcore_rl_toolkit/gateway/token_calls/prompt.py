@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...messages.dialects import Request, RequestError
+from ...messages.dialects import ModelRequest, RequestError
 from ...messages.dialects.canonical import Choice, Usage
 from ...messages.render import Conversation, RenderedPrompt
 from ..capture.reply import Captured
@@ -34,7 +34,7 @@ class Prompt:
     def pin(self, session: Session) -> None:
         self._history = self._mode.histories.pin(session)
 
-    def render(self, asked: Request) -> None:
+    def render(self, asked: ModelRequest) -> None:
         """Runs in a thread. Raises: RequestError."""
         renderer = self._mode.renderer
         if self._history is None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.dialects import Request
+from ...messages.dialects import ModelRequest
 from ...messages.dialects.canonical import STOP, Choice, Delta, Usage
 from ...messages.render import ParsedReply, RenderedPrompt, Renderer, ReplyStream
 from ..capture.record import ChoiceRecord, pack_ids, pack_logprobs
@@ -47,7 +47,12 @@ class TokenReply:
     """
 
     def __init__(
-        self, renderer: Renderer, asked: Request, prompt: RenderedPrompt | None, *, raw: Sequence[int] | None = None
+        self,
+        renderer: Renderer,
+        asked: ModelRequest,
+        prompt: RenderedPrompt | None,
+        *,
+        raw: Sequence[int] | None = None,
     ) -> None:
         self._raw = raw
         self._renderer = renderer

@@ -27,7 +27,7 @@ from ..calls.exchange import pick
 from ..calls.states import State
 from ..capture.record import CONSTRAINED
 from ..capture.reply import Captured
-from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine, constraints, thinking_budget
+from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine, constraints
 from ..http.body import Bytes
 from ..http.connection import AgentConnection
 from ..http.structure import check_reply
@@ -61,7 +61,6 @@ class TokenSampling:
         self.incoming = Incoming(context.running)
         self.particular: tuple[str, ...] = ()
         self._engine: TokenEngine = TOKEN_ENGINES["vllm"]
-        self._budget = thinking_budget.Budget(agent.asked)
         self._prompt = Prompt(mode)
         self._rendering = False
         self._call_id = ""
@@ -82,7 +81,6 @@ class TokenSampling:
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n
         agent.reply_id = new_id("chatcmpl-")
-        self._budget = thinking_budget.Budget(asked)
         self._live = agent.stream and not self._whole
         if router.several:
             self.particular = tuple(asked.features())
@@ -151,27 +149,22 @@ class TokenSampling:
                 known = isinstance(error, RequestError)
                 owner.fail(error if known else RequestError(f"the prompt cannot be rendered: {error}"))  # type: ignore[arg-type]
             else:
-                self._write(None)
+                self._write()
                 owner.go()
         except RequestError as e:
             owner.fail(e)
         except Exception as e:
             owner.broke(e)
 
-    def _write(self, budget: int | None) -> None:
+    def _write(self) -> None:
         """Write the request in the engine's words. Raises: RequestError when the prompt leaves no room for an answer."""
-        asked, engine = self._agent.asked, self._engine.name
-        if budget is not None:
-            asked = thinking_budget.in_sampling(asked, engine, budget)
         self._path, self._body = self._engine.request(
             self._prompt.json,
-            asked,
+            self._agent.asked,
             max_tokens=self._max_tokens(),
             stop_token_ids=sorted(self._mode.renderer.stop_token_ids),
             stream=self._live,
         )
-        if budget is not None:
-            self._body = thinking_budget.reasoned(self._body, engine)
 
     def _max_tokens(self) -> int:
         asked, settings = self._agent.asked.sampling.max_tokens, self._session.settings
@@ -186,12 +179,10 @@ class TokenSampling:
         return min(bound, room)
 
     def request_for(self, worker: Worker) -> tuple[bytes, tuple[Bytes, ...]]:
-        """Servers of several kinds may share the gateway, and not every one takes a budget."""
-        before = self._budget.worker
-        budget = self._budget.at(worker)
-        if before is not self._budget.worker or TOKEN_ENGINES.get(worker.config.engine) is not self._engine:
+        """Servers of several kinds may share the gateway."""
+        if TOKEN_ENGINES.get(worker.config.engine) is not self._engine:
             self._use(worker)
-            self._write(budget)
+            self._write()
         engine = _BY_NAME.get(self._engine.name)
         if engine is None:
             return self._path, (self._body,)
@@ -203,12 +194,6 @@ class TokenSampling:
         engine = _BY_NAME.get(self._engine.name)
         if name is not None and engine is not None:
             self._mode.cancel(worker, *engine.cancel(name))
-
-    def goes_without(self, status: int, body: bytes) -> bool:
-        return self._budget.goes_without(status, body)
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return self._budget.headers()
 
     # -- the reply
 

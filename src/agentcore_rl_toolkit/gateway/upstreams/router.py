@@ -42,7 +42,6 @@ class Worker:
         self.heads: dict[bytes, bytes] = {}  # of requests, by path: all but the length
         self.resting_until = 0.0
         self.rest_s = 0.0
-        self.no_budget_until = 0.0  # it refused a budget of thinking (`engines.thinking_budget`)
         self.named = False  # whether it has named its weights by a number
         self.forgot = False  # whether it says, after that, that it has those it was started with
         host = f"[{config.host}]" if ":" in config.host else config.host

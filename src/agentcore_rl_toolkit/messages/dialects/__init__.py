@@ -17,7 +17,19 @@ from typing import Any, Protocol
 from ..errors import KINDS, RequestError, context_overflow, error_body, unsupported
 from . import anthropic, anthropic_stream, chat, completions, responses, responses_stream
 from .builder import deltas_of
-from .canonical import Choice, Delta, DialectName, Reply, Request, Sampling, ToolCall, ToolDelta, Usage, new_id, text_of
+from .canonical import (
+    Choice,
+    Delta,
+    DialectName,
+    ModelRequest,
+    Reply,
+    Sampling,
+    ToolCall,
+    ToolDelta,
+    Usage,
+    new_id,
+    text_of,
+)
 from .sse import encode_event
 
 
@@ -35,8 +47,8 @@ class Dialect:
     """One wire format: how it reads requests, and how it writes answers."""
 
     name: DialectName
-    parse_request: Callable[[bytes | dict[str, Any]], Request]
-    encode_reply: Callable[[Reply, Request], bytes]
+    parse_request: Callable[[bytes | dict[str, Any]], ModelRequest]
+    encode_reply: Callable[[Reply, ModelRequest], bytes]
     encoder: Callable[..., StreamEncoder]
 
 
@@ -74,8 +86,8 @@ __all__ = [
     "Delta",
     "Dialect",
     "DialectName",
+    "ModelRequest",
     "Reply",
-    "Request",
     "RequestError",
     "Sampling",
     "StreamEncoder",

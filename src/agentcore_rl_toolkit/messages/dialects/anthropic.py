@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import NOT_JSON, RequestError, no_threads, unsupported
 from .arguments import value_of
-from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, Reply, Request, Usage, own_id, text_of
+from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, ModelRequest, Reply, Usage, own_id, text_of
 from .chat import named_tool
 from .fields import MAX_TOOLS, Fields, decode_body
 from .fields import text_of as text_member
@@ -19,12 +19,10 @@ _NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "bet
 # Clients drop reasoning that carries no signature from the history they send back; nobody checks this one.
 SIGNATURE = "c2VsZi1ob3N0ZWQ="
 
-MIN_THINKING_BUDGET = 1024  # tokens; Anthropic's own bound
-
 _STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "refusal"}
 
 
-def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Request:
+def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
     """Read a messages request; ``counting`` for ``/v1/messages/count_tokens``, where max_tokens is not needed.
 
     Raises: RequestError that names the field.
@@ -46,7 +44,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
         )
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.few("tools", MAX_TOOLS))]
     choice, parallel = _tool_choice(fields.take("tool_choice", dict), tools)
-    template_kwargs, budget = _thinking(fields)
+    template_kwargs = _thinking(fields)
     effort, output_format = _output(fields)
     for name, why in (
         ("container", "there are no server-side containers"),
@@ -60,11 +58,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
     sampling = fields.sampling(("max_tokens",), "stop_sequences", max_temperature=1.0)
     if sampling.max_tokens is None and not counting:
         raise RequestError("max_tokens is required", param="max_tokens")
-    # Between tool calls a budget may be for several answers, as Anthropic has it with interleaved thinking.
-    if budget is not None and not tools and sampling.max_tokens is not None and budget >= sampling.max_tokens:
-        why = f"must be less than max_tokens ({sampling.max_tokens}), got {budget}"
-        raise RequestError(f"thinking.budget_tokens {why}", param="thinking.budget_tokens")
-    request = Request(
+    request = ModelRequest(
         dialect="anthropic",
         model=fields.take("model", str) or "",
         messages=messages,
@@ -76,7 +70,6 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
         sampling=sampling,
         response_format=output_format,
         reasoning_effort=effort,
-        thinking_budget=budget,
         template_kwargs=template_kwargs,
     )
     fields.ignore(*_NO_EFFECT)
@@ -84,20 +77,22 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Re
     return request
 
 
-def _thinking(fields: Fields) -> tuple[dict[str, Any], int | None]:
-    """The template's switch, under the name that Qwen's and GLM's templates use, and the budget in tokens."""
+def _thinking(fields: Fields) -> dict[str, Any]:
+    """The template's switch, under the name that Qwen's and GLM's templates use.
+
+    A budget is taken and not held: an engine would write the end of the thinking itself, which the policy did not sample.
+    """
     thinking = fields.take("thinking", dict)
     if thinking is None:
-        return {}, None
+        return {}
     inner = Fields(thinking, "thinking")
     kind = inner.need("type", str)
     if kind not in ("enabled", "disabled", "adaptive"):
         raise unsupported("thinking.type", "it must be enabled, disabled or adaptive")
-    budget = inner.integer("budget_tokens", MIN_THINKING_BUDGET) if kind == "enabled" else None
-    inner.refuse("budget_tokens", "a budget goes with thinking.type enabled")
+    inner.integer("budget_tokens", 0)
     inner.ignore("display")
     inner.done()
-    return {"enable_thinking": kind != "disabled"}, budget
+    return {"enable_thinking": kind != "disabled"}
 
 
 def _output(fields: Fields) -> tuple[str | None, dict[str, Any] | None]:
@@ -260,7 +255,7 @@ def _tool_choice(choice: dict[str, Any] | None, tools: list[dict[str, Any]]) -> 
     raise RequestError(f"tool_choice.type must be auto, any, tool or none, got {kind!r}", param="tool_choice.type")
 
 
-def named_stop(stop_sequence: str | None, request: Request) -> str | None:
+def named_stop(stop_sequence: str | None, request: ModelRequest) -> str | None:
     """The stop string if it is one of the agent's; SGLang also tells of those that its own templates end with."""
     return stop_sequence if stop_sequence in request.sampling.stop else None
 
@@ -308,7 +303,7 @@ def _blocks(choice: Choice, reply_id: str) -> list[dict[str, Any]]:
     return blocks
 
 
-def encode_reply(reply: Reply, request: Request) -> bytes:
+def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
     """The JSON body of a whole answer."""
     choice = reply.choices[0] if reply.choices else Choice()
     stopped = named_stop(choice.stop_sequence, request)

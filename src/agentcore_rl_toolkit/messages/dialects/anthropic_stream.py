@@ -15,7 +15,7 @@ from ..errors import RequestError, anthropic_error
 from .anthropic import SIGNATURE, named_stop, stop_reason, usage_dict
 from .arguments import StandardNumbers
 from .builder import CallsInOrder
-from .canonical import Delta, Request, ToolDelta, Usage, own_id
+from .canonical import Delta, ModelRequest, ToolDelta, Usage, own_id
 from .sse import encode_event
 
 
@@ -26,7 +26,7 @@ def _event(name: str, body: dict[str, Any]) -> bytes:
 class Encoder:
     """Deltas -> the bytes of a message stream. Only choice 0 exists in this dialect."""
 
-    def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
+    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._id = own_id("msg_", reply_id)
         self._model = model or request.model

@@ -69,13 +69,12 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
         return {**given, **self.other}
 
 
-class Request(msgspec.Struct, kw_only=True):
+class ModelRequest(msgspec.Struct, kw_only=True):
     """One call of an agent, whatever dialect it came in.
 
     ``tool_choice`` is "auto", "none", "required" or the name of a tool after "tool:". ``response_format`` has the
     chat shape. ``prompt`` is set for the completions dialect only, then ``messages`` is empty. ``template_kwargs`` go
-    to the chat template. ``thinking_budget`` (tokens) is in no chat body: each engine has words of its own for it
-    (`engines.thinking_budget`).
+    to the chat template.
     """
 
     dialect: DialectName
@@ -94,7 +93,6 @@ class Request(msgspec.Struct, kw_only=True):
     top_logprobs: int = 0
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    thinking_budget: int | None = None
     template_kwargs: dict[str, Any] = {}
     counted: Usage | None = None  # of the prompt, where it is rendered here
     echo_fields: dict[str, Any] = {}  # what the Responses dialect repeats in its answer

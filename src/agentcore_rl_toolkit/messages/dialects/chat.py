@@ -10,8 +10,8 @@ import msgspec
 from ..errors import RequestError, openai_error, unsupported
 from .canonical import (
     Delta,
+    ModelRequest,
     Reply,
-    Request,
     ToolDelta,
     Usage,
 )
@@ -42,7 +42,7 @@ _NO_EFFECT = (
 )
 
 
-def parse_request(body: bytes | dict[str, Any]) -> Request:
+def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a chat completion request. Raises: RequestError that names the field."""
     fields = Fields(decode_body(body) if isinstance(body, bytes) else body)
     messages = [check_message(m, f"messages[{i}]") for i, m in enumerate(fields.need("messages", list))]
@@ -69,7 +69,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
     fields.refuse("verbosity", "the model has no such setting", unless=("medium",))
     fields.refuse("add_generation_prompt", "an answer always starts a new message", unless=(True,))
     fields.refuse("best_of", "every sample is returned", unless=(1,))
-    request = Request(
+    request = ModelRequest(
         dialect="chat",
         model=fields.take("model", str) or "",
         messages=messages,
@@ -221,7 +221,7 @@ def usage_dict(usage: Usage | None) -> dict[str, Any]:
     return result
 
 
-def encode_reply(reply: Reply, request: Request) -> bytes:
+def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
     """The JSON body of a whole answer."""
     choices = []
     for choice in reply.choices:
@@ -255,7 +255,7 @@ class ChunkEncoder:
 
     kind = ""
 
-    def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
+    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._head = {
             "id": reply_id,
@@ -286,7 +286,7 @@ class Encoder(ChunkEncoder):
 
     kind = "chat.completion.chunk"
 
-    def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
+    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
         super().__init__(request, reply_id=reply_id, model=model, created=created)
         self._opened: set[int] = set()
 

@@ -9,7 +9,7 @@ import msgspec
 
 from ...errors import UpstreamError
 from ..errors import RequestError, unsupported
-from .canonical import Choice, Delta, Reply, Request
+from .canonical import Choice, Delta, ModelRequest, Reply
 from .chat import ChunkEncoder, check_response_format, usage_dict
 from .fields import Fields, decode_body
 
@@ -27,7 +27,7 @@ _NO_EFFECT = (
 )
 
 
-def parse_request(body: bytes | dict[str, Any]) -> Request:
+def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a completion request. Raises: RequestError that names the field.
 
     One prompt per call: a list of prompts has no place in a session, which is one line of calls.
@@ -45,7 +45,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
     sampling = fields.sampling(("max_tokens",))
     if sampling.max_tokens is None:
         sampling.max_tokens = DEFAULT_MAX_TOKENS
-    request = Request(
+    request = ModelRequest(
         dialect="completions",
         model=fields.take("model", str) or "",
         prompt=prompt,
@@ -123,7 +123,7 @@ def chat_entries(logprobs: dict[str, Any]) -> list[dict[str, Any]] | None:
         raise UpstreamError(f"the engine's logprobs cannot be read: {e}") from e
 
 
-def _shown(choice: Choice, request: Request) -> dict[str, Any]:
+def _shown(choice: Choice, request: ModelRequest) -> dict[str, Any]:
     entries = choice.logprob_entries if request.logprobs else None
     return {
         "index": choice.index,
@@ -133,7 +133,7 @@ def _shown(choice: Choice, request: Request) -> dict[str, Any]:
     }
 
 
-def encode_reply(reply: Reply, request: Request) -> bytes:
+def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
     """The JSON body of a whole answer."""
     return msgspec.json.encode(
         {
@@ -152,7 +152,7 @@ class Encoder(ChunkEncoder):
 
     kind = "text_completion"
 
-    def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
+    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
         super().__init__(request, reply_id=reply_id, model=model, created=created)
         self._offset: dict[int, int] = {}
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..errors import RequestError, unsupported
-from .canonical import CONTENT_FILTER, LENGTH, Choice, Reply, Request, Usage, own_id
+from .canonical import CONTENT_FILTER, LENGTH, Choice, ModelRequest, Reply, Usage, own_id
 from .chat import tool_choice
 from .fields import MAX_TOOLS, Fields, decode_body
 from .fields import text_of as text_member
@@ -34,7 +34,7 @@ _NO_EFFECT = (
 _INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
 
 
-def parse_request(body: bytes | dict[str, Any]) -> Request:
+def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a responses request. Raises: RequestError that names the field."""
     data = decode_body(body) if isinstance(body, bytes) else body
     fields = Fields(data)
@@ -72,7 +72,7 @@ def parse_request(body: bytes | dict[str, Any]) -> Request:
         if name not in _INCLUDES:
             raise unsupported("include", f"{name!r} does not exist here")
     top = fields.integer("top_logprobs", 0, 20) or 0
-    request = Request(
+    request = ModelRequest(
         dialect="responses",
         model=fields.take("model", str) or "",
         messages=messages,
@@ -255,7 +255,7 @@ def usage_dict(usage: Usage | None) -> dict[str, Any]:
     }
 
 
-def response_head(request: Request, *, response_id: str, model: str, created: int) -> dict[str, Any]:
+def response_head(request: ModelRequest, *, response_id: str, model: str, created: int) -> dict[str, Any]:
     """The members of a response object that do not depend on the answer."""
     echo = request.echo_fields
     return {
@@ -341,7 +341,7 @@ def output_items(choice: Choice, reply_id: str, *, logprobs: bool) -> list[dict[
     return items
 
 
-def encode_reply(reply: Reply, request: Request) -> bytes:
+def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
     """The JSON body of a whole answer."""
     choice = reply.choices[0] if reply.choices else Choice()
     response_id, created = own_id("resp_", reply.id), reply.created or int(time.time())

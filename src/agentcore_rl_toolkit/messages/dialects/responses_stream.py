@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import KINDS, RequestError, openai_error
 from .builder import CallsInOrder
-from .canonical import Delta, Request, ToolDelta, Usage, own_id
+from .canonical import Delta, ModelRequest, ToolDelta, Usage, own_id
 from .responses import (
     call_item,
     closing,
@@ -42,7 +42,7 @@ class _Item:
 class Encoder:
     """Deltas -> the bytes of a response stream. Only choice 0 exists in this dialect."""
 
-    def __init__(self, request: Request, *, reply_id: str, model: str = "", created: int = 0) -> None:
+    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._id = own_id("resp_", reply_id)
         self._head = response_head(request, response_id=self._id, model=model, created=created or int(time.time()))

@@ -99,7 +99,7 @@ class Commit:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class KnownPrompt:
     """A prompt that was made: the first ``length`` tokens of ``buffer``. The same messages again get the same tokens
     again.
     """
@@ -152,7 +152,7 @@ class Conversation:
         self.now = now
         self.lock = threading.RLock()
         self.commits: dict[Digest, Commit] = {}
-        self.asked: dict[Digest, Asked] = {}
+        self.asked: dict[Digest, KnownPrompt] = {}
         self.roots: set[Digest] = set()
         self.running = 0
         self._lists: list[Listed] = []
@@ -224,9 +224,9 @@ class Conversation:
 
     def add_prompt(
         self, match: Match, root: Digest, buffer: TokenBuffer, *, opens_reasoning: bool, extended: bool
-    ) -> Asked:
+    ) -> KnownPrompt:
         """Record that ``buffer``, as it is now, was made for these messages."""
-        asked = Asked(match.digest, match.base, buffer, len(buffer), buffer.text_bytes, opens_reasoning, extended)
+        asked = KnownPrompt(match.digest, match.base, buffer, len(buffer), buffer.text_bytes, opens_reasoning, extended)
         self.asked[match.digest] = asked
         self._hold(buffer)
         self.roots.add(root)
@@ -234,20 +234,20 @@ class Conversation:
             match.base.continued += 1
         return asked
 
-    def begin(self, asked: Asked) -> None:
+    def begin(self, asked: KnownPrompt) -> None:
         asked.times += 1
         asked.running += 1
         self.running += 1
         if asked.base is not None:
             asked.base.running += 1
 
-    def end(self, asked: Asked) -> None:
+    def end(self, asked: KnownPrompt) -> None:
         asked.running -= 1
         self.running -= 1
         if asked.base is not None:
             asked.base.running -= 1
 
-    def forget(self, asked: Asked) -> None:
+    def forget(self, asked: KnownPrompt) -> None:
         """Take back a prompt that got no answer, so that the next one is not taken for a branch beside it."""
         asked.times -= 1
         if asked.times or asked.running or self.asked.get(asked.digest) is not asked:
@@ -266,7 +266,7 @@ class Conversation:
             self._rows.append(buffer)
 
     def add_commit(
-        self, asked: Asked, turn_id: str, completion_ids: Sequence[int], message: Mapping[str, Any]
+        self, asked: KnownPrompt, turn_id: str, completion_ids: Sequence[int], message: Mapping[str, Any]
     ) -> Commit:
         """Record the answer to a prompt. Shapes: ``completion_ids`` (C,)."""
         buffer = asked.buffer

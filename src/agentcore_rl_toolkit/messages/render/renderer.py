@@ -18,7 +18,7 @@ from typing import Any
 from ...errors import CaptureError, ConfigError
 from ..errors import RequestError
 from .algebra import SuffixRenderer, TemplateFacts, probe
-from .conversation import Asked, Conversation, Digest, Match, message_digest
+from .conversation import Conversation, Digest, KnownPrompt, Match, message_digest
 from .parsers import Grammar, RawParser, grammar_named, grammar_of, new_parser
 from .reply import ParsedReply, ReplyStream
 from .template import ChatTemplate
@@ -36,7 +36,7 @@ class RenderedPrompt:
     exactly. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on.
     ``extended`` is False when everything was rendered anew."""
 
-    asked: Asked = field(repr=False)
+    asked: KnownPrompt = field(repr=False)
     reused_tokens: int
     parent_turn: str | None
     branch_reason: str | None
