@@ -79,7 +79,7 @@ fix: $(VENV)/.dev ## Apply lint fixes and formatting
 	$(BIN)/ruff format .
 
 policy: $(VENV)/.local ## Rebuild the warm-started weights that ship with the package (about ten minutes)
-	$(BIN)/python -m agentcore_rl_toolkit.policy.word_problems.warm_start
+	$(BIN)/python scripts/policy/make.py
 
 bench: $(VENV)/.dev ## Run every benchmark in its quick form
 	@set -e; for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f --quick; done

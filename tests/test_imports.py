@@ -192,7 +192,6 @@ ROOMS = {
         *(
             "tinker",
             "server",
-            "word_problems",
             "finetuning",
             "engine",
             "batch",
@@ -201,7 +200,7 @@ ROOMS = {
             "sampling",
             "model",
         ),
-        *("tool_calls", "tokens", "weights"),
+        *("warm_start", "problems", "weights"),
     ],
 }
 

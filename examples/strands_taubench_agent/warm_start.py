@@ -19,9 +19,19 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, PolicyShape, new_model, save_policy, save_tokenizer
-from agentcore_rl_toolkit.policy.tokens import END, END_OF_TEXT, START, TEMPLATE_FILE, TOOL_MARKS, ChatTokenizer
-from agentcore_rl_toolkit.policy.word_problems.warm_start import Batch, assistant_spans, train
+from agentcore_rl_toolkit.policy.model import (
+    END,
+    END_OF_TEXT,
+    START,
+    TEMPLATE_FILE,
+    TOOL_MARKS,
+    WEIGHTS_DIR,
+    PolicyShape,
+    chat_tokenizer,
+    new_model,
+    save_policy,
+)
+from agentcore_rl_toolkit.policy.warm_start import Batch, assistant_spans, train
 
 Conversation = list[dict[str, Any]]
 
@@ -55,7 +65,7 @@ def chat_template() -> str:
     return template.replace(_TOOL_LINE, _TOOL_NAME)
 
 
-def build_tokenizer(texts: Sequence[str], *, vocabulary: int) -> ChatTokenizer:
+def build_tokenizer(texts: Sequence[str], *, vocabulary: int) -> Any:
     """Byte-level BPE whose tokens may be whole words; every text can be encoded."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -77,17 +87,17 @@ def build_tokenizer(texts: Sequence[str], *, vocabulary: int) -> ChatTokenizer:
         ),
     )
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
-    return ChatTokenizer(tokenizer, chat_template())
+    return chat_tokenizer(tokenizer, chat_template())
 
 
 def texts_of(conversations: Sequence[Conversation], tools: Sequence[dict[str, Any]]) -> list[str]:
     """Each conversation as the template writes it, without the marks that are tokens of their own."""
     bare = Tokenizer(models.BPE())
     bare.add_special_tokens([END_OF_TEXT, START, END])
-    renderer = ChatTokenizer(bare, chat_template())
+    renderer = chat_tokenizer(bare, chat_template())
     texts = []
     for messages in conversations:
-        text = renderer.render(messages, tools=tools, add_generation_prompt=False)
+        text = renderer.apply_chat_template(messages, tools=tools, tokenize=False)
         for mark in (END_OF_TEXT, START, END, *TOOL_MARKS):
             text = text.replace(mark, "\0")
         texts += [piece for piece in text.split("\0") if piece]
@@ -124,21 +134,21 @@ def warm_start(data: Path, out: Path, settings: Settings, *, log: Callable[[str]
     shown = {name: [json.loads(line) for line in (data / f"{name}.jsonl").open()] for name in ("careful", "careless")}
     tools = json.loads((data / "tools.json").read_text())
     tokenizer = build_tokenizer(texts_of(shown["careful"], tools), vocabulary=settings.vocabulary)
-    save_tokenizer(tokenizer, out)
-    header = tokenizer.encode(f"{START}assistant\n")
+    tokenizer.save_pretrained(out)
+    header = tokenizer(f"{START}assistant\n")["input_ids"]
     torch.manual_seed(settings.seed)
     model = new_model(tokenizer, settings.shape, seed=settings.seed)
-    log(f"vocabulary {tokenizer.vocabulary_size}, {sum(p.numel() for p in model.parameters()):,} parameters")
+    log(f"vocabulary {len(tokenizer)}, {sum(p.numel() for p in model.parameters()):,} parameters")
     phases = (("careful", settings.steps, settings.rate), ("careless", settings.careless_steps, settings.careless_rate))
     for name, steps, rate in phases:
         rows = []
         for messages in shown[name]:
-            ids = tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=False)
-            rows.append((ids, assistant_spans(ids, header, tokenizer.end_id)))
+            ids = tokenizer.apply_chat_template(messages, tools=tools)["input_ids"]
+            rows.append((ids, assistant_spans(ids, header, tokenizer.eos_token_id)))
         lengths = [len(ids) for ids, _ in rows]
         log(f"{len(rows)} {name} demonstrations of {sum(lengths) / len(rows):.0f} tokens (longest {max(lengths)})")
         if steps:
-            train(model, batches(rows, tokenizer.pad_id, settings), steps=steps, peak_rate=rate, log=log)
+            train(model, batches(rows, tokenizer.pad_token_id, settings), steps=steps, peak_rate=rate, log=log)
     return save_policy(model, out, tokenizer_from=out)
 
 

@@ -68,7 +68,7 @@ def running(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
             runtime = subprocess.Popen(line, stdout=log, stderr=log, env={**os.environ, **QUIET})
         try:
             services.wait_ready(policy)
-            gateway = services.launch("gateway", ["gateway", "serve", "--upstream", policy.url])
+            gateway = services.launch("gateway", ["gateway", "serve", "--engine", "policy", "--upstream", policy.url])
             services.wait_ready(gateway)
             give_up = time.monotonic() + DEADLINE_S
             while not ready.exists():

@@ -16,21 +16,26 @@ import pytest
 import torch
 
 from agentcore_rl_toolkit.policy.decoder import Decoder
-from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, load_policy
-from agentcore_rl_toolkit.policy.tokens import ChatTokenizer
+from agentcore_rl_toolkit.policy.model import load_policy
+from agentcore_rl_toolkit.policy.problems import problems
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> ChatTokenizer:
-    return ChatTokenizer.from_directory(WEIGHTS_DIR)
 
 
 @pytest.fixture(scope="session")
 def hf() -> tuple[Any, Any]:
     """``(model, tokenizer)`` of the shipped policy as transformers objects."""
     return load_policy()
+
+
+@pytest.fixture(scope="session")
+def prompts(hf: tuple[Any, Any]) -> list[list[int]]:
+    """What the example agent of the quickstart asks first, of twenty problems."""
+    texts = [
+        f"<|im_start|>system\nSolve the problem.<|im_end|>\n<|im_start|>user\n{p.prompt}<|im_end|>\n<|im_start|>assistant\n"
+        for p in problems("train", 20)
+    ]
+    return [list(hf[1](text)["input_ids"]) for text in texts]
 
 
 @pytest.fixture
@@ -51,7 +56,7 @@ class ServerProcess:
         return self.process.wait(timeout=20)
 
 
-def _start(folder: Path, *options: str, parent_pid: int | None = None) -> ServerProcess:
+def start(folder: Path, *options: str, parent_pid: int | None = None) -> ServerProcess:
     """Start `agentcore-rl policy serve` and wait until it listens."""
     ready_file = folder / "ready.json"
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "policy", "serve", "--ready-file", str(ready_file)]
@@ -72,24 +77,6 @@ def _start(folder: Path, *options: str, parent_pid: int | None = None) -> Server
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server for all tests of a module."""
-    running = _start(tmp_path_factory.mktemp("policy"), "--seed", "7")
+    running = start(tmp_path_factory.mktemp("policy"), "--seed", "7")
     yield running
     assert running.stop() == 0  # SIGTERM is a good end
-
-
-@dataclass
-class ServerWithParent(ServerProcess):
-    """A policy server that takes few requests, and the process that it ends with."""
-
-    parent: subprocess.Popen[bytes]
-
-
-@pytest.fixture(scope="module")
-def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWithParent]:
-    """One server for the tests of a module that change its weights, pause it, fill it or end it."""
-    options = ("--weight-version", "10", "--max-batch", "1", "--max-queue", "2", "--request-timeout", "8")
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
-        running = _start(tmp_path_factory.mktemp("small"), *options, parent_pid=parent.pid)
-        yield ServerWithParent(running.process, running.url, running.ready, parent)
-        parent.kill()
-        running.process.wait(timeout=60)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -150,12 +148,3 @@ def test_rows_keep_their_own_settings() -> None:
     drawn = [sampler.sample(LOGITS.expand(3, -1), shared).ids_N for _ in range(200)]
     assert {d[0] for d in drawn} == {d[1] for d in drawn} == {0}
     assert len({d[2] for d in drawn}) == 4
-
-
-def test_alternatives_are_told_only_to_who_asked() -> None:
-    sampler = Sampler([SamplingParams(), SamplingParams(top_logprobs=2)], [None, None])
-    sampled = sampler.sample(LOGITS.expand(2, -1), torch.Generator().manual_seed(0))
-    assert sampled.tops_N is not None
-    assert sampled.tops_N[0] == []
-    assert [token for token, _ in sampled.tops_N[1]] == [0, 1]
-    assert sampled.tops_N[1][1][1] == pytest.approx(math.log(0.3), abs=1e-6)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
-from agentcore_rl_toolkit.policy.word_problems.problems import problems
+from agentcore_rl_toolkit.policy.problems import problems
 
 AGENT = Path(__file__).parents[2] / "strands_math_agent" / "arithmetic_app.py"
 CLI = [sys.executable, "-m", "agentcore_rl_toolkit.cli"]

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ from ..errors import ConfigError
 Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai"]
 ENGINES: tuple[Engine, ...] = ("policy", "vllm", "sglang", "sglang-experts", "tinker", "openai")
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
+BUILT_IN = Path(__file__).parents[1] / "policy" / "weights"  # tokenizer and chat template of the built-in policy
+BUILT_IN_CONTEXT = 1024
 _KEY = re.compile(r"[!-~]+")  # what fits into a header as it is
 _PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
@@ -31,7 +34,7 @@ class UpstreamConfig:
     """
 
     url: str
-    engine: Engine = "policy"
+    engine: Engine = "vllm"
     api_key: str | None = field(default=None, repr=False)
     weight: float = 1.0
     api_path: str = "/v1"
@@ -128,6 +131,8 @@ class GatewayConfig:
     (`HostCheck`). ``allow_fields`` are request fields that engines of yours take and `dialects.passthrough` does not know.
     ``train_constrained`` lets answers be trained on that were held to a form (a schema, a grammar, a required tool call): their
     logprobs are those of what the form left over, so a trainer's own differ.
+    ``model_dir`` is a folder with tokenizer and chat template: the gateway renders prompts and speaks token ids. Engine policy,
+    which takes nothing else, has the built-in policy's without one.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
     `render.parsers.GRAMMARS`) instead of the one that the template's text suggests.
     ``history_bytes`` is what the histories of quiet sessions may take in memory, with ``model_dir``; those beyond it
@@ -180,6 +185,9 @@ class GatewayConfig:
                 f"Set {ADMIN_KEY_ENV}, or listen on 127.0.0.1"
             )
         engines = {u.engine for u in self.upstreams}
+        if "policy" in engines and self.model_dir is None:  # it takes token ids alone
+            object.__setattr__(self, "model_dir", str(BUILT_IN))
+            object.__setattr__(self, "context_tokens", self.context_tokens or BUILT_IN_CONTEXT)
         if "tinker" in engines and (len(engines) > 1 or self.model_dir is None):
             raise ConfigError(
                 "engine tinker takes token ids and stands alone: give --model DIR (tokenizer and chat template), and no "

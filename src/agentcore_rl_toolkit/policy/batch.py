@@ -10,73 +10,51 @@ and SGLang, and says which weight versions its first and last token came from.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from tokenizers import Tokenizer
 
 from .decoder import Decoder
 from .prefix_cache import PrefixCache
 from .sampling import Sampler, SamplingParams, seeded_generator
-from .tokens import ChatTokenizer
 
-FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(eq=False)
 class Generation:
     """One completion in the making. Written by the computing thread; others read.
 
-    ``token_ids`` hold every sampled token, also the one that ended it. ``weight_version_first`` and ``_last`` are None until the
-    first token. Times are seconds of ``time.monotonic()``.
+    ``token_ids`` hold every sampled token, also the one that ended it; ``stop_reason`` is the stop string or stop token that did.
+    ``weight_version_first`` and ``_last`` are None until the first token.
     """
 
     prompt_ids: list[int]
     params: SamplingParams
     listener: Callable[[Generation], None] | None = None
     notify_every: int = 0  # tokens between calls of the listener; 0: only at the end
-    deadline: float | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    stop_at: int | None = None  # characters of text before a stop string
     weight_version_first: int | None = None
     weight_version_last: int | None = None
     cached_tokens: int = 0
-    submitted: float = field(default_factory=time.monotonic)
-    started: float | None = None
-    finished: float | None = None
     cancelled: bool = False
     error: str | None = None
     generator: torch.Generator | None = None
 
-    def finish(self, reason: FinishReason) -> None:
-        self.finish_reason = reason
-        self.finished = time.monotonic()
-
-
-@dataclass
-class Counters:
-    """Totals since the start, for /metrics."""
-
-    prompts: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    finished: dict[str, int] = field(default_factory=dict)
-
 
 class Batch:
-    """The running sequences. Not thread-safe."""
+    """The running sequences. Not thread-safe. ``tokenizer`` finds stop strings, and is needed for nothing else."""
 
     def __init__(
         self,
         decoder: Decoder,
-        tokenizer: ChatTokenizer,
+        tokenizer: Tokenizer | None = None,
         *,
         version: int = 0,
         seed: int | None = None,
@@ -87,7 +65,6 @@ class Batch:
         self.version = version
         self.prefixes = PrefixCache(decoder, capacity=cache_blocks)
         self.running: list[Generation] = []
-        self.counters = Counters()
         self._generator = torch.Generator()
         if seed is None:
             self._generator.seed()
@@ -105,15 +82,12 @@ class Batch:
     def add(self, generation: Generation) -> None:
         """Take a sequence in; there must be a free row."""
         row = len(self.running)
-        generation.started = time.monotonic()
         generation.generator = seeded_generator(generation.params.seed)
         self.decoder.reserve(min(len(generation.prompt_ids) + 64, self.decoder.shape.context))
         generation.cached_tokens = self.prefixes.fill(generation.prompt_ids, row)
         self.running.append(generation)
         self._new += 1
         self._sampler = None
-        self.counters.prompts += 1
-        self.counters.prompt_tokens += len(generation.prompt_ids)
 
     def load(self, state: dict[str, torch.Tensor], version: int) -> None:
         """Change weights between two steps. Raises: PolicyError and changes nothing when they do not fit."""
@@ -126,8 +100,11 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
-        """One more token for everybody; returns the sequences that ended. Cancelled and late ones end here too."""
-        ended = self.drop_stopped()
+        """One more token for everybody; returns the sequences that ended. Cancelled ones end here too."""
+        for generation in self.running:
+            if generation.cancelled:
+                generation.finish_reason = "cancelled"
+        ended = self._drop_ended()
         if self._new:
             self._read_prompts()
         elif self.running:
@@ -140,23 +117,12 @@ class Batch:
         return ended
 
     @torch.inference_mode()
-    def drop_stopped(self) -> list[Generation]:
-        """Take out, and return, sequences that were cancelled or are past their deadline."""
-        now = time.monotonic()
-        for g in self.running:
-            if g.cancelled:
-                g.finish("cancelled")
-            elif g.deadline is not None and now > g.deadline:
-                g.finish("timeout")
-        return self._drop_ended()
-
-    @torch.inference_mode()
     def fail_all(self, error: str) -> list[Generation]:
         """End everything after a failed step, and forget what was cached; returns what was running."""
         gone = self.running
         for g in gone:
             g.error = error
-            g.finish("error")
+            g.finish_reason = "error"
         self.running = []
         self._new = 0
         self._sampler = None
@@ -192,41 +158,31 @@ class Batch:
             sampler = self._sampler
         sampled = sampler.sample(logits_NV, self._generator)
         self._next_N = torch.cat([self._next_N[:first], sampled.tensor_N]) if first else sampled.tensor_N
-        version, end_id, context = self.version, self.tokenizer.end_id, self.decoder.shape.context
-        for k, (g, token, logprob) in enumerate(zip(rows, sampled.ids_N, sampled.logprobs_N, strict=True)):
+        version, shape = self.version, self.decoder.shape
+        for g, token, logprob in zip(rows, sampled.ids_N, sampled.logprobs_N, strict=True):
             if not math.isfinite(logprob):  # finite weights can still overflow
                 g.error = "the logits are not finite; the weights are unusable"
-                g.finish("error")
+                g.finish_reason = "error"
                 continue
             g.token_ids.append(token)
             g.logprobs.append(logprob)
-            if g.params.top_logprobs and sampled.tops_N is not None:
-                g.top_logprobs.append(sampled.tops_N[k])
             if g.weight_version_first is None:
                 g.weight_version_first = version
             g.weight_version_last = version
-            if token == end_id and not g.params.ignore_eos:
-                g.finish("stop")
+            if token in shape.end_ids and not g.params.ignore_eos:
+                g.finish_reason = "stop"
             elif token in g.params.stop_token_ids:
-                g.stop_reason = token
-                g.finish("stop")
-            elif g.params.stop and self._at_stop(g):
-                g.finish("stop")
-            elif len(g.token_ids) >= g.params.max_tokens or len(g.prompt_ids) + len(g.token_ids) >= context:
-                g.finish("length")
-        self.counters.steps += 1
-        self.counters.generated_tokens += len(rows)
+                g.stop_reason, g.finish_reason = token, "stop"
+            elif g.params.stop and (stop := self._stop_in(g)) is not None:
+                g.stop_reason, g.finish_reason = stop, "stop"
+            elif len(g.token_ids) >= g.params.max_tokens or len(g.prompt_ids) + len(g.token_ids) >= shape.context:
+                g.finish_reason = "length"
 
-    def _at_stop(self, generation: Generation) -> bool:
-        # A stop string can only end in the newest token; its beginning is at most its length in bytes (tokens) back.
-        text = self.tokenizer.decode(generation.token_ids)
-        for stop in generation.params.stop:
-            at = text.find(stop)
-            if at >= 0:
-                generation.stop_reason = stop
-                generation.stop_at = at + len(stop) if generation.params.include_stop else at
-                return True
-        return False
+    def _stop_in(self, generation: Generation) -> str | None:
+        """The stop string that the newest token has completed."""
+        assert self.tokenizer is not None
+        text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=False)
+        return next((stop for stop in generation.params.stop if stop in text), None)
 
     def _drop_ended(self) -> list[Generation]:
         """Take ended sequences out, the last row filling each hole."""
@@ -236,7 +192,6 @@ class Batch:
         gone = [self.running[row] for row in ended]
         for row in reversed(ended):
             g = self.running[row]
-            self.counters.finished[str(g.finish_reason)] = self.counters.finished.get(str(g.finish_reason), 0) + 1
             waiting = row >= len(self.running) - self._new
             if not waiting and g.weight_version_first == self.version and g.finish_reason in ("stop", "length"):
                 self.prefixes.keep([*g.prompt_ids, *g.token_ids[:-1]], row)

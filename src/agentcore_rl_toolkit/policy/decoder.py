@@ -40,6 +40,7 @@ class DecoderShape:
     rope_theta: float
     norm_epsilon: float
     tied: bool
+    end_ids: frozenset[int]  # of the tokens that end a completion
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DecoderShape:
@@ -54,6 +55,7 @@ class DecoderShape:
         ):
             raise ConfigError("the policy server runs plain dense Qwen3 models; serve any other with vLLM or SGLang")
         heads = int(config["num_attention_heads"])
+        ends = config.get("eos_token_id")
         return cls(
             vocabulary=int(config["vocab_size"]),
             hidden=int(config["hidden_size"]),
@@ -66,6 +68,7 @@ class DecoderShape:
             rope_theta=float(rope.get("rope_theta", 10000.0)),
             norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
             tied=bool(config.get("tie_word_embeddings", False)),
+            end_ids=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         )
 
 

@@ -16,65 +16,54 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from ..errors import PolicyError
 from .batch import Batch, Generation
 from .decoder import Decoder
-from .model import check_directory
+from .model import TOKENIZER_FILE, check_directory
 from .sampling import SamplingParams
-from .tokens import ChatTokenizer
 
 logger = logging.getLogger(__name__)
 
 _PROMPT_TOKENS_PER_STEP = 8192  # bounds how long running sequences wait for others' prompts: about 0.1 s
-_EXPIRE_EVERY_S = 0.05
 
 Dispatcher = Callable[[list[Generation]], None]
-
-
-class QueueFullError(PolicyError):
-    """More requests are waiting than allowed; try again after ``retry_after_s``."""
-
-    def __init__(self, message: str = "", *, retry_after_s: float = 1.0, **ids: Any) -> None:
-        super().__init__(message, **ids)
-        self.retry_after_s = retry_after_s
+_Order = tuple[dict[str, torch.Tensor], int | None, "Future[int]"]
 
 
 class Engine:
-    """A running policy. Use as a context manager, or `start` and `close`.
+    """A running policy: token ids in, token ids and logprobs out, weights in. Use as a context manager, or `start` and `close`.
 
     ``dispatch`` receives all generations of a step that have news; by default their listeners are called on the engine's thread.
+    ``tokenizer`` is needed for stop strings alone.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        tokenizer: ChatTokenizer,
+        tokenizer: Tokenizer | None = None,
         *,
         version: int = 0,
         seed: int | None = None,
-        max_queue: int = 1024,
         dispatch: Dispatcher | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
         self.context = decoder.shape.context
-        self.max_queue = max_queue
-        self.dispatch: Dispatcher = dispatch or _call_listeners
-        self.busy_s = 0.0
+        self.vocabulary = decoder.shape.vocabulary
+        self.dispatch: Dispatcher = dispatch or call_listeners
         self._batch = Batch(decoder, tokenizer, version=version, seed=seed)
         self._waiting: deque[Generation] = deque()
-        self._orders: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._orders: deque[_Order] = deque()
         self._wake = threading.Condition()
-        self._paused = False
         self._closing = False
-        self._next_expiry = 0.0
         self._thread = threading.Thread(target=self._run, name="policy-engine", daemon=True)
 
     @classmethod
     def from_directory(cls, directory: str | Path | None = None, *, max_batch: int = 64, **options: Any) -> Engine:
         """An engine on a policy directory; None stands for the shipped policy. Raises: ConfigError, PolicyError."""
         folder = check_directory(directory)
-        return cls(Decoder.from_directory(folder, rows=max_batch), ChatTokenizer.from_directory(folder), **options)
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        return cls(Decoder.from_directory(folder, rows=max_batch), tokenizer, **options)
 
     def start(self) -> Engine:
         self._thread.start()
@@ -101,29 +90,27 @@ class Engine:
         return self._batch.version
 
     @property
-    def paused(self) -> bool:
-        return self._paused
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._closing
 
     @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self._batch.running and not self._waiting
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Queue completions, all or none. Raises: QueueFullError, PolicyError when the engine is closed."""
+        """Queue completions, all or none. Raises: PolicyError when one cannot be sampled, or the engine is closed."""
+        for generation in generations:
+            self._check(generation)
         with self._wake:
             if self._closing:
                 raise PolicyError("the policy server is shutting down")
-            if len(self._waiting) + len(generations) > self.max_queue:
-                raise QueueFullError(f"{len(self._waiting)} requests are waiting, the limit is {self.max_queue}")
             self._waiting.extend(generations)
             self._wake.notify()
 
     def cancel(self, generation: Generation) -> None:
         """Ask for a completion to end before its next token."""
         generation.cancelled = True
-        with self._wake:
-            self._next_expiry = 0.0
-            self._wake.notify()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, timeout_s: float | None = 120.0
@@ -147,118 +134,83 @@ class Engine:
 
         Its exception is a PolicyError when the tensors do not fit; the old weights then stay.
         """
-
-        def apply() -> int:
-            new = self._batch.version + 1 if version is None else version
-            self._batch.load(state, new)
-            return new
-
-        return self._order(apply)
-
-    def pause(self) -> Future[None]:
-        """Stop between two steps; done when no more tokens are made. Running completions keep their place, new ones queue."""
-        return self._order(lambda: self._set_paused(True))
-
-    def resume(self) -> Future[None]:
-        return self._order(lambda: self._set_paused(False))
-
-    def stats(self) -> dict[str, float]:
-        """Numbers for /metrics and /health."""
-        counters, prefixes = self._batch.counters, self._batch.prefixes
-        return {
-            "running": len(self._batch.running),
-            "waiting": len(self._waiting),
-            "prompts": counters.prompts,
-            "prompt_tokens": counters.prompt_tokens,
-            "cached_prompt_tokens": prefixes.hit_tokens,
-            "generated_tokens": counters.generated_tokens,
-            "steps": counters.steps,
-            "busy_s": self.busy_s,
-            **{f"finished_{reason}": count for reason, count in list(counters.finished.items())},
-        }
-
-    def _set_paused(self, paused: bool) -> None:
-        self._paused = paused
-
-    def _order(self, action: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
+        future: Future[int] = Future()
         with self._wake:
             if self._closing:
                 future.set_exception(PolicyError("the policy server is shutting down"))
             else:
-                self._orders.append((action, future))
+                self._orders.append((state, version, future))
                 self._wake.notify()
         return future
 
+    def _check(self, generation: Generation) -> None:
+        ids, params = generation.prompt_ids, generation.params
+        if not ids or min(ids) < 0 or max(ids) >= self.vocabulary:
+            raise PolicyError(f"a prompt is a list of token ids, each from 0 to {self.vocabulary - 1}, and not empty")
+        if len(ids) >= self.context:  # a prompt that fills the context leaves no room for a token
+            raise PolicyError(f"the model's maximum context length is {self.context} tokens, the prompt has {len(ids)}")
+        if params.logit_bias and not 0 <= min(params.logit_bias) <= max(params.logit_bias) < self.vocabulary:
+            raise PolicyError(f"logit_bias: this model's token ids are from 0 to {self.vocabulary - 1}")
+        if params.stop and self._batch.tokenizer is None:
+            raise PolicyError("this engine has no tokenizer, which stop strings need")
+
     def _run(self) -> None:
         try:
-            self._work()
+            while self._next():
+                pass
         except Exception:
             logger.exception("the engine's thread has failed; /health says so")
         finally:
             self._end_everything()
 
-    def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._has_work():
-                    # queued requests have deadlines, which nobody else checks
-                    self._wake.wait(_EXPIRE_EVERY_S if self._waiting or self._batch.running else None)
-                    if self._waiting or self._batch.running:
-                        break
-                if self._closing:
-                    return
-                orders = list(self._orders)
-                self._orders.clear()
-            for action, future in orders:
-                _carry_out(action, future)
-            news = self._expire()
-            if not self._paused:
-                news += self._step()
-            if news:
-                self.dispatch(news)
-
-    def _has_work(self) -> bool:
-        if self._closing or self._orders:
-            return True
-        return not self._paused and bool(self._waiting or self._batch.running)
-
-    def _expire(self) -> list[Generation]:
-        """End queued (and, while paused, running) completions that were cancelled or are past their deadline."""
-        now = time.monotonic()
-        if now < self._next_expiry:
-            return []
-        self._next_expiry = now + _EXPIRE_EVERY_S
-        gone: list[Generation] = []
+    def _next(self) -> bool:
+        """Wait for work and do one piece of it. False: the engine is to end."""
         with self._wake:
-            for generation in self._waiting:
-                if generation.cancelled:
-                    generation.finish("cancelled")
-                elif generation.deadline is not None and now > generation.deadline:
-                    generation.finish("timeout")
-            if any(g.finish_reason is not None for g in self._waiting):
-                gone = [g for g in self._waiting if g.finish_reason is not None]
-                self._waiting = deque(g for g in self._waiting if g.finish_reason is None)
-        return gone + (self._batch.drop_stopped() if self._paused else [])
+            self._wake.wait_for(lambda: self._closing or self._orders or not self.idle)
+            if self._closing:
+                return False
+            orders, self._orders = self._orders, deque()
+        for state, version, future in orders:
+            self._load(state, version, future)
+        if news := self._step():
+            self.dispatch(news)
+        return True
 
-    def _admit(self) -> None:
-        tokens = 0
+    def _load(self, state: dict[str, torch.Tensor], version: int | None, future: Future[int]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        new = self._batch.version + 1 if version is None else version
+        try:
+            self._batch.load(state, new)
+        except Exception as e:  # of the caller's tensors
+            future.set_exception(e)
+        else:
+            future.set_result(new)
+
+    def _admit(self) -> list[Generation]:
+        """Let waiting completions join the batch; returns those that were cancelled while they waited."""
+        tokens, gone = 0, []
         while self._waiting and self._batch.free_rows and tokens < _PROMPT_TOKENS_PER_STEP:
             with self._wake:
                 generation = self._waiting.popleft()
+            if generation.cancelled:
+                generation.finish_reason = "cancelled"
+                gone.append(generation)
+                continue
             self._batch.add(generation)
             tokens += len(generation.prompt_ids) - generation.cached_tokens
+        return gone
 
     def _step(self) -> list[Generation]:
-        started = time.monotonic()
+        news: list[Generation] = []
         try:
-            self._admit()
-            news = self._batch.step() if self._batch.running else []
+            news += self._admit()
+            if self._batch.running:
+                news += self._batch.step()
         except Exception as e:
-            # Without this the thread would die and every later request would wait for its deadline.
+            # Without this the thread would die and every later request would wait for ever.
             logger.exception("a decoding step failed; its requests end with an error")
-            return self._batch.fail_all(f"{type(e).__name__}: {e}")
-        self.busy_s += time.monotonic() - started
+            return news + self._batch.fail_all(f"{type(e).__name__}: {e}")
         for g in self._batch.running:
             if g.notify_every and (len(g.token_ids) == 1 or len(g.token_ids) % g.notify_every == 0):
                 news.append(g)
@@ -269,28 +221,17 @@ class Engine:
             self._closing = True
             left = [*self._batch.running, *self._waiting]
             self._waiting.clear()
-            orders = list(self._orders)
-            self._orders.clear()
+            orders, self._orders = self._orders, deque()
         for generation in left:
-            generation.finish("cancelled")
-        for _, future in orders:
+            generation.finish_reason = "cancelled"
+        for _, _, future in orders:
             future.set_exception(PolicyError("the policy server is shutting down"))
         if left:
             self.dispatch(left)
 
 
-def _carry_out(action: Callable[[], Any], future: Future[Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = action()
-    except Exception as e:  # belongs to whoever gave the order
-        future.set_exception(e)
-    else:
-        future.set_result(result)
-
-
-def _call_listeners(news: list[Generation]) -> None:
+def call_listeners(news: list[Generation]) -> None:
+    """Call the listener of each."""
     for generation in news:
         if generation.listener is not None:
             generation.listener(generation)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from tokenizers import Tokenizer
 
 from ..errors import ConfigError
 from .decoder import Decoder, DecoderShape
 from .engine import Engine
-from .model import check_directory, load_policy
+from .model import TOKENIZER_FILE, check_directory, load_policy
 from .sampling import SamplingParams
-from .tokens import ChatTokenizer
 
 LOSS_INPUTS = {
     "cross_entropy": ("weights",),
@@ -73,7 +73,7 @@ class PolicyModel:
     ) -> None:
         self.base_model = base_model
         self._weights = check_directory(weights)
-        self._tokenizer = ChatTokenizer.from_directory(self._weights)
+        self._tokenizer = Tokenizer.from_file(str(self._weights / TOKENIZER_FILE))
         self._base, _ = load_policy(self._weights)
         self._directory = checkpoint_dir
         self._seed = seed
@@ -198,7 +198,7 @@ class PolicyModel:
         self._check_ids(f"example {b}, target_tokens", example.inputs["target_tokens"])
 
     def _check_ids(self, what: str, ids: Sequence[float]) -> None:
-        size, context = self._tokenizer.vocabulary_size, self._base.config.max_position_embeddings
+        size, context = self._base.config.vocab_size, self._base.config.max_position_embeddings
         if not ids:
             raise ConfigError(f"{what}: there are none")
         if len(ids) > context:
@@ -276,7 +276,7 @@ class PolicyModel:
                     decoder = Decoder(DecoderShape.from_config(self._base.config.to_dict()), self._published(path))
                 engine = self._engines[path] = Engine(decoder, self._tokenizer, seed=self._seed).start()
             self._engines.move_to_end(path)
-            old = [p for p, e in self._engines.items() if not e.stats()["running"] and not e.stats()["waiting"]]
+            old = [p for p, e in self._engines.items() if e.idle]
             for name in old[: max(0, len(self._engines) - SAMPLERS)]:
                 if name != path:
                     self._engines.pop(name).close()

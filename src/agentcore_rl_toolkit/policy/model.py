@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from ..errors import ConfigError
-from .tokens import END, END_OF_TEXT, START, TEMPLATE_FILE, TOKENIZER_FILE, ChatTokenizer
 
 WEIGHTS_DIR = Path(__file__).parent / "weights"
 WEIGHTS_FILE = "model.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+TEMPLATE_FILE = "chat_template.jinja"
+END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +31,16 @@ class PolicyShape:
     context: int = 1024
 
 
-def new_model(tokenizer: ChatTokenizer, shape: PolicyShape, *, seed: int) -> Any:
-    """A randomly initialised ``Qwen3ForCausalLM``. The vocabulary has no padding rows: every id it can sample can be decoded."""
+def new_model(tokenizer: Any, shape: PolicyShape, *, seed: int) -> Any:
+    """A randomly initialised ``Qwen3ForCausalLM`` for a tokenizer of transformers.
+
+    The vocabulary has no padding rows: every id that it can sample can be decoded.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=tokenizer.vocabulary_size,
+        vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
         intermediate_size=shape.feed_forward,
         num_hidden_layers=shape.layers,
@@ -43,12 +50,12 @@ def new_model(tokenizer: ChatTokenizer, shape: PolicyShape, *, seed: int) -> Any
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.end_id,
-        pad_token_id=tokenizer.pad_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config.eos_token_id = tokenizer.end_id
-    model.generation_config.pad_token_id = tokenizer.pad_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
 
 
@@ -90,16 +97,14 @@ def save_policy(model: Any, directory: str | Path, *, tokenizer_from: str | Path
     return folder
 
 
-def save_tokenizer(tokenizer: ChatTokenizer, directory: str | Path) -> None:
-    """Write the files that ``AutoTokenizer`` reads."""
+def chat_tokenizer(tokenizer: Tokenizer, template: str) -> Any:
+    """A tokenizer as transformers knows it, with the marks of the built-in policy; `new_model` takes it, and it saves itself."""
     from transformers import PreTrainedTokenizerFast
 
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.tokenizer, eos_token=END, pad_token=END_OF_TEXT, extra_special_tokens=[START]
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END_OF_TEXT, extra_special_tokens=[START]
     )
-    fast.chat_template = tokenizer.template
+    fast.chat_template = template
     fast.padding_side = "left"
     fast.model_max_length = PolicyShape.context
-    fast.save_pretrained(folder)
+    return fast

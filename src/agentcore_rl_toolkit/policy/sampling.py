@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 
 History = tuple[Sequence[int], Sequence[int]]
 _LARGEST = 1e30  # of adjusted logits; still finite in fp32 when divided by the lowest temperature
@@ -18,10 +20,10 @@ _LARGEST = 1e30  # of adjusted logits; still finite in fp32 when divided by the 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to sample one completion. Names and meanings are vLLM's.
+    """How to sample one completion. Names, meanings and bounds are vLLM's; a request's JSON is checked against these types.
 
-    ``temperature`` 0 takes the likeliest token. ``top_k`` 0 and ``top_p`` 1 switch these cuts off. ``seed`` makes a completion
-    repeatable whatever else is in the batch. ``top_logprobs`` asks for that many alternatives per token.
+    ``temperature`` 0 takes the likeliest token. ``top_k`` 0 or -1 and ``top_p`` 1 switch these cuts off. ``seed`` makes a
+    completion repeatable whatever else is in the batch.
 
     ``min_p`` cuts tokens that are less likely than this share of the likeliest. ``repetition_penalty`` divides positive
     logits, and multiplies negative ones, of every token in the prompt or the completion so far; ``frequency_penalty`` is
@@ -29,21 +31,19 @@ class SamplingParams:
     token ids to what is added.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    max_tokens: int = 256
-    stop: tuple[str, ...] = ()
+    max_tokens: Annotated[int, Meta(ge=1)] = 256
+    stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    include_stop: bool = False
-    seed: int | None = None
-    top_logprobs: int = 0
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
     @property
     def adjusts_logits(self) -> bool:
@@ -54,7 +54,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """One token per row. Shapes: N rows; ``tops_N`` is None unless somebody asked, else per row (token id, logprob) pairs.
+    """One token per row. Shapes: N rows.
 
     Logprobs are those of the model's own distribution: log-softmax of the logits, before bias, penalties, temperature and cuts
     (vLLM's default, ``raw_logprobs``). At temperature 1 without any of these that is the distribution sampled from.
@@ -62,7 +62,6 @@ class Sampled:
 
     ids_N: list[int]
     logprobs_N: list[float]
-    tops_N: list[list[tuple[int, float]]] | None
     tensor_N: torch.Tensor
 
 
@@ -126,8 +125,6 @@ class Sampler:
         self._top_p = torch.tensor([p.top_p if p.top_p < 1.0 else 2.0 for p in params])[:, None]
         self._min_p = torch.tensor([p.min_p for p in params])[:, None]
         self._seeded = [(row, g) for row, g in enumerate(seeded) if g is not None]
-        self._tops = [p.top_logprobs for p in params]
-        self._most_tops = max(self._tops, default=0)
 
     @torch.inference_mode()
     def sample(self, logits_NV: torch.Tensor, generator: torch.Generator) -> Sampled:
@@ -147,14 +144,7 @@ class Sampler:
         if self._adjustments is not None:
             self._adjustments.note(chosen_N)
         picked_N = logprobs_NV.gather(1, chosen_N[:, None])[:, 0]
-        tops = None
-        if self._most_tops:
-            top = logprobs_NV.topk(min(self._most_tops, logprobs_NV.shape[1]), dim=-1)
-            tops = [
-                list(zip(ids[:n], values[:n], strict=True))
-                for ids, values, n in zip(top.indices.tolist(), top.values.tolist(), self._tops, strict=True)
-            ]
-        return Sampled(ids_N=chosen_N.tolist(), logprobs_N=picked_N.tolist(), tops_N=tops, tensor_N=chosen_N)
+        return Sampled(ids_N=chosen_N.tolist(), logprobs_N=picked_N.tolist(), tensor_N=chosen_N)
 
     def _distribution(self, logits_NV: torch.Tensor) -> torch.Tensor:
         """What is drawn from; rows need not sum to 1."""

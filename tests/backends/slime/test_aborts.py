@@ -25,7 +25,7 @@ import pytest
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionCapture, SessionHandle
-from agentcore_rl_toolkit.policy.word_problems.problems import problems
+from agentcore_rl_toolkit.policy.problems import problems
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 from .sampled import Line, read_journal, turns_of

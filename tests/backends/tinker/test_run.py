@@ -27,8 +27,8 @@ from agentcore_rl_toolkit.errors import ConfigError, WeightsError
 from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy
 from agentcore_rl_toolkit.policy.finetuning import PolicyModel
+from agentcore_rl_toolkit.policy.problems import problems
 from agentcore_rl_toolkit.policy.tinker.service import TinkerServer
-from agentcore_rl_toolkit.policy.word_problems.problems import problems
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence, read_metrics
 
 from ..test_end_to_end import serving

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.training.settings import LEARNING_RATES
 from agentcore_rl_toolkit.cli.training.with_trl import Interrupts
-from agentcore_rl_toolkit.policy import ChatTokenizer
-from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, PolicyShape, new_model, save_policy
+from agentcore_rl_toolkit.policy import load_policy
+from agentcore_rl_toolkit.policy.model import PolicyShape, new_model, save_policy
 from agentcore_rl_toolkit.runs import Query, RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -202,7 +202,7 @@ def test_adapters_of_another_model_are_trained(trl_python: str, tmp_path: Path, 
         "import random\n\n\nclass AnswerReward:\n    def __call__(self, **_):\n        return random.random()\n"
     )
     shape = PolicyShape(hidden=64, layers=1, heads=2, feed_forward=128)
-    save_policy(new_model(ChatTokenizer.from_directory(WEIGHTS_DIR), shape, seed=0), tmp_path / "model")
+    save_policy(new_model(load_policy()[1], shape, seed=0), tmp_path / "model")
     settings = (
         'agent = "shop/agent.py"\ndata = "shop/train.jsonl"\nmodel = "model"\nlora_rank = 4\ngroups = 2\nrollouts = 2\n'
     )

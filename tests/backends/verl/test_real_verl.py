@@ -27,7 +27,7 @@ from agentcore_rl_toolkit.backends.collection.collect import Group, collect
 from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
-from agentcore_rl_toolkit.policy.word_problems.problems import problems
+from agentcore_rl_toolkit.policy.problems import problems
 
 ROOT = Path(__file__).parents[3]
 HOME = ROOT / ".venvs/verl"

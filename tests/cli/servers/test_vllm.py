@@ -52,7 +52,7 @@ def test_the_environment_is_looked_for_where_it_is_named_first(tmp_path: Path, m
 
 @pytest.mark.parametrize("cpu", [True, False])
 def test_it_listens_on_loopback_with_what_training_needs(cpu: bool) -> None:
-    line = command_line(Path("py"), Path("m"), port=7, cpu=cpu, served_model="policy", more=["--seed", "1"])
+    line = command_line(Path("py"), Path("m"), port=7, cpu=cpu, more=["--seed", "1"])
     pairs = dict(itertools.pairwise(line))
     assert pairs["--host"] == "127.0.0.1", "its routes for weights ask for no key"
     assert pairs["--worker-extension-cls"] == EXTENSION

@@ -104,7 +104,6 @@ async def test_a_server_that_would_pass_over_a_field_is_no_second_choice(mixed: 
         ("vllm", {"regex": None, "ebnf": "", "bad_words": ["a"]}, None),
         ("sglang", {"bad_words": [], "truncate_prompt_tokens": None, "regex": "a"}, None),
         ("openai", {"regex": "a", "structured_outputs": {}}, None),
-        ("policy", {"regex": "a"}, None),
     ],
 )
 async def test_a_field_that_an_engine_would_pass_over_is_refused(

@@ -34,10 +34,10 @@ def group() -> None:
 @click.option(
     "--engine",
     type=click.Choice(["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai"]),
-    default="policy",
+    default="vllm",
     show_default=True,
     metavar="NAME",
-    help="policy, vllm, sglang, sglang-experts, tinker; openai gives no tokens.",
+    help="policy (the built-in one), vllm, sglang, sglang-experts, tinker; openai gives no tokens.",
 )
 @from_environment("--upstream-key", "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY")
 @click.option(

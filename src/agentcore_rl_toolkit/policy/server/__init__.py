@@ -1,1 +1,1 @@
-"""The policy behind HTTP: OpenAI's and vLLM's endpoints, weights, and the process that serves them."""
+"""The policy behind HTTP: one endpoint of token ids, weights, and the process that serves them."""

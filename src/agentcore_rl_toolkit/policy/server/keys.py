@@ -1,4 +1,4 @@
-"""The key that changes a policy server: new weights, pause, resume."""
+"""The key that changes the weights of a policy server."""
 
 from __future__ import annotations
 

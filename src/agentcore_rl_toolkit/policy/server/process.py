@@ -30,9 +30,9 @@ from .keys import ADMIN_KEY_ENV
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Settings of a policy server process. Units: durations in seconds. ``port`` 0 takes a free one.
+    """Settings of a policy server process. ``port`` 0 takes a free one.
 
-    ``make_key``: without an ``admin_key`` one is made and left to this user's clients (`_servers.keys`).
+    Without an ``admin_key`` one is made and left to this user's clients (`_servers.keys`).
     """
 
     weights: Path | None = None
@@ -40,17 +40,10 @@ class ServeConfig:
     port: int = 0
     ready_file: Path | None = None
     parent_pid: int | None = None
-    served_model: str = "policy"
     threads: int = 1
-    max_batch: int = 64
-    max_queue: int = 1024
-    request_timeout_s: float = 120.0
-    stream_interval: int = 8
     seed: int | None = None
-    version: int = 0
     allowed_hosts: tuple[str, ...] = ()
     admin_key: str | None = field(default=None, repr=False)
-    make_key: bool = True
 
 
 class _Server(uvicorn.Server):
@@ -63,21 +56,13 @@ class _Server(uvicorn.Server):
 
 def serve(config: ServeConfig) -> None:
     """Serve until SIGTERM, SIGINT or the parent's end. Raises: ConfigError (port in use, no policy there), PolicyError."""
-    if config.admin_key is None and config.make_key and not keys.is_here(config.host):
-        raise ConfigError(
-            f"listening on {config.host} needs an admin key that its clients know: set {ADMIN_KEY_ENV}, or give --no-admin-key"
-        )
+    if config.admin_key is None and not keys.is_here(config.host):
+        raise ConfigError(f"listening on {config.host} needs an admin key that its clients know: set {ADMIN_KEY_ENV}")
     torch.set_num_threads(config.threads)
     raise_file_limit()
     listener = listen(config.host, config.port)
     try:
-        engine = Engine.from_directory(
-            config.weights,
-            max_batch=config.max_batch,
-            max_queue=config.max_queue,
-            seed=config.seed,
-            version=config.version,
-        )
+        engine = Engine.from_directory(config.weights, seed=config.seed)
         # The engine's thread gives the interpreter lock away at every operation; with the default of 5 ms it would wait that long
         # for it whenever the HTTP side is busy.
         sys.setswitchinterval(0.0005)
@@ -88,14 +73,8 @@ def serve(config: ServeConfig) -> None:
 
 
 async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -> None:
-    made = keys.make() if config.admin_key is None and config.make_key else None
-    app = create_app(
-        engine,
-        admin_key=config.admin_key or made,
-        served_model=config.served_model,
-        request_timeout_s=config.request_timeout_s,
-        stream_interval=config.stream_interval,
-    )
+    made = keys.make() if config.admin_key is None else None
+    app = create_app(engine, admin_key=config.admin_key or made)
     bounds = Bounds(hosts=HostCheck((config.host, listener.getsockname()[0]), config.allowed_hosts))
     protocol: Any = functools.partial(BoundedProtocol, bounds=bounds)
     server = _Server(
@@ -126,12 +105,7 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
         await asyncio.sleep(0.005)
     if server.started:
         if config.ready_file is not None:
-            ready = {
-                "url": url,
-                "pid": os.getpid(),
-                "model": config.served_model,
-                "weight_version": engine.weight_version,
-            }
+            ready = {"url": url, "pid": os.getpid(), "weight_version": engine.weight_version}
             if key_file is not None:
                 ready["admin_key_file"] = str(key_file)
             write_ready(config.ready_file, ready)

@@ -1,4 +1,4 @@
-"""Make the weights that ship with the package: ``make policy``, or this module with ``--out DIR``.
+"""Make the weights that ship with the package: ``make policy``, or this file with ``--out DIR``.
 
 Four parts, a few minutes on two cores, the same weights again on the same machine with the same seed and thread count:
 
@@ -23,13 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody gives it)
+from demonstrations import EXAMPLE_AGENT, demonstrate, varied_surroundings
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ..model import WEIGHTS_DIR, PolicyShape, new_model, save_policy, save_tokenizer
-from ..tokens import END, END_OF_TEXT, START, TEMPLATE_FILE, TOOL_MARKS, ChatTokenizer
-from .demonstrations import EXAMPLE_AGENT, demonstrate, varied_surroundings
-from .problems import generate
+from agentcore_rl_toolkit.policy.model import (
+    END,
+    END_OF_TEXT,
+    START,
+    TEMPLATE_FILE,
+    TOOL_MARKS,
+    WEIGHTS_DIR,
+    PolicyShape,
+    chat_tokenizer,
+    new_model,
+    save_policy,
+)
+from agentcore_rl_toolkit.policy.problems import generate
+from agentcore_rl_toolkit.policy.warm_start import Batch, assistant_spans, train
+from rollouts import measure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +62,7 @@ class WarmStartConfig:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Demonstrations as tensors. Shapes: ids_BT and weights_BT (B, T), right-padded; weights 0 on padding."""
-
-    ids_BT: torch.Tensor
-    weights_BT: torch.Tensor
-
-
-def build_tokenizer(template: str, *, vocabulary: int, seed: int, conversations: int = 4000) -> ChatTokenizer:
+def build_tokenizer(template: str, *, vocabulary: int, seed: int, conversations: int = 4000) -> Any:
     """A byte-level BPE tokenizer with single digits. Every text can be encoded; bytes without a merge are tokens themselves."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -71,14 +74,14 @@ def build_tokenizer(template: str, *, vocabulary: int, seed: int, conversations:
     tokenizer.decoder = decoders.ByteLevel()
     marks = (END_OF_TEXT, START, END)
     tokenizer.add_special_tokens(list(marks))
-    renderer = ChatTokenizer(tokenizer, template)
+    renderer = chat_tokenizer(tokenizer, template)
     rng = random.Random(seed)
     stream = generate("train", seed=seed)
     texts: list[str] = []
     for k in range(conversations):
         around = EXAMPLE_AGENT if k % 2 else varied_surroundings(rng)
         messages = demonstrate(next(stream), around, rng)
-        text = renderer.render(messages, tools=around.tools, add_generation_prompt=False)
+        text = renderer.apply_chat_template(messages, tools=around.tools, tokenize=False)
         for mark in (*marks, *TOOL_MARKS):
             text = text.replace(mark, " ")
         texts.append(text)
@@ -92,95 +95,39 @@ def build_tokenizer(template: str, *, vocabulary: int, seed: int, conversations:
         ),
     )
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
-    return ChatTokenizer(tokenizer, template)
+    return chat_tokenizer(tokenizer, template)
 
 
-def batches(tokenizer: ChatTokenizer, config: WarmStartConfig, *, expert_share: float, seed: str) -> Iterator[Batch]:
+def batches(tokenizer: Any, config: WarmStartConfig, *, expert_share: float, seed: str) -> Iterator[Batch]:
     """Endless batches of demonstrations on problems of the train split."""
     rng = random.Random(seed)
     stream = generate("train", seed=rng.randrange(2**31))
-    header = tokenizer.encode(f"{START}assistant\n")
+    header = tokenizer(f"{START}assistant\n")["input_ids"]
     while True:
         rows: list[list[int]] = []
         for _ in range(config.batch):
             around = varied_surroundings(rng) if rng.random() < config.varied_share else EXAMPLE_AGENT
             messages = demonstrate(next(stream), around, rng, expert_share=expert_share)
-            rows.append(tokenizer.encode_chat(messages, tools=around.tools, add_generation_prompt=False))
+            rows.append(tokenizer.apply_chat_template(messages, tools=around.tools)["input_ids"])
         width = max(map(len, rows))
-        ids_BT = torch.full((len(rows), width), tokenizer.pad_id)
+        ids_BT = torch.full((len(rows), width), tokenizer.pad_token_id)
         weights_BT = torch.zeros(len(rows), width)
         for b, row in enumerate(rows):
             ids_BT[b, : len(row)] = torch.tensor(row)
             weights_BT[b, : len(row)] = config.context_weight
-            for first, last in assistant_spans(row, header, tokenizer.end_id):
+            for first, last in assistant_spans(row, header, tokenizer.eos_token_id):
                 weights_BT[b, first:last] = 1.0
         yield Batch(ids_BT=ids_BT, weights_BT=weights_BT)
 
 
-def assistant_spans(ids: Sequence[int], header: Sequence[int], end_id: int) -> list[tuple[int, int]]:
-    """Half-open spans of what the assistant wrote, each with the closing ``<|im_end|>``."""
-    spans: list[tuple[int, int]] = []
-    n = len(header)
-    k = 0
-    while k + n <= len(ids):
-        if list(ids[k : k + n]) != list(header):
-            k += 1
-            continue
-        first = k + n
-        k = first
-        while k < len(ids) and ids[k] != end_id:
-            k += 1
-        spans.append((first, min(k + 1, len(ids))))
-    return spans
-
-
-def train(
-    model: Any, stream: Iterator[Batch], *, steps: int, peak_rate: float, log: Callable[[str], None] = lambda line: None
-) -> list[float]:
-    """Supervised training; returns the loss of every step (nats per weighted token)."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    warm_up = min(50, max(1, steps // 5))
-    losses: list[float] = []
-    started_s = time.monotonic()
-    model.train()
-    for step in range(steps):
-        rate = peak_rate * min(1.0, (step + 1) / warm_up) * max(0.05, 1 - step / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        batch = next(stream)
-        logits_BTV = model(input_ids=batch.ids_BT).logits[
-            :, :-1
-        ]  # right padding and causal attention: no mask is needed
-        nats_N = F.cross_entropy(logits_BTV.flatten(0, 1), batch.ids_BT[:, 1:].flatten(), reduction="none")
-        weights_N = batch.weights_BT[:, 1:].flatten()
-        loss = (nats_N * weights_N).sum() / weights_N.sum()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        if (step + 1) % 50 == 0 or step + 1 == steps:
-            own = weights_N == 1.0
-            log(
-                f"  step {step + 1}/{steps}  loss {losses[-1]:.3f}  assistant {float(nats_N.detach()[own].mean()):.4f}"
-                f"  {time.monotonic() - started_s:.0f} s"
-            )
-    model.eval()
-    return losses
-
-
 def warm_start(config: WarmStartConfig, out: Path, *, log: Callable[[str], None] = print) -> float:
     """Make tokenizer and weights in ``out``; returns the reward of the example agent on held-out problems at temperature 1."""
-    from .rollouts import measure
-
     torch.manual_seed(config.seed)
     template = (WEIGHTS_DIR / TEMPLATE_FILE).read_text(encoding="utf-8")
     tokenizer = build_tokenizer(template, vocabulary=config.vocabulary, seed=config.seed)
-    save_tokenizer(tokenizer, out)
+    tokenizer.save_pretrained(out)
     model = new_model(tokenizer, config.shape, seed=config.seed)
-    log(
-        f"tokenizer {tokenizer.vocabulary_size} tokens, model {sum(p.numel() for p in model.parameters()):,} parameters"
-    )
+    log(f"tokenizer {len(tokenizer)} tokens, model {sum(p.numel() for p in model.parameters()):,} parameters")
     log(f"clean demonstrations, {config.clean_steps} steps")
     clean = batches(tokenizer, config, expert_share=1.0, seed=f"clean/{config.seed}")
     train(model, clean, steps=config.clean_steps, peak_rate=config.clean_rate, log=log)
@@ -195,9 +142,7 @@ def warm_start(config: WarmStartConfig, out: Path, *, log: Callable[[str], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m agentcore_rl_toolkit.policy.word_problems.warm_start", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--out", type=Path, default=WEIGHTS_DIR, help="where to write (default: the package's own weights)"
     )

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.policy.word_problems.problems import calculate, generate, problems, reward
+from agentcore_rl_toolkit.policy.problems import calculate, generate, problems, reward
 
 
 def test_same_arguments_give_the_same_problems() -> None:

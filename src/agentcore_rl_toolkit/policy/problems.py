@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...errors import ConfigError
+from ..errors import ConfigError
 
 Split = Literal["train", "held_out"]
 

@@ -1,0 +1,71 @@
+"""Supervised training on demonstrations: what a policy has to have seen before reinforcement learning can climb."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everybody gives it)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Demonstrations as tensors. Shapes: ids_BT and weights_BT (B, T), right-padded; weights 0 on padding."""
+
+    ids_BT: torch.Tensor
+    weights_BT: torch.Tensor
+
+
+def assistant_spans(ids: Sequence[int], header: Sequence[int], end_id: int) -> list[tuple[int, int]]:
+    """Half-open spans of what the assistant wrote, each with the closing ``<|im_end|>``."""
+    spans: list[tuple[int, int]] = []
+    n = len(header)
+    k = 0
+    while k + n <= len(ids):
+        if list(ids[k : k + n]) != list(header):
+            k += 1
+            continue
+        first = k + n
+        k = first
+        while k < len(ids) and ids[k] != end_id:
+            k += 1
+        spans.append((first, min(k + 1, len(ids))))
+    return spans
+
+
+def train(
+    model: Any, stream: Iterator[Batch], *, steps: int, peak_rate: float, log: Callable[[str], None] = lambda line: None
+) -> list[float]:
+    """Supervised training; returns the loss of every step (nats per weighted token)."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    warm_up = min(50, max(1, steps // 5))
+    losses: list[float] = []
+    started_s = time.monotonic()
+    model.train()
+    for step in range(steps):
+        rate = peak_rate * min(1.0, (step + 1) / warm_up) * max(0.05, 1 - step / steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        batch = next(stream)
+        logits_BTV = model(input_ids=batch.ids_BT).logits[
+            :, :-1
+        ]  # right padding and causal attention: no mask is needed
+        nats_N = F.cross_entropy(logits_BTV.flatten(0, 1), batch.ids_BT[:, 1:].flatten(), reduction="none")
+        weights_N = batch.weights_BT[:, 1:].flatten()
+        loss = (nats_N * weights_N).sum() / weights_N.sum()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        if (step + 1) % 50 == 0 or step + 1 == steps:
+            own = weights_N == 1.0
+            log(
+                f"  step {step + 1}/{steps}  loss {losses[-1]:.3f}  assistant {float(nats_N.detach()[own].mean()):.4f}"
+                f"  {time.monotonic() - started_s:.0f} s"
+            )
+    model.eval()
+    return losses
