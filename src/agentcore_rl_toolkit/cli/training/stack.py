@@ -26,6 +26,7 @@ from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...runs import is_run
 from ..output.terminal import visible
 from ..output.waiting import Waiting
+from ..servers.vllm import MODEL_ID as MODEL_ID
 from ..servers.vllm import context_of, find_python
 from .services import READY_DEADLINE_S, Service, Services, cause_of
 
