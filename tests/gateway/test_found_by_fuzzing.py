@@ -55,20 +55,6 @@ def only_true(engine: ScriptedEngine, capture: SessionCapture) -> int:
     return len(capture.turns)
 
 
-async def test_a_session_that_is_opened_anew_is_not_told_as_finished_after_a_restart(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
-) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    client = GatewayClient(gateway.url)
-    await opened(gateway, "one", "two")
-    await client.close_sessions_async(["one", "two"])
-    await client.delete_async(["one"])
-    await opened(gateway, "one")
-    await gateway.stop()
-    gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    assert (await GatewayClient(gateway.url).finished_async(wait_s=0))[0] == ["two"]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_without_token_ids_is_no_turn_where_prompts_are_rendered_here(
     engine: ScriptedEngine, start_gateway: Start, stream: bool

@@ -111,25 +111,6 @@ async def test_create_app_serves_a_local_handler(rllm: ModuleType) -> None:
     assert [t["logprobs"] for t in traces] == [[-0.5], [-0.5]]
 
 
-async def test_finished_sessions_are_streamed_to_the_trainer(engine: ScriptedEngine, client: GatewayClient) -> None:
-    names = [f"session-{i}" for i in range(3)]
-    await client.create_sessions_async(names)
-
-    async def follow() -> list[str]:
-        found: list[str] = []
-        async for capture in client.stream_finished_async():
-            found.append(capture.session_id)
-            if len(found) == 3:
-                break
-        return found
-
-    following = asyncio.ensure_future(follow())
-    await asyncio.sleep(0.05)
-    for name in reversed(names):
-        await client.close_sessions_async([name])
-    assert await asyncio.wait_for(following, 30) == names[::-1]
-
-
 async def run_module(*options: str, **environment: str) -> asyncio.subprocess.Process:
     line = [sys.executable, "-m", "rllm_model_gateway", *options]
     env = {**os.environ, "PYTHONPATH": FOLDER, **environment}

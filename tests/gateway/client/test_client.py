@@ -6,7 +6,6 @@ import asyncio
 import gc
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.client import one
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 from agentcore_rl_toolkit.gateway.http.client import request
@@ -132,18 +131,6 @@ async def test_a_call_that_is_damaged_on_disk_does_not_hide_the_others(
     assert [error["type"] for error in found[names[1]].errors] == ["store"] * 2
 
 
-async def test_finished_sessions_come_in_a_plain_loop(client: GatewayClient) -> None:
-    names = [f"session-{i}" for i in range(4)]
-    await client.create_sessions_async(names)
-    await client.close_sessions_async(names[:3])
-    found = await asyncio.to_thread(lambda: [c.session_id for c in islice(client.stream_finished(), 3)])
-    assert found == names[:3]
-    _, place = await client.finished_async(wait_s=0)
-    await client.close_sessions_async(names[3:])
-    found = await asyncio.to_thread(lambda: [c.session_id for c in islice(client.stream_finished(after=place), 1)])
-    assert found == names[3:]
-
-
 @pytest.mark.parametrize("name", [n for n in vars(GatewayClient) if f"{n}_async" in vars(GatewayClient)])
 def test_both_faces_of_the_client_take_the_same(name: str) -> None:
     plain, waits = (inspect.signature(getattr(GatewayClient, n)).parameters for n in (name, f"{name}_async"))
@@ -152,7 +139,8 @@ def test_both_faces_of_the_client_take_the_same(name: str) -> None:
 
 
 async def test_sessions_are_opened_all_or_none(start_gateway: Start, engine: ScriptedEngine) -> None:
-    gateway = await start_gateway(engine, limits=Limits(sessions=3))
+    gateway = await start_gateway(engine)
+    gateway.sessions.limit = 3
     client = GatewayClient(gateway.url)
     with pytest.raises(GatewayError, match="a//b"):
         await client.create_sessions_async(["first", "a//b"])

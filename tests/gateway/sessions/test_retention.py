@@ -88,16 +88,12 @@ async def test_a_step_of_the_wall_clock_makes_nothing_older(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int
 ) -> None:
     gateway = await start_gateway(engine, store_dir=str(tmp_path), retention_s=3600.0)
-    real, names = time.time, [await one_call(gateway)]
+    real = time.time
+    await one_call(gateway)
     monkeypatch.setattr(time, "time", lambda: real() + years * YEAR_S)
-    names.append(await one_call(gateway))
+    await one_call(gateway)
     await tended(gateway)
     assert gateway.counters["sessions_expired"] == 0
-    await gateway.stop()
-    monkeypatch.undo()
-    gateway = await start_gateway(engine, store_dir=str(tmp_path), retention_s=3600.0)
-    await tended(gateway)
-    assert set(await GatewayClient(gateway.url).fetch_async(names, close=False)) == set(names)
 
 
 async def test_a_bound_of_size_holds_and_says_what_it_deletes(

@@ -206,25 +206,6 @@ async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_whe
 # -- the list of finished sessions
 
 
-async def test_a_place_of_before_a_restart_misses_no_session(engine: ScriptedEngine, start_gateway: Start) -> None:
-    first = await start_gateway(engine)
-    client = GatewayClient(first.url)
-    names = [new_session_id() for _ in range(5)]
-    await client.create_sessions_async(names)
-    await client.close_sessions_async(names)
-    reply, place = await client.finished_async(wait_s=1)
-    assert reply == names
-    assert await client.finished_async(after=place, wait_s=0) == ([], place)
-    await first.stop()
-    second = GatewayClient((await start_gateway(engine)).url)
-    for count in (3, 7):
-        late = [new_session_id() for _ in range(count)]
-        await second.create_sessions_async(late)
-        await second.close_sessions_async(late)
-        reply, _ = await second.finished_async(after=place, wait_s=0)
-        assert set(late) <= set(reply)
-
-
 # -- a disk that refuses now and then
 
 

@@ -60,7 +60,6 @@ class Admin:
             (b"POST", b"/admin/weight_version"): self._set_version,
             (b"POST", b"/admin/pause"): self._pause,
             (b"POST", b"/admin/resume"): self._resume,
-            (b"POST", b"/admin/finished"): self.sessions.finished,
             (b"GET", b"/admin/workers"): self._workers,
             (b"POST", b"/admin/workers"): self._add_worker,
         }

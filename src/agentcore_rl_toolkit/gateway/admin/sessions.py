@@ -10,7 +10,7 @@ import asyncio
 import struct
 import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -33,16 +33,6 @@ class CreateSessions(msgspec.Struct, forbid_unknown_fields=True):
 class Names(msgspec.Struct, forbid_unknown_fields=True):
     session_ids: list[str]
     close: bool = True
-
-
-class Finished(msgspec.Struct, forbid_unknown_fields=True):
-    """``after`` is the place in the list of finished sessions to go on from, ``wait_s`` how long to wait for a new
-    one.
-    """
-
-    after: Annotated[int, msgspec.Meta(ge=0)] = 0
-    wait_s: float = 0.0
-    limit: Annotated[int, msgspec.Meta(ge=1)] = 1000
 
 
 class SessionRoutes:
@@ -148,24 +138,6 @@ class SessionRoutes:
                 out.clear()
                 started = time.monotonic()
         yield b"".join(out)
-
-    async def finished(self, request: Request) -> dict[str, Any]:
-        """Sessions in the order they were closed: a trainer asks again with `next` and misses none."""
-        asked = decode_body(request.body, Finished)
-        sessions = self._sessions
-        if not sessions.finished.beyond(asked.after) and asked.wait_s > 0:
-            changed = asyncio.Event()
-            sessions.waiting.add(changed)
-            try:
-                async with asyncio.timeout(min(asked.wait_s, 60.0)):
-                    await changed.wait()
-            except TimeoutError:
-                pass
-            finally:
-                sessions.waiting.discard(changed)
-        await sessions.store.kept()  # a session answered as closed must not be open after a kill
-        names, place = sessions.finished.since(asked.after, asked.limit)
-        return {"session_ids": names, "next": place}
 
 
 def described(session: Session, now_s: float) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from ..capture.versions import bounds
 from ..engines.errors import upstream_error
 from ..http.connection import AgentConnection
 from ..http.messages import LAST_CHUNK, Request, chunk, passed, reply, stream_head
-from ..sessions.enforce import hold_to_settings
 from ..sessions.session import RecordedReply, Session, repeats_of
 from . import dedup
 from .agent import AgentSide
@@ -100,7 +99,7 @@ class Call:
         # A repetition uses up no turn, so it comes before the session's limits.
         if self._joins(dedup.find(context, session, agent, again=again, key=idempotency_key is not None)):
             return
-        hold_to_settings(session, fields)
+        session.hold_to_settings(fields)
         if "n" in session.overrides:
             agent.n = passthrough.number(fields["n"]) or 1
         agent.settle(fields)

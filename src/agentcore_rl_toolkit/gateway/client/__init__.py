@@ -3,6 +3,5 @@
 from .addresses import gateway_urls as gateway_urls
 from .captures import SessionCapture as SessionCapture
 from .client import GatewayClient as GatewayClient
-from .fleet import Place as Place
 from .one import ADMIN_KEY_ENV as ADMIN_KEY_ENV
 from .one import SessionHandle as SessionHandle

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..._portal import Portal
 from ...errors import ConfigError
 from .addresses import Urls, gateway_urls, public_urls
 from .captures import SessionCapture
-from .fleet import Fleet, Place
+from .fleet import Fleet
 from .one import OneGateway, SessionHandle
 
 _portal = Portal("agentcore-rl-gateway-client")
@@ -99,23 +99,6 @@ class GatewayClient:
         Raises: GatewayLostError when one of several gateways that may have them is away; its ``found`` is what the others gave.
         """
         return await self._fleet.fetch(_listed(session_ids), close=close)
-
-    async def finished_async(self, *, after: Place = 0, wait_s: float = 20.0) -> tuple[list[str], Place]:
-        """Sessions closed since place ``after``, in order, waiting up to ``wait_s`` for one;
-
-        and the place to go on from. A place is 0 or what an earlier answer gave. After a restart of the gateway
-        an earlier place stands for the start: what came before may come again, and nothing is missed.
-        """
-        news, place = await self._fleet.news(after, wait_s)
-        return [name for _, names in news for name in names], place
-
-    async def stream_finished_async(self, *, after: Place = 0) -> AsyncIterator[SessionCapture]:
-        """Every session that is closed, as it is closed, with what was recorded of it.
-
-        Ends only when it is broken off.
-        """
-        async for capture in self._fleet.stream(after):
-            yield capture
 
     async def sessions_async(self, *, running: bool = False) -> list[dict[str, Any]]:
         """What sessions there are: turns, errors, when their last call was recorded, and ``calls`` under way with their state,
@@ -231,7 +214,6 @@ class GatewayClient:
     create_sessions = _sync(create_sessions_async)
     fetch = _sync(fetch_async)
     close_sessions = _sync(close_sessions_async)
-    finished = _sync(finished_async)
     delete = _sync(delete_async)
     set_weight_version = _sync(set_weight_version_async)
     pause = _sync(pause_async)
@@ -244,11 +226,6 @@ class GatewayClient:
     workers = _sync(workers_async)
     add_worker = _sync(add_worker_async)
     remove_worker = _sync(remove_worker_async)
-
-    def stream_finished(self, *, after: Place = 0) -> Iterator[SessionCapture]:
-        while True:
-            captures, after = _portal.call(self._fleet.closed(after, 20.0))
-            yield from captures
 
     def close(self) -> None:
         """See `aclose`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ...errors import GatewayError, GatewayLostError
@@ -23,11 +23,9 @@ from .one import OneGateway, SessionHandle
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Place = int | dict[str, int]  # in the list of closed sessions: of several gateways, each one's by its URL
 
 LOOK_S = 3.0  # what a gateway may take to say that it is there
 _LOOK_EVERY_S = 1.0  # a trainer collects many groups at a time, and all of them ask
-_REST_OF_NEWS_S = 0.5  # once one gateway has answered that there is no news, the others are about to
 _ELSEWHERE = (None, 429, 502, 503, 504)  # answers after which another gateway may take a session
 
 
@@ -312,73 +310,6 @@ class Fleet:
             raise next(iter(failures.values()))
         return sum(answers.values())
 
-    # -- sessions that were closed
-
-    async def news(self, after: Place, wait_s: float) -> tuple[list[tuple[Member, list[str]]], Place]:
-        """The sessions closed since ``after``, by gateway, and the place to go on from; waits up to ``wait_s`` for one.
-
-        Raises: GatewayError when no gateway answers.
-        """
-        places = _places(after, self.members.all)
-        if self.only is not None:
-            names, place = await self.only.finished(places.get(self.only.url, 0), wait_s)
-            return [(self.members.all[0], names)], place
-        asked = {
-            asyncio.ensure_future(self.ask(m, m.gateway.finished(places.get(m.url, 0), wait_s))): m
-            for m in self.members.all
-        }
-        news: list[tuple[Member, list[str]]] = []
-        failure: GatewayError | None = None
-        waiting, answered = set(asked), False
-        try:
-            while waiting and not news:
-                limit_s = _REST_OF_NEWS_S if answered else None
-                done, waiting = await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    member = asked[task]
-                    try:
-                        names, places[member.url] = task.result()
-                    except GatewayError as e:
-                        failure = e
-                        continue
-                    answered = True
-                    names = [n for n in names if n not in member.strays and self.members.owner(n) in (None, member)]
-                    if names:
-                        news.append((member, names))
-                if not done:
-                    break
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-        if not answered and failure is not None:
-            raise failure
-        return news, places
-
-    async def closed(self, after: Place, wait_s: float) -> tuple[list[SessionCapture], Place]:
-        """As `news`, with what was recorded. What a gateway tells and then does not hand out, it tells again."""
-        before = _places(after, self.members.all)
-        news, place = await self.news(after, wait_s)
-        captures: list[SessionCapture] = []
-        for member, names in news:
-            try:
-                found = await self.ask(member, member.gateway.fetch(names, close=True))
-            except GatewayError as e:
-                if self.only is not None or not isinstance(place, dict):
-                    raise
-                log.warning("gateway %s does not hand out %d closed sessions yet: %s", member.url, len(names), e)
-                place[member.url] = before.get(member.url, 0)
-                continue
-            self.members.ended(found)
-            captures += [found[name] for name in names if name in found]
-        return captures, place
-
-    async def stream(self, after: Place) -> AsyncIterator[SessionCapture]:
-        while True:
-            captures, after = await self.closed(after, 20.0)
-            for capture in captures:
-                yield capture
-
     async def _gather(
         self, requests: Sequence[tuple[Member, Awaitable[T]]]
     ) -> tuple[dict[Member, T], dict[Member, GatewayError]]:
@@ -394,10 +325,3 @@ class Fleet:
             else:
                 answers[member] = result
         return answers, failures
-
-
-def _places(after: Place, members: Sequence[Member]) -> dict[str, int]:
-    """A place by gateway; a number is that of the only one, 0 the start of all."""
-    if isinstance(after, Mapping):
-        return dict(after)
-    return {members[0].url: after} if len(members) == 1 else {}

@@ -97,11 +97,6 @@ class OneGateway:
                     raise
                 key = self.key
 
-    async def finished(self, after: int, wait_s: float) -> tuple[list[str], int]:
-        body = {"after": after, "wait_s": wait_s}
-        answer = await self.call("POST", "/admin/finished", body, timeout_s=wait_s + self.timeout_s)
-        return list(answer["session_ids"]), int(answer["next"])
-
     async def close(self, session_ids: Sequence[str]) -> int:
         return int((await self.call("POST", "/admin/close", {"session_ids": list(session_ids)}))["closed"])
 

@@ -23,9 +23,6 @@ import msgspec
 from ...errors import ConfigError, ContractError
 from ..store.reader import Counts, StoredSession
 from ..store.writer import Store
-from .ages import ages
-from .closed_feed import FinishedSessions
-from .one_at_a_time import OneAtATime
 from .session import RunningCall, Session, Stored
 from .settings import SessionSettings
 
@@ -51,13 +48,10 @@ class Sessions:
         self.created = 0
         self.deleted = 0
         self.turns = 0
-        self.finished = FinishedSessions()
-        self.waiting: set[asyncio.Event] = set()  # those who wait for the next one
         self.closing: Callable[[Session], None] | None = None  # called with a session that will make no further call
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
-        self._opening = OneAtATime()
-        self._closings = 0
+        self._opening = asyncio.Lock()
         # When sessions were closed (monotonic), in that order, where there is a bound of age.
         self.closings: deque[tuple[float, Session]] = deque()
         self._aging = False
@@ -76,7 +70,7 @@ class Sessions:
         known = self.by_id.get(name)
         settings = settings.over(self.defaults)
         if known is not None:
-            known.change(settings, time.time())
+            known.use(settings)
             self._put(known)
             return known
         store = self.store
@@ -119,7 +113,7 @@ class Sessions:
             session.created_s,
             session.stored.after_call,
             session.closed_s,
-            session.stored.closed_place,
+            None,
             msgspec.json.encode(session.settings).decode(),
         )
 
@@ -128,41 +122,21 @@ class Sessions:
         session.forget_texts()
         session.stored.records -= again
 
-    def go_back(self, session: Session) -> None:
-        """Undo the session's last opening, which was one of an open session."""
-        if session.before is not None:
-            session.use(session.before[0])
-            session.before = None
-            self._put(session)
-
     async def opened(self, session_ids: Iterable[str], settings: SessionSettings) -> list[Session]:
         """Open sessions and wait until they are stored. Raises: ContractError as `create`; OSError when the disk
-        refuses, which opens none, and changes none that is open.
+        refuses, which opens none.
         """
         names = list(session_ids)
-        async with self._opening.of(names):
+        async with self._opening:
             self.check(names)  # all or none
-            before = {name for name in names if name.encode() in self.by_id}
+            new = [name for name in dict.fromkeys(names) if name.encode() not in self.by_id]
             sessions = {name: self.create(name, settings) for name in dict.fromkeys(names)}
             error = await self.store.kept()
             if error is not None:
-                self._take_back([s for s in sessions.values() if self.by_id.get(s.id_bytes) is s], before)
+                made = [s for s in map(sessions.__getitem__, new) if self.by_id.get(s.id_bytes) is s]
+                self.delete([s.id_bytes for s in made if not (s.records or s.inflight or s.closed)])
                 raise error
             return [sessions[name] for name in names]
-
-    def _take_back(self, sessions: list[Session], before: set[str]) -> None:
-        stored = []
-        for session in sessions:
-            if session.id in before:
-                self.go_back(session)
-            elif session.records or session.inflight or session.closed:
-                continue
-            elif self.store.is_queued(session.number):
-                self.store.withdraw(session.number)
-                self.by_id.pop(session.id_bytes)
-            else:
-                stored.append(session.id_bytes)
-        self.delete(stored)
 
     def find(self, name: bytes) -> Session | None:
         """The session of a path, whose client may have written its id percent-encoded."""
@@ -178,13 +152,8 @@ class Sessions:
             return []
         session.closed = True
         session.closed_s = time.time()
-        self._closings += 1
-        session.stored.closed_place = self._closings
         if self._aging:
             self.closings.append((time.monotonic(), session))
-        self.finished.append(session.id)
-        for changed in self.waiting:
-            changed.set()
         running = list(session.inflight)
         self._put(session)
         session.forget_texts()
@@ -240,22 +209,18 @@ class Sessions:
             calls += 0 if found is None else found.calls
             if session.closed:
                 closed.append(session)
-        closed.sort(key=lambda session: session.stored.closed_place or 0)
-        closed_s = [session.closed_s or 0.0 for session in closed]
-        now_s = time.monotonic()
+        closed.sort(key=lambda session: session.closed_s or 0.0)
+        now_s, started_s = time.time(), time.monotonic()
         self._aging = retention_s is not None
-        for age_s, session in zip(ages(closed_s, time.time(), retention_s), closed, strict=True):
-            if self._aging:
-                self.closings.append((now_s - age_s, session))
-            self.finished.append(session.id)
-        self._closings = max((session.stored.closed_place or 0 for session in closed), default=0)
+        if self._aging:
+            self.closings.extend((started_s - max(0.0, now_s - (s.closed_s or 0.0)), s) for s in closed)
         return calls
 
     def _restored(self, row: StoredSession, found: Counts | None) -> Session:
         settings = msgspec.json.decode(row.settings, type=SessionSettings)
         stored = Stored(row.number, row.after_call)
         session = self._make(row.session_id, settings, row.created_s, stored)
-        session.closed, session.closed_s, stored.closed_place = row.closed_s is not None, row.closed_s, row.closed_place
+        session.closed, session.closed_s = row.closed_s is not None, row.closed_s
         if session.closed:
             session.recent = None
         if found is not None:

@@ -1,8 +1,7 @@
 """Holding a store to its bounds of age and size.
 
-**Age** is that of a session's closing; open sessions are never too old. It is measured by the monotonic clock. What was
-closed before this process is as old as `ages` makes it, which trusts the wall clock's times not far: a clock that was
-stepped must not cost a store its sessions.
+**Age** is that of a session's closing, by the monotonic clock (of one that was closed before this process, by the wall
+clock); open sessions are never too old.
 
 **Size** takes the sessions that were quiet longest, also those that are open and do not call at the moment: a full disk
 would stop all of them.

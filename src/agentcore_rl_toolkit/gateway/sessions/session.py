@@ -12,10 +12,16 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...contract import TURNS_USED
+from ...messages.dialects import passthrough
+from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
 from ..capture.build import Texts
 from ..upstreams.router import Worker
 from .settings import SessionSettings
+
+_LENGTHS = ("max_tokens", "max_completion_tokens")
+_to_json = msgspec.json.Encoder().encode
 
 REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
 
@@ -49,16 +55,15 @@ class RunningCall(Protocol):
 class Stored:
     """What the store has of a session: its ``number``, how many calls (``records``), the last one.
 
-    ``after_call`` is the last call of the store when the session was opened, ``closed_place`` its place in the order of closing,
-    ``undelivered`` are calls whose replies no agent took whole, as far as this process has met them.
+    ``after_call`` is the last call of the store when the session was opened, ``undelivered`` are calls whose replies no
+    agent took whole, as far as this process has met them.
     """
 
-    __slots__ = ("after_call", "closed_place", "last_call", "number", "records", "undelivered")
+    __slots__ = ("after_call", "last_call", "number", "records", "undelivered")
 
     def __init__(self, number: int, after_call: int) -> None:
         self.number = number
         self.after_call = self.last_call = after_call
-        self.closed_place: int | None = None
         self.records = 0
         self.undelivered: set[int] = set()
 
@@ -74,7 +79,6 @@ class Session:
         self.id_bytes = session_id.encode()
         self.key = key
         self.use(settings)
-        self.before: tuple[SessionSettings, float] | None = None  # what the last opening replaced, and when (unix)
         self.created_s = created_s
         self.closed = False
         self.closed_s: float | None = None
@@ -92,10 +96,38 @@ class Session:
         self.settings = settings
         self.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
 
-    def change(self, settings: SessionSettings, at_s: float) -> None:
-        """Use other settings, until `Sessions.go_back` perhaps."""
-        self.before = (self.settings, at_s) if at_s else None
-        self.use(settings)
+    def hold_to_settings(self, fields: Fields) -> None:
+        """Change a request to what the session allows: the trainer's sampling parameters win, and its limits hold.
+
+        Raises: RequestError where that cannot be done.
+        """
+        settings = self.settings
+        if settings.max_turns is not None and self.started_turns >= settings.max_turns:
+            raise RequestError(f"this session may make {settings.max_turns} {TURNS_USED}", kind="turn_limit")
+        if settings.allowed_models is not None:
+            model = fields.get("model")
+            name = msgspec.json.decode(model) if model is not None else None
+            if name not in settings.allowed_models:
+                allowed = ", ".join(settings.allowed_models)
+                raise RequestError(
+                    f"model {name!r} is not open to this session (allowed: {allowed})",
+                    kind="model_not_found",
+                    param="model",
+                )
+        if settings.model_id is not None:
+            fields["model"] = msgspec.Raw(_to_json(settings.model_id))
+        for key, value in self.overrides.items():
+            if key == "max_tokens" and "max_completion_tokens" in fields:
+                del fields["max_completion_tokens"]
+            fields[key] = msgspec.Raw(value)
+        if settings.max_tokens is not None:
+            for key in _LENGTHS:
+                if key in fields:
+                    asked = passthrough.number(fields[key])
+                    if asked is None or asked > settings.max_tokens:
+                        fields[key] = msgspec.Raw(b"%d" % settings.max_tokens)
+            if not any(key in fields for key in _LENGTHS):
+                fields["max_tokens"] = msgspec.Raw(b"%d" % settings.max_tokens)
 
     def lose(self) -> None:
         """A call counted as a turn was not stored; what is stored in its place `Store` has seen to."""

@@ -114,14 +114,6 @@ class Store:
         self._queue.deleted[number] = None
         self._schedule()
 
-    def withdraw(self, number: int) -> None:
-        """A session that the disk refused is not to be stored any more."""
-        self._queue.sessions.pop(number, None)
-
-    def is_queued(self, number: int) -> bool:
-        """Whether the session is not stored as it is now."""
-        return number in self._queue.sessions
-
     def deliver(self, call: int, *, whole: bool) -> None:
         """Store whether an agent has the whole reply of a call."""
         self._queue.delivered[call] = whole
