@@ -57,7 +57,7 @@ def make_client(kind: str, exp_id: str, tps: float, **options: Any) -> Any:
     arn = os.environ["BENCH_ARN"]
     if kind == "published":
         return RolloutClient(arn, BUCKET, exp_id, tps_limit=tps, max_pool_connections=100)
-    return RolloutClient(arn, BUCKET, exp_id, tps_limit=tps, push=kind == "ours push", **options)
+    return RolloutClient(arn, BUCKET, exp_id, tps_limit=tps, **options)
 
 
 def rows(n: int, low_s: float, high_s: float) -> list[dict[str, Any]]:
@@ -322,13 +322,13 @@ def main() -> None:
     sizes: list[tuple[int, float, float]] = [(24, 1.0, 3.0)] if quick else [(100, 5.0, 60.0), (1000, 5.0, 60.0)]
     jobs: list[tuple[str, str, dict[str, Any]]] = []
     for n, low_s, high_s in sizes:
-        for kind in ("ours polling", "ours push", *peers):
+        for kind in ("ours", *peers):
             jobs.append((kind, "detection", {"n": n, "low_s": low_s, "high_s": high_s}))
     n_collect, n_cold, cold_s, n_cpu, n_held = (30, 20, 1.0, 40, 300) if quick else (100, 100, 3.0, 300, 5000)
     parts = [["collection", {"n": n_collect}], ["cold_starts", {"n": n_cold, "cold_s": cold_s}], ["cpu", {"n": n_cpu}]]
-    for kind in ("ours polling", *peers):
+    for kind in ("ours", *peers):
         jobs.append((kind, "several", {"parts": parts}))
-    jobs.append(("ours polling", "in_flight", {"n": n_held}))
+    jobs.append(("ours", "in_flight", {"n": n_held}))
 
     table: list[dict[str, Any]] = []
     with world() as around:
@@ -365,19 +365,8 @@ def check(table: list[dict[str, Any]], n_collect: int, n_cold: int, cold_s: floa
         if row["client"] == "published":
             continue
         if row["what"] == "detection":
-            push = row["client"] == "ours push"
-            add(
-                f"lag p99, {row.get('n')} in flight, {'push' if push else 'polling'}",
-                row,
-                "p99_s",
-                0.1 if push else 1.5,
-            )
-            add(
-                f"S3 requests per rollout, {row.get('n')} in flight, {'push' if push else 'polling'}",
-                row,
-                "s3_per_rollout",
-                3.0,
-            )
+            add(f"lag p99, {row.get('n')} in flight", row, "p99_s", 1.5)
+            add(f"S3 requests per rollout, {row.get('n')} in flight", row, "s3_per_rollout", 3.0)
         elif row["what"] == "collection":
             add("seconds to collect, against the pace plus one second", row, "seconds", (n_collect - 5) / 25 + 1.0)
         elif row["what"] == "cold_starts":

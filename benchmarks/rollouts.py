@@ -242,13 +242,12 @@ async def rollouts(
         bucket,
         name,
         endpoint_url=url,
-        store=store,
         tps_limit=200,
         model_id="scripted",
         on_failure="retry",
         retries=5,
         max_retry_attempts=30,  # tries against a runtime that is not there: until it is up again
-        watch=WatchSettings(heartbeat_s=1.0, lost_after_s=8.0),
+        watch=WatchSettings(heartbeat_s=1.0, lost_after_s=8.0, store=store),
         deadlines=Deadlines(start_s=60, confirm_s=5, run_s=120, stop_s=30),
     )
     items: list[Any] = []

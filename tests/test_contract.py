@@ -186,7 +186,7 @@ def test_unknown_fields_reach_the_agent_and_come_back_out() -> None:
         {"attempt": True},
         {"heartbeat_s": "often"},
         {"heartbeat_s": float("nan")},
-        {"notify_url": 5},
+        {"proof_key": 5},
         {"s3_bucket": ["b"]},
         {"exp_id": "../x"},
     ],
@@ -212,14 +212,14 @@ def test_redaction_copies_and_leaves_the_original_alone() -> None:
     assert json.dumps(payload) == before
 
 
-def test_addresses_that_grant_something_are_hidden_in_the_rollout_block_only() -> None:
-    payload = {"notify_url": "mine", "_rollout": {"notify_url": "http://x/token", "base_url": "http://gw/v1", "n": 1}}
+def test_what_grants_something_is_hidden_in_the_rollout_block_only() -> None:
+    payload = {"proof_key": "mine", "_rollout": {"proof_key": "k" * 40, "base_url": "http://gw/v1", "n": 1}}
     assert contract.redact_payload(payload) == {
-        "notify_url": "mine",
-        "_rollout": {"notify_url": "[redacted]", "base_url": "http://gw/v1", "n": 1},
+        "proof_key": "mine",
+        "_rollout": {"proof_key": "[redacted]", "base_url": "http://gw/v1", "n": 1},
     }
-    assert payload["_rollout"] == {"notify_url": "http://x/token", "base_url": "http://gw/v1", "n": 1}
-    assert contract.redact_payload({"_rollout": {"notify_url": None}}) == {"_rollout": {"notify_url": None}}
+    assert payload["_rollout"] == {"proof_key": "k" * 40, "base_url": "http://gw/v1", "n": 1}
+    assert contract.redact_payload({"_rollout": {"proof_key": None}}) == {"_rollout": {"proof_key": None}}
     assert contract.redact_payload([1]) == [1]
 
 

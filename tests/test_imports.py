@@ -164,12 +164,11 @@ ROOMS = {
         *(
             "testing",
             "_scripted_answers",
+            "metrics",
             "rollouts",
-            "batches",
             "resume",
             "evaluation",
             "batch",
-            "metrics",
             "lifecycle",
         ),
         *("records", "data_plane", "settings", "ledger", "proofs", "future", "arguments"),

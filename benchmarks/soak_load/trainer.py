@@ -29,7 +29,6 @@ from agentcore_rl_toolkit.backends import (
 from agentcore_rl_toolkit.client import Deadlines, RolloutClient, WatchSettings
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionCapture, SessionHandle
-from agentcore_rl_toolkit.store import open_store
 from soak_load.words import turns_of
 
 T = TypeVar("T")
@@ -170,7 +169,6 @@ class Trainer:
             settings.store,
             f"soak-{step}",
             endpoint_url=settings.runtime,
-            store=open_store(settings.store),
             tps_limit=500,
             model_id="scripted",
             on_failure="retry" if batch else "return",

@@ -48,7 +48,7 @@ SECRET_KEYS = frozenset(
     {"api_key", "apikey", "authorization", "password", "secret", "token", "access_token", "aws_secret_access_key"}
 )
 # of the `_rollout` block: what grants something to whoever knows it
-CAPABILITY_KEYS = frozenset({"notify_url", "proof_key"})
+CAPABILITY_KEYS = frozenset({"proof_key"})
 REDACTED = "[redacted]"
 # User and password before a host, or the value of a parameter that is named like a key.
 _IN_URL = re.compile(r"(?<=://)[^/@\s\"]+(?=@)|(?<=[?&])(?:\w*(?:key|token|secret|password|signature))=[^&\s\"]+", re.I)
@@ -202,7 +202,6 @@ class RolloutConfig:
     api_key: str | None = field(default=None, repr=False)
     sampling_params: Mapping[str, Any] | None = None
     attempt: int = 1
-    notify_url: str | None = None
     heartbeat_s: float | None = None
     proof_key: str | None = field(default=None, repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -232,13 +231,11 @@ class RolloutConfig:
                 check_id(block["input_id"], "input_id")
             if not isinstance(block["s3_bucket"], str):
                 raise ContractError(f"s3_bucket must be a bucket name or store URL, got {block['s3_bucket']!r}")
-        attempt, heartbeat_s, notify_url = block.get("attempt"), block.get("heartbeat_s"), block.get("notify_url")
+        attempt, heartbeat_s = block.get("attempt"), block.get("heartbeat_s")
         if attempt is not None and (not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 1):
             raise ContractError(f"attempt must be an integer of 1 or more, got {attempt!r}")
         if heartbeat_s is not None and not _is_finite(heartbeat_s):
             raise ContractError(f"heartbeat_s must be a number of seconds, got {heartbeat_s!r}")
-        if notify_url is not None and not isinstance(notify_url, str):
-            raise ContractError(f"notify_url must be a string, got {notify_url!r}")
         proof_key = block.get("proof_key")
         if proof_key is not None and not (isinstance(proof_key, str) and 32 <= len(proof_key) <= 512):
             raise ContractError("proof_key must be a string of 32 to 512 characters")
@@ -266,7 +263,6 @@ _KNOWN = (
     "api_key",
     "sampling_params",
     "attempt",
-    "notify_url",
     "heartbeat_s",
     "proof_key",
 )

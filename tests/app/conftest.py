@@ -220,50 +220,6 @@ def serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
         thread.join(5)
 
 
-@dataclass
-class Received:
-    """A push that arrived, and what the store held at that moment."""
-
-    path: str
-    headers: dict[str, str]
-    body: Any
-    record_there: bool
-
-
-@dataclass
-class PushListener:
-    url: str = ""
-    received: list[Received] = field(default_factory=list)
-    answer: int = 204
-    delay_s: float = 0.0
-    results: Path | None = None
-
-
-@pytest.fixture
-def push_listener() -> Iterator[PushListener]:
-    listener = PushListener()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            there = listener.results is not None and (listener.results / body["result_key"]).exists()
-            headers = {k.lower(): v for k, v in self.headers.items()}
-            listener.received.append(Received(self.path, headers, body, there))
-            time.sleep(listener.delay_s)
-            self.send_response(listener.answer)
-            if listener.answer in (301, 302, 307):
-                self.send_header("Location", "/elsewhere")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            """Nothing: `received` has it."""
-
-    with serving(Handler) as url:
-        listener.url = url
-        yield listener
-
-
 @pytest.fixture
 def start_agent(tmp_path: Path) -> Iterator[StartAgent]:
     """Start agents from source code; all of them are gone when the test ends."""

@@ -13,12 +13,6 @@ from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS, ScriptedRuntime
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in TEST_CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-
-
 @pytest.fixture
 def runtime() -> Iterator[ScriptedRuntime]:
     with ScriptedRuntime() as runtime:
@@ -31,18 +25,25 @@ def store_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def boto3_session() -> Any:
+def boto3_session() -> boto3.Session:
     """One session for all tests: reading the service models takes longer than most of them."""
     return boto3.Session("test", "test", region_name="us-west-2")
 
 
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch, boto3_session: boto3.Session) -> None:
+    for name, value in TEST_CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3_session)
+
+
 @pytest.fixture
-def make_client(runtime: ScriptedRuntime, store_url: str, boto3_session: Any) -> Iterator[Callable[..., RolloutClient]]:
+def make_client(runtime: ScriptedRuntime, store_url: str) -> Iterator[Callable[..., RolloutClient]]:
     """Make a client of the scripted runtime; closed after the test."""
     made: list[RolloutClient] = []
 
     def make(**options: Any) -> RolloutClient:
-        options = {"endpoint_url": runtime.url, "tps_limit": 2000, "boto3_session": boto3_session, **options}
+        options = {"endpoint_url": runtime.url, "tps_limit": 2000, **options}
         client = RolloutClient(runtime.arn, store_url, options.pop("exp_id", "exp"), **options)
         made.append(client)
         return client

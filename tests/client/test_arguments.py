@@ -65,11 +65,8 @@ def test_what_goes_to_the_agent_has_a_parameter_of_its_own(make_client: MakeClie
         ({"max_pool_connections": 0}, "max_pool_connections must be a whole number >= 1"),
         ({"max_retry_attempts": 1.5}, "max_retry_attempts must be a whole number"),
         ({"sessions_per_minute": 0}, "sessions_per_minute must be a number > 0 or None"),
-        ({"push": "yes"}, "push must be True, False or 'auto', got 'yes'"),
-        ({"resend": 1}, "resend must be True, False or 'auto', got 1"),
         ({"on_failure": "ignore"}, "on_failure must be 'return', 'raise' or 'retry'"),
         ({"endpoint_url": "127.0.0.1:8080"}, "endpoint_url must be an address like http://HOST:PORT"),
-        ({"notify_url": "nowhere"}, "notify_url must be an address"),
         ({"rollout_config": ["a"]}, "rollout_config must be a mapping"),
     ],
 )

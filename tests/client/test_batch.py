@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit import BatchItem, RolloutClient
-from agentcore_rl_toolkit.client import BatchProgress, Deadlines
+from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
 from agentcore_rl_toolkit.client.ledger import parse_lines
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
@@ -131,7 +131,7 @@ def test_denied_record_fails_that_item_alone(make_client: MakeClient, store_url:
         return await original(key, max_bytes)
 
     real._get = get  # type: ignore[method-assign]  # one key of a real store refuses
-    client = make_client(store=real)
+    client = make_client(watch=WatchSettings(store=real))
     items = client.map(rows(3), 3, input_ids=["a", "denied", "b"])
     assert [item.success for item in items] == [True, False, True]
     assert isinstance(items[1].exception, StorePermissionError)
@@ -299,11 +299,10 @@ def test_ledger_holds_the_whole_story(client: RolloutClient, tmp_path: Path) -> 
     assert sorted(events(path)) == sorted(["intent", "accepted", "done", "stopped"] * 3)
 
 
-@pytest.mark.parametrize("where", ["file", "store"])
 def test_resume_collects_what_is_done_and_sends_only_the_rest(
-    make_client: MakeClient, runtime: ScriptedRuntime, tmp_path: Path, where: str
+    make_client: MakeClient, runtime: ScriptedRuntime, tmp_path: Path
 ) -> None:
-    ledger = "store" if where == "store" else str(tmp_path / "l.jsonl")
+    ledger = str(tmp_path / "l.jsonl")
     batch = rows(10)
     first = make_client()
     done = []

@@ -116,7 +116,7 @@ def comparable(record: dict[str, Any]) -> dict[str, Any]:
     rollout = {
         k: v
         for k, v in kept["payload"]["_rollout"].items()
-        if k not in ("attempt", "heartbeat_s", "notify_url", "proof_key", "input_id", "exp_id")
+        if k not in ("attempt", "heartbeat_s", "proof_key", "input_id", "exp_id")
     }
     return {**kept, "payload": {**kept["payload"], "_rollout": rollout}}
 
@@ -147,7 +147,7 @@ def our_records(arn: str, endpoint: str, s3: str, tmp_path: Path) -> dict[int, d
         f"ours-{tmp_path.name}",
         tps_limit=200,
         endpoint_url=endpoint,
-        store=store,
+        watch=WatchSettings(store=store),
         model_id="m",
         temperature=0.5,
     ) as client:
@@ -311,7 +311,9 @@ def seen_by_the_published_client(python: Path, arn: str, endpoint: str, s3: str,
 
 def seen_by_our_client(arn: str, endpoint: str, s3: str, exp_id: str) -> tuple[Seen, dict[str, int]]:
     store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
-    with RolloutClient(arn, BUCKET, exp_id, tps_limit=200, endpoint_url=endpoint, store=store) as client:
+    with RolloutClient(
+        arn, BUCKET, exp_id, tps_limit=200, endpoint_url=endpoint, watch=WatchSettings(store=store)
+    ) as client:
         futures = [
             client.submit({"n": 1, "run_s": 0}, session_id=s, input_id=i) for i, s in zip(IDS, SESSIONS, strict=True)
         ]
@@ -439,10 +441,11 @@ def test_foreign_keys_in_the_bucket_hide_no_record(
         s3_client.put_object(Bucket=BUCKET, Key=key.format(exp_id), Body=b"{}")
     arn, endpoint = our_agent if at == "ours" else (published_agent.arn, published_agent.url)
     store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
-    with RolloutClient(arn, BUCKET, exp_id, tps_limit=200, endpoint_url=endpoint, store=store, push=False) as client:
+    with RolloutClient(
+        arn, BUCKET, exp_id, tps_limit=200, endpoint_url=endpoint, watch=WatchSettings(store=store)
+    ) as client:
         items = client.map([{"n": n, "run_s": 0.1 * n} for n in range(6)], timeout=60)
         assert [item.outcome for item in items] == ["ok"] * 6
-        assert client.stats["skipped_names"] == 2  # those with a part . or ..
         replayed = {item.key for item in client.replay()}
         assert replayed >= {item.result["result_key"] for item in items if item.result is not None}
 
@@ -461,7 +464,7 @@ def test_the_record_of_an_empty_input_id_is_read_by_its_own_future(published_age
     assert reply["result_key"] == f"empty//{session_id}.json"
     store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
     with RolloutClient(
-        published_agent.arn, BUCKET, "empty", endpoint_url=published_agent.url, store=store, push=False
+        published_agent.arn, BUCKET, "empty", endpoint_url=published_agent.url, watch=WatchSettings(store=store)
     ) as client:
         future = client.attach(reply["result_key"], session_id=session_id, input_id="any")
         beside = client.submit({"n": 2, "run_s": 0.5})
@@ -479,10 +482,8 @@ def test_a_fleet_of_published_agents_and_ours_is_judged_session_by_session(
     store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
     theirs = published_agent.agent_url
     with agent_process(Path(sys.executable), tmp_path, s3) as ours, ScriptedRuntime() as front:
-        watch = WatchSettings(heartbeat_s=0.3, lost_after_s=2.0)
-        with RolloutClient(
-            front.arn, BUCKET, "mixed", tps_limit=200, endpoint_url=front.url, store=store, push=False, watch=watch
-        ) as client:
+        watch = WatchSettings(heartbeat_s=0.3, lost_after_s=2.0, store=store)
+        with RolloutClient(front.arn, BUCKET, "mixed", tps_limit=200, endpoint_url=front.url, watch=watch) as client:
             futures = []
             for n in range(12):
                 front.agent_url = theirs if n % 3 == 1 else ours
@@ -505,9 +506,8 @@ def test_errors_of_the_runtime_before_either_agent(
         front.agent_url = ours or published_agent.agent_url
 
         def client(**options: Any) -> RolloutClient:
-            made = RolloutClient(
-                front.arn, BUCKET, f"errors-{who}", endpoint_url=front.url, store=store, push=False, **options
-            )
+            watch = WatchSettings(store=store)
+            made = RolloutClient(front.arn, BUCKET, f"errors-{who}", endpoint_url=front.url, watch=watch, **options)
             return stack.enter_context(made)
 
         def run(by: RolloutClient, name: str, *faults: str, run_s: float = 1.0) -> tuple[str, int, int]:
@@ -528,7 +528,5 @@ def test_errors_of_the_runtime_before_either_agent(
         else:
             assert run(usual, "delivered", "500_after") == ("ok", 1, 1)  # its record was there in time
             assert run(usual, "delivered-and-long", "500_after", run_s=20.0) == ("lost", 1, 1)
-            assert run(client(resend=True), "asked-for", "500_after")[:2] == ("ok", 2)
             assert run(client(on_failure="retry"), "retried", "500_after")[0] == "ok"
-        assert run(client(resend=False), "never", "500") == ("lost", 0, 0)
         usual.flush()

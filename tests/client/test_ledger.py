@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,8 +14,6 @@ import pytest
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.ledger import (
     FileLedger,
-    Ledger,
-    StoreLedger,
     attempts_of,
     fingerprint,
     last_attempts,
@@ -25,89 +21,60 @@ from agentcore_rl_toolkit.client.ledger import (
 )
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import ConfigError, StoreError
-from agentcore_rl_toolkit.store import open_store
+from agentcore_rl_toolkit.errors import ConfigError
 
 INTENT = {
     "event": "intent", "t": 1.0, "index": 0, "input_id": "i", "session_id": "s1", "attempt": 1, "key": "k", "bucket": "b",
 }  # fmt: skip
 
 
-def make(kind: str, tmp_path: Path) -> Ledger:
-    return (
-        FileLedger(tmp_path / "run/ledger.jsonl")
-        if kind == "file"
-        else StoreLedger(open_store(f"file://{tmp_path}/s"), "e")
-    )
-
-
-@pytest.mark.parametrize("kind", ["file", "store"])
-async def test_lines_come_back_in_a_later_process(kind: str, tmp_path: Path) -> None:
-    ledger = make(kind, tmp_path)
-    assert await ledger.open_async() == []
+async def test_lines_come_back_in_a_later_process(tmp_path: Path) -> None:
+    path = tmp_path / "run/ledger.jsonl"
+    ledger = FileLedger(path, fsync=True)
+    assert ledger.open() == []
     await ledger.append_async(INTENT)
-    ledger.append_soon({"event": "accepted", "session_id": "s1", "t": 2.0})
-    ledger.append_soon({"event": "done", "session_id": "s1", "outcome": "ok"})
-    await ledger.close_async()
-    again = make(kind, tmp_path)
-    known = attempts_of(await again.open_async())["s1"]
+    ledger.append({"event": "accepted", "session_id": "s1", "t": 2.0})
+    ledger.append({"event": "done", "session_id": "s1", "outcome": "ok"})
+    ledger.close()
+    again = FileLedger(path)
+    known = attempts_of(again.open())["s1"]
     assert (known.accepted_s, known.outcome, known.stopped) == (2.0, Outcome.OK, False)
-    await again.append_async({"event": "stopped", "session_id": "s1"})
-    await again.close_async()
-    third = make(kind, tmp_path)
-    assert attempts_of(await third.open_async())["s1"].stopped
-    await third.close_async()
+    again.note("s1", event="stopped")
+    again.close()
+    third = FileLedger(path)
+    assert attempts_of(third.open())["s1"].stopped
+    third.close()
 
 
-async def test_torn_last_line_is_ignored_and_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_torn_last_line_is_ignored_and_does_not_spoil_the_next(tmp_path: Path) -> None:
     path = tmp_path / "l.jsonl"
     path.write_text(json.dumps(INTENT) + "\n" + '{"event": "done", "sess')
     ledger = FileLedger(path)
-    assert len(await ledger.open_async()) == 1
-    await ledger.append_async({"event": "accepted", "session_id": "s1"})
-    await ledger.close_async()
+    assert len(ledger.open()) == 1
+    ledger.append({"event": "accepted", "session_id": "s1"})
+    ledger.close()
     assert [line["event"] for line in parse_lines(path.read_bytes())] == ["intent", "accepted"]
 
 
-async def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     path = tmp_path / "l.jsonl"
     ledger = FileLedger(path)
-    await ledger.open_async()
+    ledger.open()
     code = (
-        "import asyncio, sys\n"
+        "import sys\n"
         "from agentcore_rl_toolkit.client.ledger import FileLedger\n"
         "from agentcore_rl_toolkit.errors import ConfigError\n"
-        "try:\n    asyncio.run(FileLedger(sys.argv[1]).open_async())\n"
+        "try:\n    FileLedger(sys.argv[1]).open()\n"
         "except ConfigError as e:\n    print('refused', e)\n"
     )
-    done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300)
     assert "refused" in done.stdout, done.stderr
     other = FileLedger(path)
     with pytest.raises(ConfigError):
-        await other.open_async()
-    await ledger.close_async()
-    assert await other.open_async() == []
-    await other.close_async()
-
-
-async def test_intent_that_cannot_be_stored_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "s").write_text("a file where the directory should be")
-    ledger = StoreLedger(open_store(f"file://{tmp_path}/s"), "e")
-    with pytest.raises(StoreError):
-        await ledger.append_async(INTENT)
-
-
-async def test_a_ledger_in_the_store_is_read_without_what_cannot_be_its_own(tmp_path: Path) -> None:
-    ledger = make("store", tmp_path)
-    await ledger.append_async(INTENT)
-    await ledger.close_async()
-    folder = tmp_path / "s" / "_ledger" / "e"
-    (folder / "9-huge.jsonl").touch()
-    os.truncate(folder / "9-huge.jsonl", 2**40)
-    os.mkfifo(folder / "9-pipe.jsonl")
-    assert await asyncio.wait_for(make("store", tmp_path).open_async(), 60) == [INTENT]
+        other.open()
+    ledger.close()
+    assert other.open() == []
+    other.close()
 
 
 def test_last_attempt_of_each_row_counts() -> None:
@@ -136,7 +103,6 @@ def test_last_attempt_of_each_row_counts() -> None:
     ids=["deep", "no ids", "no index", "no outcome", "no time"],
 )
 def test_a_line_that_makes_no_sense_costs_itself_only(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Agents may be able to write to the store, and with it to a ledger there."""
     content = b"\n".join([json.dumps(INTENT).encode(), line, b'{"event": "stopped", "session_id": "s1"}'])
     known = attempts_of(parse_lines(content))
     assert (list(known), known["s1"].stopped, known["s1"].outcome) == (["s1"], True, None)
@@ -152,10 +118,10 @@ def test_fingerprint_does_not_depend_on_key_order() -> None:
 class FullDisk(FileLedger):
     """A ledger that takes the intents and then has no space left."""
 
-    def append_soon(self, line: Mapping[str, Any]) -> None:
+    def append(self, line: Mapping[str, Any]) -> None:
         if line["event"] != "intent":
             raise OSError(28, "No space left on device")
-        super().append_soon(line)
+        super().append(line)
 
 
 def test_ledger_that_cannot_be_written_harms_no_rollout(client: RolloutClient, tmp_path: Path) -> None:

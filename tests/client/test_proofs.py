@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.client import WatchSettings
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, InvalidResultError
@@ -98,7 +99,7 @@ def test_records_of_agents_that_cannot_prove_are_accepted_and_counted(make_clien
 
 
 def test_with_require_proof_only_proven_records_count(make_client: MakeClient) -> None:
-    client = make_client(require_proof=True)
+    client = make_client(watch=WatchSettings(require_proof=True))
     items = client.map([script(proves=False), script()])
     assert [item.outcome for item in items] == [Outcome.INVALID, Outcome.OK]
     assert items[0].result is None
@@ -211,6 +212,8 @@ def test_the_key_beside_a_ledger_is_for_its_owner_only(
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     text = key.read_text()
     assert ProofKey(bytes.fromhex(text)).key.hex() not in ledger.read_text()
+    with pytest.raises(ConfigError, match="32 random bytes"):
+        make_client(watch=WatchSettings(proof_key=b"short"))
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["ledger.jsonl", "ledger.jsonl.key"]
     key.chmod(0o644)
     with make_client() as client:
@@ -224,25 +227,12 @@ def test_the_key_beside_a_ledger_is_for_its_owner_only(
         client.map([script()], ledger=ledger, resume=True)
 
 
-def test_a_ledger_in_the_store_keeps_no_key_and_a_given_one_is_shared(make_client: MakeClient, store_url: str) -> None:
-    rows, shared = [script(), script()], b"s" * 32
-    with make_client(proof_key=shared) as client:
-        client.map(rows, ledger="store")
-    store = open_store(store_url)
-    assert not any(b"key" in item.key.encode() or b"s" * 32 in store.get(item.key) for item in store.list())
-    for given, proof in ((None, Proof.UNPROVEN), (shared, Proof.PROVEN)):
-        items = make_client(proof_key=given).map(rows, ledger="store", resume=True)
-        assert [(item.outcome, item.proof) for item in items] == [(Outcome.OK, proof)] * 2
-    with pytest.raises(ConfigError, match="32 random bytes"):
-        make_client(proof_key=b"short")
-
-
 def test_an_attached_session_is_proven_with_a_shared_key_and_accepted_without(make_client: MakeClient) -> None:
     shared = b"s" * 32
-    future = make_client(proof_key=shared).invoke(script())
+    future = make_client(watch=WatchSettings(proof_key=shared)).invoke(script())
     future.result(60)
     for given, proof in ((shared, "proven"), (None, "unproven")):
-        client = make_client(proof_key=given)
+        client = make_client(watch=WatchSettings(proof_key=given))
         attached = client.attach(future.result_key, session_id=future.session_id, input_id=str(future.input_id))
         assert attached.result(60)["rewards"] == 1.0
         assert client.stats[proof] == 1

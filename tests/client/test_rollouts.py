@@ -574,40 +574,6 @@ def test_prepare_that_raises_fails_that_rollout_alone(client: RolloutClient) -> 
     assert client.invoke(script(result={"n": 1})).result(60)["n"] == 1
 
 
-# ---- push
-
-
-def test_push_is_used_on_loopback_and_beats_polling(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    slow = WatchSettings(min_interval_s=60, max_interval_s=60, push_interval_s=60)
-    client = make_client(watch=slow)
-    future = client.invoke(script(run_s=0.2))
-    future.result(timeout=30)
-    assert "notify_url" in runtime.sessions[future.session_id].payload["_rollout"]
-
-
-def test_no_push_when_switched_off(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    future = make_client(push=False).invoke(script())
-    future.result(60)
-    assert "notify_url" not in runtime.sessions[future.session_id].payload["_rollout"]
-
-
-def test_notify_from_elsewhere_resolves_a_rollout(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    slow = WatchSettings(min_interval_s=60, max_interval_s=60)
-    client = make_client(watch=slow, push=False)
-    runtime.on_record = lambda session_id, config: client.notify(session_id)
-    assert client.invoke(script(run_s=0.2)).result(timeout=30)["status_code"] == 200
-
-
-def test_false_notification_is_not_believed(make_client: MakeClient) -> None:
-    client = make_client(push=False)
-    future = client.invoke(script(run_s=0.4, result={"n": 1}))
-    client.notify(future.session_id)
-    client.notify("nobody")
-    time.sleep(0.1)
-    assert not future.done()
-    assert future.result(60)["n"] == 1
-
-
 # ---- arguments
 
 

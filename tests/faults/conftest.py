@@ -134,9 +134,8 @@ class World:
         """A client that takes a session for lost after four seconds of silence."""
         options = {
             "endpoint_url": self.url,
-            "store": self.open_store(),
             "tps_limit": 200,
-            "watch": WatchSettings(heartbeat_s=0.5, lost_after_s=4.0),
+            "watch": WatchSettings(heartbeat_s=0.5, lost_after_s=4.0, store=self.open_store()),
             "deadlines": Deadlines(start_s=30, confirm_s=3, stop_s=30),
             **options,
         }

@@ -192,8 +192,8 @@ from agentcore_rl_toolkit.store import open_store
 arn, url, s3, exp_id, ledger, kill_at, count = sys.argv[1:8]
 store = open_store("results", endpoint_url=s3, region="us-west-2")
 client = RolloutClient(
-    arn, "results", exp_id, endpoint_url=url, store=store, tps_limit=200,
-    watch=WatchSettings(heartbeat_s=0.5, lost_after_s=4.0), deadlines=Deadlines(start_s=30, confirm_s=3, stop_s=30),
+    arn, "results", exp_id, endpoint_url=url, tps_limit=200,
+    watch=WatchSettings(heartbeat_s=0.5, lost_after_s=4.0, store=store), deadlines=Deadlines(start_s=30, confirm_s=3, stop_s=30),
 )
 seen = 0
 

@@ -5,7 +5,7 @@ there, so an agent that blocks delays nothing. It waits for whichever comes firs
 server shutdown), and then writes exactly one record, create-only. A second task renews the heartbeat object until the record is
 stored.
 
-    running --agent returned or raised--> encoding -> storing -> heartbeat deleted -> push
+    running --agent returned or raised--> encoding -> storing -> heartbeat deleted
        +------interrupted-------------------^
 """
 
@@ -29,7 +29,6 @@ from ..proof import Proof, check, seal
 from ..store import ObjectStore, jitter
 from .causes import Blame, blame
 from .encode import is_quick
-from .notify import notify, place_of
 from .record import PolicyReward, RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
@@ -206,7 +205,6 @@ class Rollout:
                 await store.delete_async(alive_key(info.result_key), timeout_s=10.0)
             except AgentCoreRLError as e:
                 logger.warning("heartbeat object left behind: %s", e)
-        await self._push(info, outcome)
 
     async def _encode(self, info: RolloutInfo, agent: concurrent.futures.Future[Any]) -> tuple[bytes, Outcome]:
         now = time.time()
@@ -304,41 +302,3 @@ class Rollout:
             if info.config.proof_key is None:
                 raise
             return b""
-
-    async def _push(self, info: RolloutInfo, outcome: Outcome) -> None:
-        config = info.config
-        if not config.notify_url:
-            return
-        allowed = self._settings.allowed_notify_urls
-        if allowed and not any(_below(config.notify_url, prefix) for prefix in allowed):
-            logger.warning(
-                "no push to %s: AGENTCORE_RL_ALLOWED_NOTIFY_URLS does not list it", place_of(config.notify_url)
-            )
-            return
-        message = {
-            "session_id": info.session_id,
-            "exp_id": config.exp_id,
-            "input_id": config.input_id,
-            "s3_bucket": config.s3_bucket,
-            "result_key": info.result_key,
-            "outcome": str(outcome),
-            "attempt": config.attempt,
-        }
-        # the session's key is for the gateway that issued it, and for nobody else
-        to_gateway = config.base_url is not None and _origin(config.base_url) == _origin(config.notify_url)
-        await notify(
-            config.notify_url,
-            message,
-            timeout_s=self._settings.notify_timeout_s,
-            api_key=config.api_key if to_gateway else None,
-        )
-
-
-def _origin(url: str) -> tuple[str, str]:
-    scheme, _, rest = url.partition("://")
-    return scheme.lower(), rest.partition("/")[0].lower()
-
-
-def _below(url: str, prefix: str) -> bool:
-    prefix = prefix.rstrip("/")
-    return url == prefix or url.startswith((prefix + "/", prefix + "?"))

@@ -19,12 +19,10 @@ class AgentSettings:
     """
 
     allowed_buckets: tuple[str, ...] = ()
-    allowed_notify_urls: tuple[str, ...] = ()
     heartbeat_s: float = 30.0  # the client calls a session lost after three missed ones
     store_check_s: float = 1.0  # how long the answer waits for the store to take the first heartbeat; 0: not at all
     put_timeout_s: float = 900.0
     grace_s: float = 20.0  # AgentCore kills about 60 s after SIGTERM, other hosts after 30
-    notify_timeout_s: float = 5.0
     max_record_bytes: int = 100_000_000
     reseed: bool = True
     probe: bool = True  # answer `agentcore-rl doctor`

@@ -2,7 +2,7 @@
 
 from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult, BatchRun
 from .future import RolloutFuture
-from .ledger import FileLedger, StoreLedger
+from .ledger import FileLedger
 from .records.replay import Replayed, replay_async
 from .rollouts import RolloutClient
 from .settings import Deadlines, WatchSettings
@@ -18,7 +18,6 @@ __all__ = [
     "Replayed",
     "RolloutClient",
     "RolloutFuture",
-    "StoreLedger",
     "WatchSettings",
     "replay_async",
 ]

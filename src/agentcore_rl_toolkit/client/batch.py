@@ -19,9 +19,9 @@ from ..contract import Cause, IdValue, Outcome
 from ..errors import AgentCoreRLError, AgentError, RolloutLostError
 from ..proof import Proof
 from .future import RolloutFuture
-from .ledger import Attempt, Ledger
+from .ledger import Attempt, FileLedger
 from .lifecycle.engine import Engine
-from .lifecycle.flight import Adoption
+from .lifecycle.rollout import Adoption
 from .settings import RolloutRequest
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class BatchPlan:
     run: Sequence[tuple[RolloutRequest, Adoption | None]]
     ready: Sequence[BatchItem] = ()
     stop: Sequence[Attempt] = ()
-    ledger: Ledger | None = None  # held; the feeder lets it go
+    ledger: FileLedger | None = None  # held; the feeder lets it go
 
 
 ProgressHook = Callable[[BatchProgress], object]
@@ -183,7 +183,7 @@ class BatchRun:
         progress: ProgressHook | None,
         log_interval: float,
     ) -> None:
-        self._portal, self._engine = portal, engine
+        self._portal = portal
         self._mailbox = _Mailbox()
         self._left = size
         self._over = False
@@ -244,7 +244,7 @@ class BatchRun:
             return
         self._over = True
         if self._left:
-            self._portal.post(self._state.abort, self._engine)
+            self._portal.post(self._state.abort)
 
     async def aclose(self) -> None:
         """Async `close`."""
@@ -273,15 +273,15 @@ class _FeedState:
     def __init__(self) -> None:
         self.live: set[RolloutFuture] = set()
         self.fed = False
-        self.ledger: Ledger | None = None
+        self.ledger: FileLedger | None = None
         self.task: asyncio.Task[Any] | None = None
 
-    def abort(self, engine: Engine) -> None:
+    def abort(self) -> None:
         """On the loop: start nothing more, cancel what runs."""
         if self.task is not None:
             self.task.cancel()
         for future in list(self.live):
-            engine.abort_now(future)
+            future.cancel()
 
 
 class _Reporter:
@@ -336,7 +336,7 @@ async def _feed(
 
     def let_go() -> None:
         if state.fed and not state.live and state.ledger is not None:
-            engine.events.release(state.ledger)
+            state.ledger.release()
             state.ledger = None
 
     def over(future: RolloutFuture, index: int | None) -> None:
@@ -351,7 +351,9 @@ async def _feed(
         todo = await plan()
         state.ledger = todo.ledger
         for attempt in todo.stop:
-            engine.stop_silent(attempt.session_id, attempt.bucket, attempt.key)
+            if todo.ledger is not None:
+                todo.ledger.hold()
+            engine.services.stop(attempt.session_id, todo.ledger, silent=(attempt.bucket, attempt.key))
         for item in todo.ready:
             report.finished(item, 0)
             mailbox.put(item)
@@ -394,19 +396,18 @@ class BatchResult:
 class AsyncBatchResult:
     """Result of `RolloutClient.run_batch_async`: `async for` runs the batch."""
 
-    def __init__(self, start: Callable[[], BatchRun], size: int) -> None:
-        self._start = start
-        self._size = size
+    def __init__(self, batch: BatchResult) -> None:
+        self._batch = batch
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._batch)
 
     def __aiter__(self) -> AsyncIterator[BatchItem]:
-        return self._start()
+        return self._batch.run()
 
     def run(self) -> BatchRun:
         """The run as an object, to use in an `async with` block."""
-        return self._start()
+        return self._batch.run()
 
 
 def print_progress(progress: BatchProgress) -> None:

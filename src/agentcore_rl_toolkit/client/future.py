@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from .._portal import result_of
+from .._portal import Portal, result_of
 from ..contract import Cause, IdValue, Outcome, Stage, cause_of, record_failure
 from ..errors import RolloutCancelledError, RolloutTimeoutError
 from ..proof import Proof
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a rollout is. Written by the engine's loop only; read from anywhere.
+    """Where a rollout is. Written on the client's loop only; read from anywhere.
 
     ``entered_s``: monotonic time at which each stage began. ``finished_s``: when the rollout was resolved.
     """
@@ -70,14 +70,6 @@ class Progress:
         return {stage.value: end - at for (stage, at), end in zip(marks, ends, strict=True)}
 
 
-class RolloutOwner(Protocol):
-    """What a future asks of the engine that runs it."""
-
-    def expire(self, future: RolloutFuture, timeout_s: float) -> None: ...
-    def abort(self, future: RolloutFuture) -> None: ...
-    def refuse_own_thread(self) -> None: ...
-
-
 class RolloutFuture:
     """The result of one rollout, now or later. Thread-safe; sync and async use may be mixed.
 
@@ -87,9 +79,12 @@ class RolloutFuture:
     in the background as soon as the record is read.
     """
 
-    def __init__(self, owner: RolloutOwner, progress: Progress, *, raise_failures: bool) -> None:
-        self._owner = owner
+    def __init__(
+        self, portal: Portal, progress: Progress, end: Callable[[Verdict], object], *, raise_failures: bool
+    ) -> None:
+        self._portal = portal
         self._progress = progress
+        self._end = end  # on the client's thread: ends the rollout with a verdict
         self._raise_failures = raise_failures
         self._created_s = time.monotonic()
         self._verdict: Verdict | None = None  # the first one there was; `_done` follows on the client's thread
@@ -204,7 +199,7 @@ class RolloutFuture:
         """
         if self._verdict is not None:
             return self._verdict.error
-        self._owner.refuse_own_thread()
+        self._portal.refuse_own_thread()
         try:
             return result_of(self._done, timeout).error
         except concurrent.futures.TimeoutError:
@@ -227,7 +222,7 @@ class RolloutFuture:
         verdict = Verdict(outcome=Outcome.CANCELLED, error=error)
         if self._claim(verdict) is not verdict:
             return False
-        self._owner.abort(self)
+        self._portal.post(self._end, verdict)
         return True
 
     async def cancel_async(self) -> bool:
@@ -241,13 +236,13 @@ class RolloutFuture:
     def _wait(self, timeout: float | None) -> Verdict:
         if self._verdict is not None:
             return self._verdict
-        self._owner.refuse_own_thread()
+        self._portal.refuse_own_thread()
         if timeout is not None and timeout <= 0:
             raise self._still_running(timeout)
         try:
             return result_of(self._done, timeout)
         except concurrent.futures.TimeoutError:
-            self._owner.expire(self, timeout or 0.0)
+            self._expire(timeout or 0.0)
             return result_of(self._done)  # ends within a turn of the loop, as a timeout or as what came just before it
 
     async def _wait_async(self, timeout: float | None) -> Verdict:
@@ -258,9 +253,19 @@ class RolloutFuture:
         try:
             await asyncio.wait_for(asyncio.wrap_future(_follow(self._done)), timeout)
         except TimeoutError:
-            self._owner.expire(self, timeout or 0.0)
+            self._expire(timeout or 0.0)
             await asyncio.wrap_future(_follow(self._done))
         return self._done.result()
+
+    def _expire(self, timeout_s: float) -> None:
+        stage = self.stage.value
+        error = RolloutTimeoutError(
+            f"the rollout is not over after {timeout_s:g} s (stage: {stage}); its session is being stopped",
+            stage=stage,
+            session_id=self.session_id,
+            input_id=self.input_id,
+        )
+        self._portal.post(self._end, Verdict(outcome=Outcome.TIMEOUT, error=error))
 
     def _still_running(self, timeout: float | None) -> RolloutTimeoutError:
         return RolloutTimeoutError(
@@ -288,7 +293,7 @@ class RolloutFuture:
             return self._verdict
 
     def _resolve(self) -> None:
-        """Let everyone know the verdict that stands. On the client's thread, once all that follows from it is noted."""
+        """Hand out the verdict that stands. On the client's thread, once all that follows from it is on record."""
         assert self._verdict is not None
         if not self._accepted.done():
             self._accepted.set_result(None)

@@ -10,22 +10,16 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from ..contract import span_id_of, trace_id_of
 from ..errors import MissingExtraError
-from .lifecycle.events import Subscriber
+from .rollouts import RolloutClient
 
 _BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
 
-class Observable(Protocol):
-    """What is needed of a client."""
-
-    def subscribe(self, subscriber: Subscriber) -> None: ...
-
-
-def export_prometheus(client: Observable, *, registry: Any = None) -> None:
+def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
     """Count rollouts by outcome, refusals, retries and stops, and time the stages, in a registry (default: the global one).
 
     Metrics: ``agentcore_rl_rollouts_total{outcome}``, ``agentcore_rl_failures_total{cause}``, ``agentcore_rl_in_flight``,
@@ -53,7 +47,7 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
     rollouts, failures, events, flying, stages, records = known
 
     def on_event(event: str, fields: Mapping[str, Any]) -> None:
-        events.labels(event).inc(fields.get("count", 1))
+        events.labels(event).inc()
         if fields.get("proof") is not None:
             records.labels(str(fields["proof"])).inc()
         if event == "accepted":
@@ -70,7 +64,7 @@ def export_prometheus(client: Observable, *, registry: Any = None) -> None:
     client.subscribe(on_event)
 
 
-def trace(client: Observable, *, tracer: Any = None) -> None:
+def trace(client: RolloutClient, *, tracer: Any = None) -> None:
     """One OpenTelemetry span per rollout, from its first invoke to its outcome, with the ids as attributes, in the trace of its
     session (`contract.trace_id_of`).
 

@@ -49,7 +49,7 @@ ANYTHING = Expected(ours=False)
 class Proofs:
     """The keys of a client: the one it was given, those of its ledgers, or one made for this process.
 
-    `given` wins, so that several processes can share sessions; a ledger in a file keeps its own, so that a later process can
+    `given` wins, so that several processes can share sessions; a ledger keeps its own, so that a later process can
     check what an earlier one started.
     """
 

@@ -22,9 +22,9 @@ from ..errors import (
 )
 from .batch import BatchItem, BatchPlan, error_line, traceback_of
 from .future import Verdict
-from .ledger import Attempt, Ledger, attempts_of, fingerprint, last_attempts
+from .ledger import Attempt, FileLedger, attempts_of, fingerprint, last_attempts
 from .lifecycle.engine import Engine
-from .lifecycle.flight import Adoption
+from .lifecycle.rollout import Adoption
 from .settings import RolloutRequest
 
 LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may already be there
@@ -40,7 +40,7 @@ _ERRORS: dict[Outcome, type[RolloutError]] = {
 
 async def plan_resume(
     requests: Sequence[RolloutRequest],
-    ledger: Ledger,
+    ledger: FileLedger,
     *,
     engine: Engine,
     mode: bool | Literal["retry_failed"],
@@ -50,18 +50,17 @@ async def plan_resume(
 
     Raises: ConfigError when a row is not the one that the ledger holds under its index.
     """
-    lines = await ledger.open_async()
-    engine.events.hold(ledger)
+    lines = ledger.open()
     try:
         return await _plan(requests, ledger, lines, engine, mode, fixed_inputs)
     except BaseException:
-        engine.events.release(ledger)
+        ledger.release()
         raise
 
 
 async def _plan(
     requests: Sequence[RolloutRequest],
-    ledger: Ledger,
+    ledger: FileLedger,
     lines: Sequence[Mapping[str, Any]],
     engine: Engine,
     mode: bool | Literal["retry_failed"],
@@ -90,8 +89,6 @@ async def _plan(
             finished.append((request, known))
     adopted = {request.session_id for request, adoption in run if adoption is not None}
     stop = [a for a in attempts.values() if not a.stopped and a.session_id not in adopted]
-    for attempt in stop:
-        engine.events.adopt(attempt.session_id, ledger)
     ready = await asyncio.gather(*(_item(engine, request, known) for request, known in finished))
     return BatchPlan(run=run, ready=ready, stop=stop, ledger=ledger)
 

@@ -6,43 +6,60 @@ import asyncio
 import functools
 import os
 import threading
+import uuid
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec
 
 from .._portal import Portal, result_of
-from ..contract import IdValue, check_id
+from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
-from ..store import ObjectStore, open_store, parse_url
+from ..store import open_store, parse_url
+from ..store.names import path_of
 from .arguments import check_choice, check_instance, check_number, check_url, check_whole, for_the_agent
-from .batches import BatchMethods
+from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
 from .data_plane.delivery import shared_word
 from .data_plane.pacing import PaceLimits, shared_pacer
-from .data_plane.transport import AgentTransport, Boto3Transport
+from .data_plane.transport import Transport
 from .future import RolloutFuture
-from .ledger import Ledger
-from .lifecycle.engine import Engine
-from .lifecycle.events import Events, Subscriber
-from .lifecycle.flight import Adoption
-from .lifecycle.lifetime import Stores, dropped, is_loopback, open_engines
-from .proofs import Proofs
+from .ledger import FileLedger
+from .lifecycle.engine import Engine, dropped, open_engines
+from .lifecycle.events import Subscriber
+from .lifecycle.rollout import Adoption
 from .records.replay import Replayed, Reward, expected_of_records, replay_async
+from .resume import plan_resume
 from .settings import (
     ON_FAILURE,
     PUBLISHED_POOL_CONNECTIONS,
     Deadlines,
     OnFailure,
     Prepare,
+    RolloutRequest,
     WatchSettings,
 )
+
+P = ParamSpec("P")
 
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
 COLD_START_S = 15.0  # a slow cold start; invokes of that length, at the full pace, are what the pool must hold
 POOL_LIMIT = 512
 
 
-class RolloutClient(BatchMethods):
+def _async_twin(
+    run_batch: Callable[Concatenate[RolloutClient, P], BatchResult],
+) -> Callable[Concatenate[RolloutClient, P], AsyncBatchResult]:
+    @functools.wraps(run_batch)
+    def run_batch_async(self: RolloutClient, /, *args: P.args, **options: P.kwargs) -> AsyncBatchResult:
+        return AsyncBatchResult(run_batch(self, *args, **options))
+
+    run_batch_async.__name__ = "run_batch_async"
+    run_batch_async.__qualname__ = f"{run_batch.__qualname__}_async"
+    run_batch_async.__doc__ = "`run_batch` for `async for`."
+    return run_batch_async
+
+
+class RolloutClient:
     """Starts rollouts of one agent and collects their results. Thread-safe; sync and async calls may be mixed.
 
     Args:
@@ -60,26 +77,12 @@ class RolloutClient(BatchMethods):
             the like. Any other keyword is an error.
         sessions_per_minute: new sessions per minute. AgentCore allows container agents 400.
         endpoint_url: another AgentCore data plane, such as a local runtime. Default: the environment, then AWS.
-        store: the opened store to read results from, if not the one `s3_bucket` names.
         qualifier: endpoint name of the agent.
         on_failure: "return" hands out the record of a failed agent, "raise" raises, "retry" runs another session first
             (see `retries`).
         retries: additional sessions after lost, timed out or throttled ones; default 1 with "retry", else 0.
         deadlines: of the stages.
-        watch: how results are noticed.
-        push: True runs a listener on loopback that agents on the same machine notify; "auto" does so when the endpoint
-            is on loopback; False never.
-        notify_url: where agents report instead, such as a gateway; whoever receives it calls `notify`.
-        resend: whether an invoke that the runtime answered with 500 or 503 is sent again, with the same session id, up to
-            `max_retry_attempts` times in all. "auto": for agents whose answers said that a session's payload runs once
-            however often it is delivered (agents of this toolkit do), and where the runtime says that it has no such
-            session. True: always; an agent of the published toolkit may then run twice in one session. False: never.
-        transport: another way to the agent than boto3.
-        boto3_session: for credentials other than the default ones.
-        proof_key: 32 random bytes or more, from which the secrets of sessions are derived, for processes that follow each
-            other's sessions. Default: the key beside a ledger in a file, else one made for this client.
-        require_proof: refuse records that do not prove that they come from their session, those of agents that cannot
-            prove it included.
+        watch: how results are noticed, and what they must prove.
 
     Raises: ConfigError (a ValueError) on unusable arguments.
     """
@@ -96,39 +99,25 @@ class RolloutClient(BatchMethods):
         model_id: str | None = None,
         *,
         sessions_per_minute: float | None = None,
-        stop_tps_limit: float | None = None,
         endpoint_url: str | None = None,
-        store: ObjectStore | None = None,
         qualifier: str | None = None,
         on_failure: OnFailure = "return",
         retries: int | None = None,
         deadlines: Deadlines | None = None,
         watch: WatchSettings | None = None,
-        push: bool | Literal["auto"] = "auto",
-        notify_url: str | None = None,
-        resend: bool | Literal["auto"] = "auto",
-        transport: AgentTransport | None = None,
-        boto3_session: Any = None,
-        proof_key: bytes | None = None,
-        require_proof: bool = False,
         rollout_config: Mapping[str, Any] | None = None,
         **extra_config: Any,
     ) -> None:
         given = for_the_agent(rollout_config, extra_config, RolloutClient.__init__)
         check_choice("on_failure", on_failure, ON_FAILURE)
-        check_choice("resend", resend, (True, False, "auto"))
-        check_choice("push", push, (True, False, "auto"))
-        check_choice("require_proof", require_proof, (True, False))
         check_number("tps_limit", tps_limit, above=0)
         check_number("sessions_per_minute", sessions_per_minute, above=0, optional=True)
-        check_number("stop_tps_limit", stop_tps_limit, above=0, optional=True)
         check_whole("max_retry_attempts", max_retry_attempts, at_least=1)
         check_whole("max_pool_connections", max_pool_connections, at_least=1)
         check_whole("retries", retries, at_least=0, optional=True)
         check_instance("deadlines", deadlines, Deadlines)
         check_instance("watch", watch, WatchSettings)
         check_url("endpoint_url", endpoint_url)
-        check_url("notify_url", notify_url)
         parse_url(s3_bucket)
         self.agent_runtime_arn = agent_runtime_arn
         self.s3_bucket = s3_bucket
@@ -144,42 +133,38 @@ class RolloutClient(BatchMethods):
         self.endpoint_url = endpoint_url or next(
             (os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), None
         )
-        self.store = store if store is not None else open_store(s3_bucket)
+        self.store = self.watch.store or open_store(s3_bucket)
 
         pool = max_pool_connections
         if pool == PUBLISHED_POOL_CONNECTIONS:
             pool = int(min(POOL_LIMIT, max(64, tps_limit * COLD_START_S)))
-        self._boto3 = Boto3Transport(
+        self._transport = Transport(
             agent_runtime_arn,
             region=self.region,
             endpoint_url=endpoint_url,
             qualifier=qualifier,
             pool_connections=pool,
             read_timeout_s=self.deadlines.start_s,
-            session=boto3_session,
         )
         pacer = shared_pacer(agent_runtime_arn, self.endpoint_url)
-        limits = PaceLimits(tps_limit, stop_tps_limit or tps_limit, sessions_per_minute)
+        limits = PaceLimits(tps_limit, sessions_per_minute)
         pacer.join(limits)
         self._leave_pacer = functools.partial(pacer.leave, limits)
-        self._ledgers: dict[str, Ledger] = {}
+        self._ledgers: dict[str, FileLedger] = {}
         self._portal = Portal("agentcore-rl-client", owner="client")
         self._may_close = threading.Semaphore(1)  # taken by the first `close`
         self._engine = Engine(
             portal=self._portal,
-            transport=transport or self._boto3,
+            transport=self._transport,
             pacer=pacer,
-            store_for=Stores(s3_bucket, self.store),
+            bucket=s3_bucket,
+            store=self.store,
             watch=self.watch,
-            events=Events(self.exp_id),
-            proofs=Proofs(proof_key, required=require_proof),
+            deadlines=self.deadlines,
+            exp_id=self.exp_id,
             word=shared_word(agent_runtime_arn, self.endpoint_url, qualifier),
-            resend=resend,
             max_attempts=max_retry_attempts,
             pool_size=pool,
-            stop_s=self.deadlines.stop_s,
-            listen=push is True or (push == "auto" and is_loopback(self.endpoint_url)),
-            notify_url=notify_url,
         )
         open_engines.add((self._portal, self._engine))
         self._finalizer = weakref.finalize(self, dropped, self._portal, self._engine)
@@ -209,18 +194,18 @@ class RolloutClient(BatchMethods):
             rollout_config, rollout_overrides: `_rollout` entries of this rollout, as in the client's constructor.
         Raises: ConfigError on unusable arguments.
         """
-        return self._engine.submit(
-            self._request(
-                payload,
-                session_id=session_id,
-                input_id=input_id,
-                overrides=for_the_agent(rollout_config, rollout_overrides, RolloutClient.submit),
-                timeout=timeout,
-                on_failure=on_failure,
-                retries=retries,
-                prepare=prepare,
-            )
+        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.submit)
+        request = self._request(
+            payload,
+            session_id,
+            input_id,
+            overrides,
+            timeout=timeout,
+            on_failure=on_failure,
+            retries=retries,
+            prepare=prepare,
         )
+        return self._engine.submit(request)
 
     def invoke(
         self,
@@ -236,8 +221,8 @@ class RolloutClient(BatchMethods):
         Raises: what prevented the start (RolloutThrottledError, AgentError, ConfigError, ...).
         """
         overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke, RolloutClient.submit)
-        future = self._start(payload, session_id, input_id, overrides)
-        self._engine.refuse_own_thread()
+        future = self._engine.submit(self._request(payload, session_id, input_id, overrides))
+        self._portal.refuse_own_thread()
         try:
             result_of(future._accepted)
         except BaseException:
@@ -257,7 +242,7 @@ class RolloutClient(BatchMethods):
     ) -> RolloutFuture:
         """Async `invoke`. Cancelling it ends the rollout."""
         overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke_async, RolloutClient.submit)
-        future = self._start(payload, session_id, input_id, overrides)
+        future = self._engine.submit(self._request(payload, session_id, input_id, overrides))
         try:
             await asyncio.wrap_future(future._accepted)
         except BaseException:
@@ -278,34 +263,9 @@ class RolloutClient(BatchMethods):
         """A future for a session that something else started (an earlier process, another client): it is waited for, read and
         stopped like one of ours, and never started again.
         """
-        request = self._request(
-            {},
-            session_id=session_id,
-            input_id=input_id,
-            overrides={},
-            timeout=timeout,
-            on_failure=None,
-            retries=0,
-            prepare=None,
-        )
-        return self._engine.submit(
-            request, adopt=Adoption(accepted=True, bucket=s3_bucket or self.s3_bucket, key=result_key)
-        )
-
-    def _start(
-        self, payload: Mapping[str, Any], session_id: str | None, input_id: IdValue | None, overrides: Mapping[str, Any]
-    ) -> RolloutFuture:
-        request = self._request(
-            payload,
-            session_id=session_id,
-            input_id=input_id,
-            overrides=overrides,
-            timeout=None,
-            on_failure=None,
-            retries=None,
-            prepare=None,
-        )
-        return self._engine.submit(request)
+        request = self._request({}, session_id, input_id, {}, timeout=timeout, retries=0)
+        adoption = Adoption(accepted=True, bucket=s3_bucket or self.s3_bucket, key=result_key)
+        return self._engine.submit(request, adopt=adoption)
 
     @staticmethod
     def _raise_start_error(future: RolloutFuture) -> None:
@@ -313,6 +273,116 @@ class RolloutClient(BatchMethods):
             error = future.exception(0)
             if error is not None:
                 raise error
+
+    # ---- batches
+
+    def run_batch(
+        self,
+        payloads: Iterable[Mapping[str, Any]],
+        max_concurrent_sessions: int | None = None,
+        timeout: float | None = 900.0,
+        initial_interval: float = 0.5,
+        max_interval: float = 30.0,
+        backoff_factor: float = 1.5,
+        log_interval: float = 30.0,
+        *,
+        input_ids: Sequence[IdValue] | None = None,
+        session_ids: Sequence[str] | None = None,
+        overrides: Sequence[Mapping[str, Any] | None] | None = None,
+        progress: bool | ProgressHook = False,
+        retries: int | None = None,
+        on_failure: OnFailure | None = None,
+        prepare: Prepare | None = None,
+        resume: bool | Literal["retry_failed"] = False,
+        ledger: str | os.PathLike[str] | FileLedger | None = None,
+    ) -> BatchResult:
+        """Run many rollouts; iterate the result for `BatchItem`s in the order they finish.
+
+        Args:
+            max_concurrent_sessions: rollouts in flight at a time; None: all.
+            timeout: seconds each rollout may take from its invoke to its record.
+            initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout; here one
+                watcher sees all results, and these have no effect.
+            log_interval: seconds between two log lines; 0: none.
+            input_ids, session_ids: one per payload; default, and where one is empty: made up.
+            overrides: `_rollout` entries per payload.
+            progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's
+                thread).
+            retries: further attempts of rollouts that were lost, timed out or throttled.
+            resume: go on with a run that a crash or Ctrl-C ended: outcomes on record are collected, sessions still
+                running are waited for, only the rest is sent. "retry_failed" also runs again what did not end `ok`.
+                Without a ledger on disk yet it starts the run, so a script may always say ``resume=True``.
+            ledger: a file, or a `FileLedger`; default with `resume`: ``runs/{exp_id}/ledger.jsonl``.
+        """
+        rows = list(payloads)
+        for name, values in (("input_ids", input_ids), ("session_ids", session_ids), ("overrides", overrides)):
+            if values is not None and len(values) != len(rows):
+                raise ConfigError(f"{name} has {len(values)} entries for {len(rows)} payloads")
+        check_whole("max_concurrent_sessions", max_concurrent_sessions, at_least=1, optional=True)
+        check_number("log_interval", log_interval, at_least=0)
+        self._check_policy(timeout, on_failure, retries)
+        check_choice("resume", resume, (True, False, "retry_failed"))
+        if progress not in (True, False) and not callable(progress):
+            raise ConfigError(f"progress must be True, False or a function, got {progress!r}")
+        for i, entries in enumerate(overrides or ()):
+            check_instance(f"overrides[{i}]", entries, Mapping)
+        if resume and ledger is None:
+            ledger = Path("runs") / path_of(self.exp_id) / "ledger.jsonl"
+        hook: ProgressHook | None = print_progress if progress is True else (progress or None)
+
+        def start() -> BatchRun:
+            requests = [
+                self._request(
+                    row,
+                    session_ids[i] if session_ids is not None else None,
+                    input_ids[i] if input_ids is not None else None,
+                    (overrides[i] if overrides is not None else None) or {},
+                    timeout=timeout,
+                    on_failure=on_failure,
+                    retries=retries,
+                    prepare=prepare,
+                    index=i,
+                )
+                for i, row in enumerate(rows)
+            ]
+
+            async def plan() -> BatchPlan:
+                if ledger is None:
+                    return BatchPlan(run=[(request, None) for request in requests])
+                return await plan_resume(
+                    requests,
+                    self._ledger(ledger),
+                    engine=self._engine,
+                    mode=resume,
+                    fixed_inputs=input_ids is not None,
+                )
+
+            return BatchRun(
+                self._portal,
+                self._engine,
+                len(requests),
+                plan,
+                max_concurrent=max_concurrent_sessions or max(1, len(rows)),
+                progress=hook,
+                log_interval=log_interval,
+            )
+
+        return BatchResult(start, len(rows))
+
+    run_batch_async = _async_twin(run_batch)
+
+    def map(
+        self, payloads: Iterable[Mapping[str, Any]], max_concurrent_sessions: int | None = None, **options: Any
+    ) -> list[BatchItem]:
+        """`run_batch` to the end; items in the order of the payloads."""
+        return sorted(self.run_batch(payloads, max_concurrent_sessions, **options), key=lambda item: item.index or 0)
+
+    async def map_async(
+        self, payloads: Iterable[Mapping[str, Any]], max_concurrent_sessions: int | None = None, **options: Any
+    ) -> list[BatchItem]:
+        """Async `map`."""
+        items = [item async for item in self.run_batch_async(payloads, max_concurrent_sessions, **options)]
+        return sorted(items, key=lambda item: item.index or 0)
 
     # ---- stored records
 
@@ -347,15 +417,11 @@ class RolloutClient(BatchMethods):
 
     # ---- state and end
 
-    def notify(self, session_id: str) -> None:
-        """Tell the client that a session has finished, so that it reads the record now instead of at its next look."""
-        self._engine.notify(session_id)
-
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call ``subscriber(event, fields)`` for each event of a rollout, on the client's thread; it must not block.
 
-        Events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure, skipped (with ``count`` names
-        in the store that are no objects). Fields always hold ``session_id`` (empty for the last two) and ``exp_id``.
+        Events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure. Fields always hold
+        ``session_id`` (empty for the last one) and ``exp_id``.
         """
         self._engine.events.subscribers.append(subscriber)
 
@@ -373,14 +439,10 @@ class RolloutClient(BatchMethods):
     @property
     def stats(self) -> dict[str, int]:
         """Counts since the start: submitted, refused, server_errors, retried, each outcome, failures by cause (cause_agent,
-        cause_policy, cause_infrastructure), stopped, stop_failed, watch_failures, store_requests, skipped_names (what lies in
-        the store beside the records and is no object); of the records read: proven, unproven, forged.
+        cause_policy, cause_infrastructure), stopped, stop_failed, watch_failures, store_requests; of the records read: proven,
+        unproven, forged.
         """
-        return {
-            **self._engine.events.counts,
-            "store_requests": self._engine.store_requests,
-            "skipped_names": self._engine.skipped_names,
-        }
+        return {**self._engine.events.counts, "store_requests": self._engine.services.stores.requests}
 
     @property
     def region(self) -> str:
@@ -390,12 +452,12 @@ class RolloutClient(BatchMethods):
     @property
     def agentcore_client(self) -> Any:
         """The boto3 ``bedrock-agentcore`` client."""
-        return self._boto3.client
+        return self._transport.client
 
     @property
     def s3_client(self) -> Any:
         """A boto3 S3 client, for your own code."""
-        return self._boto3.make_s3_client()
+        return self._transport.make_s3_client()
 
     def flush(self) -> None:
         """Wait until every session that is due to be stopped is stopped (at most ``deadlines.stop_s``)."""
@@ -430,7 +492,7 @@ class RolloutClient(BatchMethods):
     async def _shut(self) -> None:
         await self._engine.close_async(cancel=True)
         for ledger in self._ledgers.values():
-            await ledger.close_async()
+            ledger.close()
 
     def _begin_close(self) -> bool:
         self._engine.refuse_more()
@@ -441,7 +503,7 @@ class RolloutClient(BatchMethods):
         open_engines.discard((self._portal, self._engine))
         self._leave_pacer()
         self._portal.close()
-        self._boto3.close()
+        self._transport.close()
 
     def __enter__(self) -> RolloutClient:
         return self
@@ -463,3 +525,60 @@ class RolloutClient(BatchMethods):
         if len(parts) < 6 or parts[0] != "arn" or not parts[3]:
             raise ConfigError(f"Invalid ARN format, cannot extract region: {arn}")
         return parts[3]
+
+    def _ledger(self, ledger: str | os.PathLike[str] | FileLedger) -> FileLedger:
+        if isinstance(ledger, FileLedger):
+            return ledger
+        return self._ledgers.setdefault(os.fspath(ledger), FileLedger(ledger))
+
+    def _config(self, input_id: IdValue, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """The `_rollout` block; later entries win: ids, `extra_config`, base_url and model_id, overrides."""
+        config = {"exp_id": self.exp_id, "input_id": input_id, "s3_bucket": self.s3_bucket, **self.extra_config}
+        if self.base_url:
+            config["base_url"] = self.base_url
+        if self.model_id:
+            config["model_id"] = self.model_id
+        config.update(overrides)
+        return config
+
+    @staticmethod
+    def _check_policy(timeout: float | None, on_failure: OnFailure | None, retries: int | None) -> None:
+        check_number("timeout", timeout, at_least=0, optional=True)
+        if on_failure is not None:
+            check_choice("on_failure", on_failure, ON_FAILURE)
+        check_whole("retries", retries, at_least=0, optional=True)
+
+    def _request(
+        self,
+        payload: Mapping[str, Any],
+        session_id: str | None,
+        input_id: IdValue | None,
+        overrides: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        on_failure: OnFailure | None = None,
+        retries: int | None = None,
+        prepare: Prepare | None = None,
+        index: int | None = None,
+    ) -> RolloutRequest:
+        self._check_policy(timeout, on_failure, retries)
+        if not isinstance(payload, Mapping):
+            raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
+        policy = on_failure or self.on_failure
+        if retries is None:
+            retries = self.retries if on_failure is None else int(policy == "retry")
+        if input_id is None or input_id == "":
+            input_id = str(uuid.uuid4())
+        check_id(input_id, "input_id")
+        return RolloutRequest(
+            payload=payload,
+            input_id=input_id,
+            session_id=session_id or new_session_id(),
+            config=self._config(input_id, overrides),
+            index=index,
+            on_failure=policy,
+            retries=retries,
+            prepare=prepare,
+            deadlines=self.deadlines,
+            timeout_s=timeout,
+        )

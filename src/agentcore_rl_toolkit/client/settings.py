@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..contract import IdValue, Outcome
-from .arguments import check_number, check_whole
-from .ledger import Ledger
+from ..store import ObjectStore
+from .arguments import check_choice, check_number, check_whole
+from .ledger import FileLedger
 
 OnFailure = Literal["return", "raise", "retry"]
 ON_FAILURE: tuple[OnFailure, ...] = ("return", "raise", "retry")
@@ -19,9 +20,8 @@ Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rol
 RETRYABLE = frozenset({Outcome.LOST, Outcome.TIMEOUT, Outcome.THROTTLED})
 
 AGENTCORE_MAX_LIFETIME_S = 28_800.0  # a session is ended by the service after 8 h, whatever it does
-MAX_RECORD_BYTES = (
-    256_000_000  # twice and a half what an agent of ours stores at most; decoded it takes several times that
-)
+# twice and a half what an agent of ours stores at most; decoded it takes several times that
+MAX_RECORD_BYTES = 256_000_000
 PUBLISHED_POOL_CONNECTIONS = 10  # the published default; left as it is, the pool follows the work
 
 
@@ -58,34 +58,39 @@ class Deadlines:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchSettings:
-    """How results are noticed. Units: seconds.
+    """How results are noticed, and what they must prove. Units: seconds.
 
     Attributes:
-        min_interval_s, max_interval_s: bounds of the time between two looks at the store; None takes what fits the
-            store (0.5 to 1 s for a remote one, 0.02 to 0.25 s for a local one).
-        push_interval_s: time between two looks once pushes are seen to work.
+        interval_s: pause between two looks at the store; None: 0.5 s for a remote store, 0.05 s for a local one. It is longer
+            while a look takes many requests.
         heartbeat_s: how often the agent is asked to renew its sign of life.
         lost_after_s: a session whose sign of life has not changed for this long, and that left no record, is lost.
             None: three heartbeats, of the period that the agent promised, and five seconds.
         read_concurrency: records read at the same time.
         max_record_bytes: a larger record is not read; its rollout ends as `invalid`.
+        store: the opened store to read results from, if not the one that the client's `s3_bucket` names.
+        proof_key: 32 random bytes or more, from which the secrets of sessions are derived, for processes that follow each
+            other's sessions. Default: the key beside a ledger, else one made for the client.
+        require_proof: refuse records that do not prove that they come from their session, those of agents that cannot
+            prove it included.
     """
 
-    min_interval_s: float | None = None
-    max_interval_s: float | None = None
-    push_interval_s: float = 2.0
+    interval_s: float | None = None
     heartbeat_s: float = 10.0
     lost_after_s: float | None = None
     read_concurrency: int = 64
     max_record_bytes: int = MAX_RECORD_BYTES
+    store: ObjectStore | None = None
+    proof_key: bytes | None = field(default=None, repr=False)
+    require_proof: bool = False
 
     def __post_init__(self) -> None:
         check_number("heartbeat_s", self.heartbeat_s, above=0)
-        for name in ("min_interval_s", "max_interval_s", "lost_after_s"):
+        for name in ("interval_s", "lost_after_s"):
             check_number(name, getattr(self, name), at_least=0, optional=True)
-        check_number("push_interval_s", self.push_interval_s, at_least=0)
         check_whole("read_concurrency", self.read_concurrency, at_least=1)
         check_whole("max_record_bytes", self.max_record_bytes, at_least=1)
+        check_choice("require_proof", self.require_proof, (True, False))
 
     def silence_s(self, promised_s: float | None = None) -> float:
         """Seconds without a new sign of life after which a session counts as lost; `promised_s`: the agent's own period."""
@@ -110,4 +115,4 @@ class RolloutRequest:
     prepare: Prepare | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     timeout_s: float | None = None
-    ledger: Ledger | None = None
+    ledger: FileLedger | None = None

@@ -343,10 +343,6 @@ class ScriptedRuntime:
         session.record_at_s = time.monotonic()
         if script.heartbeat:
             await store.delete_async(alive_key(key))
-        if config.get("notify_url"):
-            # As with a real agent, whether it is heard does not matter: whoever is not told, looks.
-            message = json.dumps({"session_id": session.session_id, "result_key": key}).encode()
-            await asyncio.to_thread(post, config["notify_url"], message, {"Content-Type": "application/json"})
         if self.on_record is not None:
             self.on_record(session.session_id, config)
 

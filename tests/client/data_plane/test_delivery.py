@@ -13,7 +13,7 @@ from agentcore_rl_toolkit.client import Deadlines
 from agentcore_rl_toolkit.client.data_plane.delivery import CONVINCED_AFTER, AgentWord
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import ConfigError, RolloutLostError
+from agentcore_rl_toolkit.errors import RolloutLostError
 
 MakeClient = Callable[..., RolloutClient]
 QUICK = Deadlines(confirm_error_s=0.5)
@@ -32,7 +32,7 @@ def published(**what: Any) -> dict[str, Any]:
 def test_an_agent_that_runs_once_is_asked_again_with_the_same_session(
     make_client: MakeClient, runtime: ScriptedRuntime, fault: str
 ) -> None:
-    client = make_client(push=False)
+    client = make_client()
     client.invoke(script()).result(60)  # from its answer the client knows
     runtime.faults.extend([fault, fault])
     began_s = time.monotonic()
@@ -52,7 +52,7 @@ def test_what_one_client_heard_all_clients_of_the_process_know(
 ) -> None:
     make_client().invoke(script()).result(60)
     runtime.faults.append("500_after")
-    other = make_client(push=False, deadlines=Deadlines(confirm_error_s=60))
+    other = make_client(deadlines=Deadlines(confirm_error_s=60))
     future = other.submit(script(run_s=0.2, result={"n": 1}))
     assert future.result(60)["n"] == 1
     assert runtime.sessions[future.session_id].runs == 1
@@ -61,7 +61,7 @@ def test_what_one_client_heard_all_clients_of_the_process_know(
 def test_errors_without_end_are_lost_within_seconds_and_the_session_is_stopped(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
-    client = make_client(push=False, deadlines=QUICK, max_retry_attempts=3)
+    client = make_client(deadlines=QUICK, max_retry_attempts=3)
     client.invoke(script()).result(60)
     client.flush()
     runtime.faults.extend(["500"] * 100)
@@ -80,7 +80,7 @@ def test_errors_without_end_are_lost_within_seconds_and_the_session_is_stopped(
 def test_a_session_that_runs_although_every_answer_was_an_error_is_followed(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
-    client = make_client(push=False, max_retry_attempts=2)
+    client = make_client(max_retry_attempts=2)
     client.invoke(script()).result(60)
     runtime.faults.extend(["500_after"] * 100)
     future = client.invoke(script(run_s=4.0, result={"n": 1}))  # returns when the session showed life
@@ -93,7 +93,7 @@ def test_of_an_agent_not_known_yet_the_running_session_is_found(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
     runtime.faults.append("500_after")
-    client = make_client(push=False)
+    client = make_client()
     assert client.invoke(script(run_s=0.5, result={"n": 1})).result(60)["n"] == 1
     assert runtime.requests["invoke"] == 1
     assert runtime.runs == 1
@@ -103,7 +103,7 @@ def test_of_an_agent_not_known_yet_the_invoke_is_sent_again_when_there_is_no_suc
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
     runtime.faults.append("500")
-    future = make_client(push=False, deadlines=QUICK).submit(script(result={"n": 1}))
+    future = make_client(deadlines=QUICK).submit(script(result={"n": 1}))
     assert future.result(60)["n"] == 1
     assert runtime.requests["invoke"] == 2
     assert runtime.sessions[future.session_id].runs == 1
@@ -112,7 +112,7 @@ def test_of_an_agent_not_known_yet_the_invoke_is_sent_again_when_there_is_no_suc
 def test_an_agent_that_may_run_twice_is_not_asked_again_where_its_session_exists(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
-    client = make_client(push=False, deadlines=QUICK)
+    client = make_client(deadlines=QUICK)
     client.invoke(published()).result(60)
     runtime.faults.append("500_after")
     began_s = time.monotonic()
@@ -130,7 +130,7 @@ def test_an_agent_that_may_run_twice_is_not_asked_again_where_its_session_exists
 def test_a_lost_one_runs_again_as_a_new_session_where_retries_are_asked_for(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
-    client = make_client(push=False, deadlines=QUICK, on_failure="retry")
+    client = make_client(deadlines=QUICK, on_failure="retry")
     runtime.faults.append("500_after")
     future = client.submit(published(run_s=1.0, result={"n": 1}))
     assert future.result(60)["n"] == 1
@@ -138,31 +138,11 @@ def test_a_lost_one_runs_again_as_a_new_session_where_retries_are_asked_for(
     assert all(session.runs == 1 for session in runtime.sessions.values())
 
 
-@pytest.mark.parametrize("fault", ["500", "500_after"])
-def test_resend_true_sends_again_whoever_the_agent_is(
-    make_client: MakeClient, runtime: ScriptedRuntime, fault: str
-) -> None:
-    runtime.faults.append(fault)
-    client = make_client(push=False, resend=True, deadlines=Deadlines(confirm_error_s=60))
-    future = client.submit(published(run_s=0.3, result={"n": 1}))
-    assert future.result(60)["n"] == 1
-    assert runtime.requests["invoke"] == 2
-
-
-def test_resend_false_never_sends_again(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    client = make_client(push=False, resend=False, deadlines=QUICK)
-    client.invoke(script()).result(60)
-    runtime.faults.append("500")
-    future = client.submit(script())
-    assert isinstance(future.exception(60), RolloutLostError)
-    assert runtime.requests["invoke"] == 2
-
-
 def test_a_batch_loses_none_of_its_rollouts_to_passing_errors(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
     runtime.faults.extend([None, "500", None, "503", "500_after"] * 5)
-    client = make_client(push=False, deadlines=QUICK)
+    client = make_client(deadlines=QUICK)
     items = client.map([script(run_s=0.1, result={"n": n}) for n in range(30)], 8, timeout=60)
     assert [item.outcome for item in items] == [Outcome.OK] * 30
     assert [item.attempt for item in items] == [1] * 30
@@ -172,17 +152,12 @@ def test_a_batch_loses_none_of_its_rollouts_to_passing_errors(
 
 
 def test_an_error_then_a_refusal_leaves_no_session(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    client = make_client(push=False, deadlines=Deadlines(throttle_s=0.5))
+    client = make_client(deadlines=Deadlines(throttle_s=0.5))
     client.invoke(script()).result(60)
     runtime.faults.extend(["500_after", *["429"] * 1000])
     assert client.submit(script(run_s=60)).exception(60) is not None
     client.flush()
     assert runtime.live == []
-
-
-def test_a_resend_that_is_none_of_the_three_is_refused(make_client: MakeClient) -> None:
-    with pytest.raises(ConfigError, match="resend"):
-        make_client(resend="sometimes")
 
 
 def test_one_answer_that_does_not_say_so_takes_many_to_outweigh() -> None:

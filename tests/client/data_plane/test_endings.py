@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.data_plane.endings import Endings
-from agentcore_rl_toolkit.client.data_plane.transport import Boto3Transport, Ending, InvokeUncertainError, is_aws
+from agentcore_rl_toolkit.client.data_plane.transport import Ending, InvokeUncertainError, Transport, is_aws
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import RolloutLostError
-from agentcore_rl_toolkit.isolation.linux import cgroups
 
 from ...runtime.conftest import Server, start_server, wait_for
 
 __all__ = ["start_server"]  # a fixture
 AGENT = Path(__file__).parents[1] / "mortal_agent.py"
-LIMITS = ("--memory-mb", "250", "--disk-mb", "20")
 LATE_S = 10.0  # of a machine with five times as many busy processes as cores; the mechanism takes about one
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("runtime"), *LIMITS, agent=AGENT)
+    server = Server(tmp_path_factory.mktemp("runtime"), agent=AGENT)
     yield server
     server.stop()
 
 
 @pytest.fixture
-def local(server: Server, tmp_path: Path, boto3_session: Any) -> Iterator[RolloutClient]:
-    with RolloutClient(
-        server.arn, f"file://{tmp_path}/store", "exp", endpoint_url=server.url, boto3_session=boto3_session
-    ) as client:
+def local(server: Server, tmp_path: Path) -> Iterator[RolloutClient]:
+    with RolloutClient(server.arn, f"file://{tmp_path}/store", "exp", endpoint_url=server.url) as client:
         yield client
 
 
@@ -71,33 +66,9 @@ def test_the_cause_of_a_death_is_the_first_line_of_the_error(server: Server, loc
     assert "the session's process ended with status 3" in lost(server, local, {"how": "exit"})
 
 
-def test_a_kill_from_outside_is_known_too(server: Server, local: RolloutClient) -> None:
-    def kill(session_id: str) -> None:
-        session = server.session(session_id)
-        assert session is not None
-        os.kill(session["pid"], signal.SIGKILL)
-
-    assert "killed by SIGKILL" in lost(server, local, {"how": "wait"}, kill)
-
-
-def test_a_session_above_its_limits_says_which(server: Server, local: RolloutClient) -> None:
-    assert "more than its limit (20 MiB)" in lost(server, local, {"how": "disk"})
-    where = cgroups.detect()
-    if where is not None and "memory" in where.controllers:
-        assert "killed for using more than its memory limit (250 MiB)" in lost(server, local, {"how": "memory"})
-
-
 def test_a_session_that_somebody_stopped_says_so(server: Server, local: RolloutClient) -> None:
     why = lost(server, local, {"how": "wait"}, lambda session_id: str(server.view.stop(session_id)))
     assert "the session was stopped by a request to its runtime" in why
-
-
-def test_limits_of_time_are_causes(start_server: Callable[..., Server], tmp_path: Path, boto3_session: Any) -> None:
-    server = start_server("--max-lifetime", "2", agent=AGENT)
-    with RolloutClient(
-        server.arn, f"file://{tmp_path}/s", "e", endpoint_url=server.url, boto3_session=boto3_session
-    ) as client:
-        assert "at its maximum lifetime of 2 s" in lost(server, client, {"how": "wait"})
 
 
 def test_one_death_is_nobody_elses(server: Server, local: RolloutClient) -> None:
@@ -107,15 +78,13 @@ def test_one_death_is_nobody_elses(server: Server, local: RolloutClient) -> None
 
 
 def test_a_runtime_that_asks_for_signatures_answers_signed_questions(
-    start_server: Callable[..., Server], tmp_path: Path
+    start_server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import boto3
 
     server = start_server(agent=AGENT, credential="AKMINE:s3cr3t-of-mine")
     session = boto3.Session("AKMINE", "s3cr3t-of-mine", region_name="us-west-2")
-    with RolloutClient(
-        server.arn, f"file://{tmp_path}/s", "e", endpoint_url=server.url, boto3_session=session
-    ) as client:
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", session)
+    with RolloutClient(server.arn, f"file://{tmp_path}/s", "e", endpoint_url=server.url) as client:
         future = client.invoke({"how": "exit"})
         error = future.exception(60)
     assert "ended with status 3" in str(error)
@@ -133,7 +102,7 @@ def test_a_runtime_that_is_away_is_asked_again_later_without_a_word_in_the_log()
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        transport = Boto3Transport(
+        transport = Transport(
             arn, region="us-west-2", endpoint_url=url, qualifier=None, pool_connections=1, read_timeout_s=1.0
         )
         with pytest.raises(InvokeUncertainError, match="Could not connect"):  # what the asking loop expects
@@ -146,7 +115,7 @@ def test_aws_is_never_asked() -> None:
     assert not is_aws("http://127.0.0.1:8080")
     assert not is_aws("https://amazonaws.com.example.org")
     arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a-AbCdEfGhIj"
-    transport = Boto3Transport(
+    transport = Transport(
         arn, region="us-west-2", endpoint_url=None, qualifier=None, pool_connections=1, read_timeout_s=1.0
     )
     assert transport.endings([new_session_id()]) is None

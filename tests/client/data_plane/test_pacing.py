@@ -80,7 +80,7 @@ def test_refund_gives_the_slot_back() -> None:
 
 def test_sessions_per_minute_bind_when_lower_than_requests() -> None:
     pacer = Pacer()
-    limits = PaceLimits(tps=100, stop_tps=100, sessions_per_minute=60)
+    limits = PaceLimits(tps=100, sessions_per_minute=60)
     pacer.join(limits)
     granted, now = 0, 0.0
     while now < 10:
@@ -92,7 +92,7 @@ def test_sessions_per_minute_bind_when_lower_than_requests() -> None:
 
 def test_a_refused_start_does_not_use_up_the_session_quota() -> None:
     pacer = Pacer()
-    limits = PaceLimits(tps=1000, stop_tps=1000, sessions_per_minute=60)
+    limits = PaceLimits(tps=1000, sessions_per_minute=60)
     pacer.join(limits)
     assert pacer.try_start(0.0) == 0
     pacer.start_refused(0.0)
@@ -102,7 +102,7 @@ def test_a_refused_start_does_not_use_up_the_session_quota() -> None:
 
 def test_lowest_limit_of_all_members_wins_until_it_leaves() -> None:
     pacer = Pacer()
-    fast, slow = PaceLimits(100, 100, None), PaceLimits(10, 10, None)
+    fast, slow = PaceLimits(100, None), PaceLimits(10, None)
     pacer.join(fast)
     pacer.join(slow)
     assert pacer.start_rate(0.0) == 10
@@ -112,7 +112,7 @@ def test_lowest_limit_of_all_members_wins_until_it_leaves() -> None:
 
 def test_stops_have_a_budget_of_their_own() -> None:
     pacer = Pacer()
-    limits = PaceLimits(tps=1, stop_tps=1, sessions_per_minute=None)
+    limits = PaceLimits(tps=1, sessions_per_minute=None)
     pacer.join(limits)
     assert pacer.try_start(0.0) == 0
     assert pacer.try_stop(0.0) == 0
@@ -127,7 +127,7 @@ def test_process_shares_one_pacer_per_agent_and_endpoint() -> None:
 
 def test_threads_never_exceed_the_limit_together() -> None:
     pacer = Pacer()
-    limits = PaceLimits(tps=10, stop_tps=10, sessions_per_minute=None)
+    limits = PaceLimits(tps=10, sessions_per_minute=None)
     pacer.join(limits)
     granted: list[int] = []
 

@@ -9,17 +9,18 @@ import threading
 import time
 from collections.abc import Callable
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.client.data_plane.transport import (
     MAX_REPLY_BYTES,
-    Boto3Transport,
     DaemonPool,
     InvokeFailedError,
     InvokeRefusedError,
     InvokeServerError,
     InvokeUncertainError,
+    Transport,
     classify,
     parse_reply,
 )
@@ -28,8 +29,8 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 
 
-def transport(url: str, read_timeout_s: float = 5.0) -> Boto3Transport:
-    return Boto3Transport(
+def transport(url: str, read_timeout_s: float = 5.0) -> Transport:
+    return Transport(
         ARN,
         region="us-west-2",
         endpoint_url=url,
@@ -101,6 +102,7 @@ def test_missing_credentials_are_a_failure_before_anything_is_sent(
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
@@ -110,7 +112,7 @@ def test_missing_credentials_are_a_failure_before_anything_is_sent(
 
 
 def test_unusable_region_is_a_config_error() -> None:
-    broken = Boto3Transport(ARN, region="", endpoint_url=None, qualifier=None, pool_connections=1, read_timeout_s=1.0)
+    broken = Transport(ARN, region="", endpoint_url=None, qualifier=None, pool_connections=1, read_timeout_s=1.0)
     with pytest.raises(ConfigError):
         _ = broken.client
 

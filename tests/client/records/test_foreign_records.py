@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import prometheus_client
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.client import WatchSettings, metrics
+from agentcore_rl_toolkit.client import WatchSettings
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import InvalidResultError
@@ -46,29 +45,20 @@ def litter(root: Path) -> None:
 
 def test_rollouts_end_well_in_a_littered_directory(make_client: MakeClient, store_url: str) -> None:
     litter(root_of(store_url))
-    client = make_client(push=False)
-    registry = prometheus_client.CollectorRegistry()
-    metrics.export_prometheus(client, registry=registry)
+    client = make_client()
     items = client.map([script(run_s=0.2 * (n % 3), result={"n": n}) for n in range(12)], timeout=60)
     assert [item.result["n"] for item in items if item.result is not None] == list(range(12))
-    assert client.stats["skipped_names"] == 3
-    assert registry.get_sample_value("agentcore_rl_events_total", {"event": "skipped"}) == 3
     assert "watch_failures" not in client.stats
     os.system(f"rm -rf '{root_of(store_url)}/exp/d'")  # pytest's own removal is recursive
 
 
-@pytest.mark.parametrize("push", [True, False])
-def test_a_fifo_in_the_place_of_a_record_harms_its_own_rollout_only(
-    make_client: MakeClient, store_url: str, push: bool
-) -> None:
-    client = make_client(push=push, watch=WatchSettings(heartbeat_s=0.2, lost_after_s=1.0))
+def test_a_fifo_in_the_place_of_a_record_harms_its_own_rollout_only(make_client: MakeClient, store_url: str) -> None:
+    client = make_client(watch=WatchSettings(heartbeat_s=0.2, lost_after_s=1.0))
     session_id = new_session_id()
     folder = root_of(store_url) / "exp" / "i"
     folder.mkdir(parents=True)
     os.mkfifo(folder / f"{session_id}.json")
     blocked = client.submit(script(run_s=0.1, die_at_s=0.1), session_id, "i")
-    for _ in range(20):
-        client.notify(session_id)  # each leads to a direct look, and the store has eight threads
     began_s = time.monotonic()
     assert client.submit(script(run_s=0.1, result={"n": 1}), input_id="i").result(60)["n"] == 1
     assert blocked.exception(60) is not None
@@ -77,7 +67,7 @@ def test_a_fifo_in_the_place_of_a_record_harms_its_own_rollout_only(
 
 
 def test_a_record_above_the_limit_is_invalid_and_not_read(make_client: MakeClient, store_url: str) -> None:
-    client = make_client(push=False, watch=WatchSettings(max_record_bytes=100_000))
+    client = make_client(watch=WatchSettings(max_record_bytes=100_000))
     large = client.submit(script(raw='{"rewards": 1.0, "x": "' + "x" * 100_000 + '"}'))
     small = client.submit(script(raw='{"rewards": 1.0, "x": "' + "x" * 90_000 + '"}'))
     error = large.exception(60)
@@ -92,7 +82,7 @@ def test_a_record_above_the_limit_is_invalid_and_not_read(make_client: MakeClien
 def test_a_sparse_record_of_a_terabyte_is_invalid_by_default(
     make_client: MakeClient, runtime: ScriptedRuntime, store_url: str
 ) -> None:
-    client = make_client(push=False)
+    client = make_client()
     future = client.invoke(script(hang=True), input_id="i")
     path = root_of(store_url) / future.result_key
     path.parent.mkdir(parents=True, exist_ok=True)  # its agent may not have written anything yet
@@ -116,7 +106,7 @@ def test_a_sparse_record_of_a_terabyte_is_invalid_by_default(
 def test_an_answer_that_names_an_impossible_record_is_invalid_at_once(
     make_client: MakeClient, store_url: str, key: str, bucket: str | None
 ) -> None:
-    client = make_client(push=False)
+    client = make_client()
     reply = {"status": "processing", "s3_bucket": bucket or store_url, "result_key": key}
     beside = client.submit(script(run_s=0.3, result={"n": 1}))
     future = client.submit(script(reply=reply, run_s=60))
@@ -130,7 +120,7 @@ def test_an_answer_that_names_an_impossible_record_is_invalid_at_once(
 
 def test_a_session_without_heartbeat_outlives_neighbours_that_have_one(make_client: MakeClient) -> None:
     """A mixed fleet: agents of the published toolkit, and one whose operator switched the heartbeat off, beside ours."""
-    client = make_client(push=False, watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.6))
+    client = make_client(watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.6))
     lively = [client.submit(script(run_s=1.0, result={"n": n})) for n in range(3)]
     assert all(future.result(60)["n"] == n for n, future in enumerate(lively))  # now the client has seen life
     silent = [client.submit(script(run_s=2.5, heartbeat=False, result={"n": n})) for n in range(3)]
@@ -143,7 +133,7 @@ def test_a_session_without_heartbeat_outlives_neighbours_that_have_one(make_clie
 
 
 def test_a_session_whose_heartbeat_is_switched_off_by_the_caller_is_waited_for(make_client: MakeClient) -> None:
-    client = make_client(push=False, watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.5))
+    client = make_client(watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.5))
     beside = client.submit(script(run_s=2.0))
     future = client.submit(script(run_s=2.0, heartbeat=False, result={"n": 1}), rollout_config={"heartbeat_s": 0})
     assert future.result(60)["n"] == 1
@@ -153,8 +143,8 @@ def test_a_session_whose_heartbeat_is_switched_off_by_the_caller_is_waited_for(m
 def test_an_attached_session_that_never_showed_life_is_waited_for(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
-    first = make_client(push=False)
-    second = make_client(push=False, watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.6))
+    first = make_client()
+    second = make_client(watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.6))
     second.submit(script(run_s=0.5)).result(60)
     running = first.invoke(script(run_s=1.5, heartbeat=False, result={"n": 1}), input_id="x")
     attached = second.attach(running.result_key, session_id=running.session_id, input_id="x")
@@ -164,46 +154,9 @@ def test_an_attached_session_that_never_showed_life_is_waited_for(
 def test_an_attached_session_that_was_seen_alive_and_falls_silent_is_lost(
     make_client: MakeClient, store_url: str
 ) -> None:
-    client = make_client(push=False, watch=WatchSettings(lost_after_s=0.4))
+    client = make_client(watch=WatchSettings(lost_after_s=0.4))
     session_id = new_session_id()
     open_store(store_url).put(f"exp/x/{session_id}.alive", b"{}")
     attached = client.attach(f"exp/x/{session_id}.json", session_id=session_id, input_id="x")
     assert attached.exception(60) is not None
     assert attached.outcome is Outcome.LOST
-
-
-def test_a_transport_that_fails_in_a_way_of_its_own_costs_a_stop_and_nothing_else(
-    runtime: ScriptedRuntime, store_url: str, boto3_session: Any
-) -> None:
-    """`transport=` may be anybody's; what it raises must not end the queue of stops."""
-    import agentcore_rl_toolkit.client.data_plane.transport as real
-
-    inner = real.Boto3Transport(
-        runtime.arn,
-        region="us-west-2",
-        endpoint_url=runtime.url,
-        qualifier=None,
-        pool_connections=4,
-        read_timeout_s=20.0,
-        session=boto3_session,
-    )
-
-    class Odd:
-        stops = 0
-
-        def invoke(self, session_id: str, payload: bytes) -> bytes:
-            return inner.invoke(session_id, payload)
-
-        def stop(self, session_id: str) -> bool:
-            self.stops += 1
-            if self.stops == 1:
-                raise KeyError("odd")
-            return inner.stop(session_id)
-
-    with RolloutClient(
-        runtime.arn, store_url, "exp", endpoint_url=runtime.url, tps_limit=100, transport=Odd(), push=False
-    ) as client:
-        for n in range(2):
-            assert client.submit(script(result={"n": n})).result(60)["n"] == n
-            client.flush()
-        assert (client.stats["stop_failed"], client.stats["stopped"]) == (1, 1)

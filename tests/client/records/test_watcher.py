@@ -5,23 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import logging
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.client.records.watcher import (
-    LOCAL_COST,
-    REMOTE_COST,
-    Plan,
-    Watcher,
-    choose_plan,
-    round_interval_s,
-)
+from agentcore_rl_toolkit.client.records.watcher import LOCAL_COST, REMOTE_COST, ListingCost, Watcher
 from agentcore_rl_toolkit.contract import alive_key
 from agentcore_rl_toolkit.errors import (
     ConfigError,
@@ -33,56 +24,43 @@ from agentcore_rl_toolkit.errors import (
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 
-def plan(in_flight: dict[str, int], known: dict[str, int], cost: Any = REMOTE_COST, may_list: bool = True) -> Plan:
-    return choose_plan("e/", in_flight, known, cost, may_list=may_list)
-
-
-def test_many_inputs_of_a_young_experiment_take_one_listing() -> None:
-    assert plan({f"e/i{n}/": 1 for n in range(100)}, {}).prefixes == ("e/",)
-
-
-def test_few_inputs_of_an_old_experiment_are_listed_one_by_one() -> None:
-    inputs = {"e/i1/": 8, "e/i2/": 8}
-    assert plan(inputs, {"e/": 50_000}).prefixes == tuple(inputs)
-
-
-def test_an_input_with_thousands_of_old_records_is_not_listed() -> None:
-    assert plan({"e/i1/": 1}, {"e/": 90_000, "e/i1/": 40_000}).prefixes is None
-
-
-def test_local_store_lists_inputs_rather_than_walking_everything() -> None:
-    inputs = {f"e/i{n}/": 8 for n in range(8)}
-    assert plan(inputs, {"e/": 1200}, LOCAL_COST).prefixes == tuple(inputs)
-
-
-def test_without_permission_to_list_keys_are_asked_for() -> None:
-    assert plan({"e/i/": 5}, {}, may_list=False).prefixes is None
-
-
-@given(
-    flying=st.dictionaries(st.integers(0, 50).map(lambda n: f"e/i{n}/"), st.integers(1, 50), min_size=1),
-    old=st.integers(0, 200_000),
-)
-def test_plan_is_never_dearer_than_one_listing_of_everything(flying: dict[str, int], old: int) -> None:
-    chosen = plan(flying, {"e/": old})
-    requests = 2 * sum(flying.values()) if chosen.prefixes is None else len(chosen.prefixes)
-    if chosen.prefixes != ("e/",):
-        assert requests <= REMOTE_COST.listing(max(old, sum(flying.values()))) + 1
-
-
-@given(idle=st.floats(0, 1e5), cost=st.floats(0, 10))
-def test_interval_stays_within_its_bounds(idle: float, cost: float) -> None:
-    assert 0.5 <= round_interval_s(idle_s=idle, round_cost_s=cost, min_s=0.5, max_s=1.0) <= 1.0
-
-
-def watcher(store: Any, *, local: bool = True, **options: float) -> Watcher:
-    settings = {"min_s": 0.01, "max_s": 0.05, "push_s": 1.0, **options}
-    return Watcher(store, "e/", local=local, **settings)
+def watcher(store: Any, *, cost: ListingCost = LOCAL_COST, **options: Any) -> Watcher:
+    return Watcher(store, "e/", cost=cost, **{"interval_s": 0.01, **options})
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
     return open_store(f"file://{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "lines", "cost", "lists"),
+    [
+        (100, 0, REMOTE_COST, ["e/"]),  # a young experiment
+        (2, 50_000, REMOTE_COST, ["e/i0/", "e/i1/"]),  # an old one with few inputs in flight
+        (8, 1200, LOCAL_COST, [f"e/i{n}/" for n in range(8)]),
+        (100, 1200, LOCAL_COST, ["e/"]),
+        (1, 0, REMOTE_COST, ["e/i0/"]),
+    ],
+)
+async def test_a_round_lists_the_experiment_or_each_input_whichever_is_fewer_requests(
+    inputs: int, lines: int, cost: ListingCost, lists: list[str]
+) -> None:
+    seen: list[str] = []
+
+    class Store:
+        async def list_async(self, prefix: str, *, timeout_s: float | None) -> list[Any]:
+            seen.append(prefix)
+            return []
+
+    w = watcher(Store(), cost=cost, interval_s=60.0)
+    w._lines = lines
+    for n in range(inputs):
+        w.add(f"e/i{n}/s.json", expects_life=False, silence_s=9.0)
+    while len(seen) < len(lists):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert seen == lists
+    w.close()
 
 
 async def test_record_is_noticed_within_a_few_looks(store: ObjectStore) -> None:
@@ -190,8 +168,8 @@ async def test_trouble_with_several_listings_at_once_is_trouble_with_one(
     store: ObjectStore, trouble: Exception
 ) -> None:
     flaky = FlakyStore(store)
-    w = watcher(flaky, local=False)
-    w._known["e/"] = 50_000  # then a remote store is asked for its inputs one by one, together
+    w = watcher(flaky, cost=REMOTE_COST)
+    w._lines = 50_000  # then a remote store is asked for its inputs one by one, together
     first, second = (w.add(f"e/{name}/s.json", expects_life=False, silence_s=9.0) for name in ("i1", "i2"))
     flaky.error = trouble
     while flaky.lists < 2:  # noqa: ASYNC110
@@ -265,7 +243,7 @@ async def test_a_heartbeat_that_the_listing_did_not_show_yet_is_looked_for_befor
 
 
 async def test_a_direct_look_finds_what_no_round_has_seen_yet(store: ObjectStore) -> None:
-    w = watcher(store, min_s=60.0, max_s=60.0)
+    w = watcher(store, interval_s=60.0)
     waiter = w.add("e/i/s.json", expects_life=False, silence_s=900.0)
     while not w.requests:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -320,26 +298,6 @@ async def test_a_session_that_shows_life_is_not_lost_where_missing_records_are_d
         await asyncio.wait_for(waiter.found, 30)
 
 
-async def test_push_resolves_at_once_and_slows_the_looking(store: ObjectStore) -> None:
-    flaky = FlakyStore(store)
-    w = watcher(flaky, push_s=60.0)
-    first, second = (
-        w.add("e/i/a.json", expects_life=False, silence_s=90.0),
-        w.add("e/i/b.json", expects_life=False, silence_s=90.0),
-    )
-    began_s = time.monotonic()
-    w.pushed(first)
-    w.push_was_true()
-    assert await first.found is True
-    assert time.monotonic() - began_s < 50  # and not at the next look, a minute later
-    await asyncio.sleep(0.3)
-    looks = flaky.lists
-    await asyncio.sleep(0.5)
-    assert flaky.lists - looks <= 1
-    assert not second.found.done()
-    w.close()
-
-
 async def test_watching_goes_on_after_everything_was_found(store: ObjectStore) -> None:
     w = watcher(store)
     for name in ("a", "b"):
@@ -358,7 +316,7 @@ async def test_a_listing_that_fails_in_a_way_nobody_foresaw_blinds_nobody(
 ) -> None:
     flaky, counted = FlakyStore(store), []
     flaky.error = trouble
-    w = Watcher(flaky, "e/", local=True, min_s=0.01, max_s=0.05, push_s=1.0, on_trouble=lambda: counted.append(1))
+    w = watcher(flaky, on_trouble=lambda: counted.append(1))
     waiter = w.add("e/i/s.json", expects_life=False, silence_s=9.0)
     while not flaky.heads:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -369,31 +327,6 @@ async def test_a_listing_that_fails_in_a_way_nobody_foresaw_blinds_nobody(
     w.close()
 
 
-@pytest.mark.parametrize("trouble", [*UNFORESEEN, asyncio.CancelledError()], ids=lambda e: type(e).__name__)
-async def test_a_watcher_whose_task_ends_is_started_again(
-    store: ObjectStore, trouble: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted: list[int] = []
-    w = Watcher(store, "e/", local=True, min_s=0.01, max_s=0.05, push_s=1.0, on_trouble=lambda: counted.append(1))
-    real, rounds = w._round, []
-
-    async def broken() -> None:
-        rounds.append(1)
-        if len(rounds) <= 3:
-            raise trouble
-        await real()
-
-    monkeypatch.setattr(w, "_round", broken)
-    waiter = w.add("e/i/s.json", expects_life=False, silence_s=9.0)
-    await store.put_async("e/i/s.json", b"{}")
-    assert await asyncio.wait_for(waiter.found, 30) is True
-    assert len(counted) == 3
-    assert any("e/" in r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
-    if isinstance(trouble, Exception):
-        assert [r for r in caplog.records if r.exc_info is not None and r.exc_info[1] is trouble]
-    w.close()
-
-
 @pytest.mark.parametrize("kind", ["listing", "key"])
 @pytest.mark.parametrize("trouble", [UnlistableError("too many"), StoreError("EIO"), ValueError("odd")], ids=repr)
 async def test_trouble_with_one_input_neither_hides_its_neighbours_nor_keeps_the_lost_from_being_lost(
@@ -401,9 +334,9 @@ async def test_trouble_with_one_input_neither_hides_its_neighbours_nor_keeps_the
 ) -> None:
     flaky = FlakyStore(store)
     w = watcher(flaky)
-    w._known["e/"] = 50_000  # inputs are listed one by one
+    w._lines = 50_000  # inputs are listed one by one
     if kind == "key":
-        w._may_list = False
+        w._keys_until_s = math.inf
     bad = w.add("e/bad/s.json", expects_life=True, silence_s=0.2)
     good = w.add("e/good/s.json", expects_life=False, silence_s=9.0)
     lost = w.add("e/lost/s.json", expects_life=True, silence_s=0.2)
@@ -434,7 +367,7 @@ async def test_a_look_at_one_object_after_a_listing_is_no_sign_of_life(store: Ob
 
     async def change_the_way() -> None:
         while True:
-            w._may_list = not w._may_list
+            w._keys_until_s = 0.0 if w._keys_until_s else math.inf
             await asyncio.sleep(0.1)
 
     changing = asyncio.create_task(change_the_way())

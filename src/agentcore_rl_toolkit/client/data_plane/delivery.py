@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from ...contract import RUNS_ONCE_FIELD
 
-Resend = bool | Literal["auto"]
-
-CONVINCED_AFTER = (
-    100  # answers in a row that say so, once one did not: a fleet in the middle of an update has both kinds
-)
+# answers in a row that say so, once one did not: a fleet in the middle of an update has both kinds
+CONVINCED_AFTER = 100
 
 
 class AgentWord:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 from ...errors import AgentCoreRLError
 from .pacing import backoff_s
-from .transport import DaemonPool, Ending
+from .transport import DaemonPool, Ending, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -22,31 +21,11 @@ SESSIONS_AT_ONCE = 5_000  # in one request; a runtime takes twice as many
 LONGEST_PAUSE_S = 5.0  # between questions of which the last ones failed
 
 
-@runtime_checkable
-class AsksForEndings(Protocol):
-    """What is needed of a transport. The call blocks."""
-
-    def endings(self, session_ids: Sequence[str]) -> Mapping[str, Ending] | None:
-        """Those that are over; None where the data plane does not answer this question.
-
-        Raises: AgentCoreRLError when the runtime cannot be asked at the moment.
-        """
-        ...
-
-
-def asks_for_endings(transport: object) -> AsksForEndings | None:
-    """The transport, where it can ask: one of a user's own need not."""
-    return transport if isinstance(transport, AsksForEndings) else None
-
-
 class Endings:
-    """The sessions that are waited for, and the question for them. Lives on the engine's loop.
+    """The sessions that are waited for, and the question for them. Lives on the engine's loop."""
 
-    ``source`` None: nobody can be asked.
-    """
-
-    def __init__(self, source: AsksForEndings | None) -> None:
-        self._source = source
+    def __init__(self, transport: Transport) -> None:
+        self._source: Transport | None = transport  # None: it cannot say
         self._pool = DaemonPool(1, "agentcore-rl-endings")
         self._watched: dict[str, Callable[[Ending], Awaitable[None]]] = {}
         self._task: asyncio.Task[None] | None = None

@@ -69,11 +69,10 @@ def backoff_s(failures: int, *, base_s: float = 0.5, cap_s: float = 20.0, jitter
 
 
 class PaceLimits:
-    """What one client asks for: requests per second (invokes, stops) and new sessions per minute (None: not limited)."""
+    """What one client asks for: invokes per second, as many stops, and new sessions per minute (None: not limited)."""
 
-    def __init__(self, tps: float, stop_tps: float, sessions_per_minute: float | None) -> None:
+    def __init__(self, tps: float, sessions_per_minute: float | None) -> None:
         self.tps = tps
-        self.stop_tps = stop_tps
         self.sessions_per_minute = sessions_per_minute
 
 
@@ -108,10 +107,8 @@ class Pacer:
         if not members:
             return
         # A fifth of a second's worth may go at once: well inside a one-second window at the service, yet no fixed spacing.
-        for bucket, rate in (
-            (self._invokes, min(m.tps for m in members)),
-            (self._stops, min(m.stop_tps for m in members)),
-        ):
+        rate = min(m.tps for m in members)
+        for bucket in (self._invokes, self._stops):
             bucket.limit, bucket.burst = rate, max(1.0, rate / 5)
         per_minute = [m.sessions_per_minute for m in members if m.sessions_per_minute is not None]
         if not per_minute:

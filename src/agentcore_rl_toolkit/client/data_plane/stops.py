@@ -11,7 +11,7 @@ from typing import Any
 
 from ...logs import WarnsOnceAMinute
 from .pacing import Pacer, backoff_s
-from .transport import AgentTransport, DaemonPool, InvokeRefusedError, InvokeUncertainError
+from .transport import DaemonPool, InvokeRefusedError, InvokeUncertainError, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +29,12 @@ async def take_turn(ask: Callable[[float], float]) -> None:
 
 
 class StopQueue:
-    """Sessions to stop. Lives on the engine's loop.
+    """Sessions to stop. Lives on the engine's loop."""
 
-    ``on_stopped(session_id, stopped)`` is told the end of each: True when the session is known to be gone.
-    """
-
-    def __init__(
-        self, transport: AgentTransport, pacer: Pacer, stop_s: float, on_stopped: Callable[[str, bool], None]
-    ) -> None:
+    def __init__(self, transport: Transport, pacer: Pacer, stop_s: float) -> None:
         self._transport = transport
         self._pacer = pacer
         self._stop_s = stop_s
-        self._on_stopped = on_stopped
         self._pool = DaemonPool(STOPS_AT_ONCE, "agentcore-rl-stop")
         self._gate = asyncio.Semaphore(STOPS_AT_ONCE)
         self._pace = asyncio.Lock()
@@ -60,14 +54,14 @@ class StopQueue:
     def put(
         self,
         session_id: str,
+        on_end: Callable[[bool], Awaitable[None]],
         after: asyncio.Future[bytes] | None = None,
-        tidy: Callable[[], Awaitable[None]] | None = None,
     ) -> asyncio.Task[None]:
         """Stop a session soon; not before `after` (its invoke, still on the wire) is over, or it might start after its stop.
 
-        ``tidy()`` is awaited once the session is known to be gone: it removes what the session left in the store.
+        ``on_end(gone)`` is awaited afterwards: True when the session is known to be gone.
         """
-        task = asyncio.create_task(self._stop_and_tidy(session_id, after, tidy))
+        task = asyncio.create_task(self._stop_and_report(session_id, on_end, after))
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         if len(self._tasks) >= BACKLOG_LIMIT:
@@ -98,12 +92,10 @@ class StopQueue:
         if len(self._tasks) < BACKLOG_LIMIT:
             self._room.set()
 
-    async def _stop_and_tidy(
-        self, session_id: str, after: asyncio.Future[bytes] | None, tidy: Callable[[], Awaitable[None]] | None
+    async def _stop_and_report(
+        self, session_id: str, on_end: Callable[[bool], Awaitable[None]], after: asyncio.Future[bytes] | None
     ) -> None:
-        gone = await self._stop(session_id, after)
-        if gone and tidy is not None:
-            await tidy()
+        await on_end(await self._stop(session_id, after))
 
     async def _stop(self, session_id: str, after: asyncio.Future[bytes] | None) -> bool:
         """Whether the session is known to be gone."""
@@ -122,9 +114,7 @@ class StopQueue:
                     await self._pool.run(self._transport.stop, session_id)
                     self.stopped += 1
                     # With its invoke still on the wire the session may yet come up; a later process has to stop it again.
-                    gone = after is None or after.done()
-                    self._on_stopped(session_id, gone)
-                    return gone
+                    return after is None or after.done()
                 except (InvokeRefusedError, InvokeUncertainError) as e:
                     # Stopping twice does no harm, so an unclear answer is simply asked again.
                     if isinstance(e, InvokeRefusedError) and e.kind == "throttled":
@@ -132,13 +122,10 @@ class StopQueue:
                     failures += 1
                     pause_s = backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random())
                     problem: Exception = e
-                except (
-                    Exception
-                ) as e:  # refused for good, or a transport of somebody else's that fails in a way of its own
+                except Exception as e:  # refused for good
                     pause_s, problem = self._stop_s, e
                 if time.monotonic() + pause_s > deadline_s:
                     self.failed += 1
-                    self._on_stopped(session_id, False)
                     self._warnings.warning(
                         "session %s could not be stopped and runs until its idle timeout: %s",
                         session_id,

@@ -11,10 +11,9 @@ import json
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from ...contract import REFUSED
@@ -100,18 +99,6 @@ class Ending:
         return self.cause if self.log is None else f"{self.cause} (its log: {self.log})"
 
 
-class AgentTransport(Protocol):
-    """What the engine needs of an AgentCore data plane. Both calls block and run on the transport's own threads."""
-
-    def invoke(self, session_id: str, payload: bytes) -> bytes:
-        """Send one invoke. Raises: InvokeRefusedError, InvokeUncertainError (InvokeServerError), InvokeFailedError."""
-        ...
-
-    def stop(self, session_id: str) -> bool:
-        """Stop a session; False when there was none. Raises: InvokeRefusedError, InvokeUncertainError, InvokeFailedError."""
-        ...
-
-
 class DaemonPool:
     """Threads that grow with the work and never hold up the end of the process.
 
@@ -195,8 +182,8 @@ class DaemonPool:
             del job, function, args, report  # an idle thread must not keep the last payload alive
 
 
-class Boto3Transport:
-    """`AgentTransport` over boto3's ``bedrock-agentcore`` client, made on first use.
+class Transport:
+    """Invokes and stops over boto3's ``bedrock-agentcore`` client, made on first use.
 
     Args:
         read_timeout_s: how long one invoke may take before its fate counts as unknown. The default of boto3 (60 s) is
@@ -213,7 +200,6 @@ class Boto3Transport:
         qualifier: str | None,
         pool_connections: int,
         read_timeout_s: float,
-        session: Any = None,
     ) -> None:
         self._arn = agent_runtime_arn
         self._region = region
@@ -221,7 +207,7 @@ class Boto3Transport:
         self._qualifier = {"qualifier": qualifier} if qualifier else {}
         self._pool_connections = pool_connections
         self._read_timeout_s = read_timeout_s
-        self._session = session
+        self._session: Any = None
         self._lock = threading.Lock()
         self._client: Any = None
         self._http: Any = None  # for what is not an operation of AWS; one thread uses it
@@ -338,7 +324,7 @@ class Boto3Transport:
         if self._session is None:
             import boto3
 
-            self._session = boto3.Session()
+            self._session = boto3.DEFAULT_SESSION or boto3.Session()
         return self._session
 
     def _plain_http(self) -> Any:
@@ -445,8 +431,3 @@ def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
             session_id=session_id,
         )
     return reply
-
-
-def monotonic() -> float:
-    """The clock of every deadline here."""
-    return time.monotonic()

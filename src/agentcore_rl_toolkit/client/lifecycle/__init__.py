@@ -1,1 +1,1 @@
-"""A rollout from its place in the queue to the stopped session: the engine and what it does at each stage."""
+"""A rollout from its place in the queue to the stopped session: one rollout, and the engine that all of a client share."""

@@ -90,7 +90,7 @@ def expected_of_records(proofs: Proofs, ledger: Path | None) -> ExpectedOf:
     Raises: ConfigError when the ledger or its key cannot be read.
     """
     known: dict[str, Attempt] = {}
-    kept: Any = None
+    kept: FileLedger | None = None
     if ledger is not None:
         try:
             known = {a.key: a for a in attempts_of(parse_lines(ledger.read_bytes())).values()}

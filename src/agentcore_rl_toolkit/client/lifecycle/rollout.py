@@ -1,0 +1,630 @@
+"""One rollout: pace, invoke, watch, read, stop.
+
+Theory of operation. A rollout is one task on its client's loop that walks through the stages of `LIFE`.
+
+An invoke is sent at most once per session. It is sent again only when the runtime answered that it did not take it
+(429, 402, 409), when no connection came about, or when a second delivery does no harm (`delivery`). When the answer is
+missing, the session may run: the rollout looks for its heartbeat or record for `confirm_s` (`confirm_error_s` where the
+runtime answered 500 or 503) and gives the session up (and stops it) only when there is none. A retry is a new attempt
+with a new session id.
+
+When silence means loss. A session whose agent answered the invoke with ``heartbeat_s`` was promised to show life as often;
+its silence counts from the start. Any other session (the published toolkit's, one without heartbeat, one whose answer was
+lost) is judged by its silence only once its own heartbeat was seen. What other sessions do says nothing about it.
+
+Whatever happens, the task ends in exactly one `Verdict`, and every session that may exist is handed to the stop queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import json
+import logging
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..._portal import Portal
+from ...contract import ROLLOUT_FIELD, Cause, Outcome, Stage, new_session_id, result_key
+from ...errors import (
+    AgentCoreRLError,
+    AgentError,
+    ConfigError,
+    InvalidResultError,
+    RolloutCancelledError,
+    RolloutError,
+    RolloutLostError,
+    RolloutThrottledError,
+    RolloutTimeoutError,
+)
+from ...proof import PROOF_KEY_FIELD
+from ..data_plane.delivery import AgentWord
+from ..data_plane.endings import Endings
+from ..data_plane.pacing import Pacer, backoff_s
+from ..data_plane.stops import StopQueue, take_turn
+from ..data_plane.transport import (
+    NO_CREDENTIALS,
+    STORE_REFUSED,
+    DaemonPool,
+    Ending,
+    InvokeFailedError,
+    InvokeRefusedError,
+    InvokeServerError,
+    InvokeUncertainError,
+    Transport,
+    parse_reply,
+)
+from ..future import Progress, RolloutFuture, Verdict
+from ..ledger import FileLedger
+from ..proofs import ANYTHING, Expected, Proofs, promises_proof
+from ..records.watcher import Waiter, Watcher
+from ..settings import RolloutRequest, WatchSettings
+from .events import Events
+from .stores import Stores
+
+logger = logging.getLogger(__name__)
+
+
+class Step(NamedTuple):
+    """One stage of a rollout's life: the deadline that ends it, and the stages that may follow."""
+
+    deadline: str
+    then: tuple[Stage, ...]
+
+
+LIFE: dict[Stage, Step] = {
+    # waits for its turn at the pace of the agent; refusals are waited out up to throttle_s
+    Stage.QUEUE: Step("queue_s", (Stage.START,)),
+    # until the runtime accepted the invoke; back to the queue after a refusal
+    Stage.START: Step("start_s", (Stage.RUN, Stage.QUEUE)),
+    # until the record is in the store; back to the queue where the same invoke may be sent again, or another attempt follows
+    Stage.RUN: Step("run_s", (Stage.RESULT, Stage.QUEUE)),
+    # until the record is read; back to run where it is not there after all
+    Stage.RESULT: Step("result_s", (Stage.RUN, Stage.QUEUE)),
+    # in the background, after the future is resolved
+    Stage.STOP: Step("stop_s", ()),
+}
+
+
+class NoSignError(Exception):
+    """The answer to the invoke is missing, and neither a heartbeat nor a record appeared."""
+
+
+class AttemptEnded(Exception):  # noqa: N818  (a way out, not an error)
+    """The attempt is over, with this verdict."""
+
+    def __init__(self, outcome: Outcome, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.verdict = Verdict(outcome=outcome, error=error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adoption:
+    """A session that an earlier process started.
+
+    Attributes:
+        accepted: its invoke is known to have been accepted.
+        proof_key: name of the key that its secret comes from; None: not known.
+        promised: its agent said that it proves its records.
+    """
+
+    accepted: bool
+    bucket: str
+    key: str
+    proof_key: str | None = None
+    promised: bool = False
+
+
+@dataclass(kw_only=True)
+class Services:
+    """What the rollouts of one client share. Lives on the client's loop.
+
+    Attributes:
+        invokes: threads for invokes.
+        max_attempts: how often an invoke that the runtime did not take is sent.
+        admission: gives each rollout its turn, first come, first served.
+    """
+
+    portal: Portal
+    transport: Transport
+    invokes: DaemonPool
+    pacer: Pacer
+    stops: StopQueue
+    endings: Endings
+    word: AgentWord
+    stores: Stores
+    events: Events
+    proofs: Proofs
+    watch: WatchSettings
+    max_attempts: int
+    admission: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def stop(
+        self,
+        session_id: str,
+        ledger: FileLedger | None,
+        *,
+        after: asyncio.Future[bytes] | None = None,
+        silent: tuple[str, str] | None = None,
+    ) -> asyncio.Task[None]:
+        """Stop a session in the background.
+
+        ``silent`` is the place (bucket, key) of a record that was not written: then nothing else removes the heartbeat there.
+        """
+
+        async def ended(gone: bool) -> None:
+            self.events.stopped(session_id, ledger, gone)
+            if gone and silent is not None:
+                await self.stores.remove_heartbeat(*silent)
+
+        return self.stops.put(session_id, ended, after)
+
+
+class Rollout:
+    """One rollout of a client, with all its attempts. ``future`` is its handle for the caller."""
+
+    def __init__(self, services: Services, request: RolloutRequest, adopted: Adoption | None = None) -> None:
+        self.request = request
+        self.progress = Progress(
+            session_id=request.session_id, input_id=request.input_id, attempt=request.first_attempt
+        )
+        self.progress.enter(Stage.QUEUE)
+        self.future = RolloutFuture(
+            services.portal, self.progress, self.end, raise_failures=request.on_failure == "raise"
+        )
+        self.task: asyncio.Task[None] | None = None
+        self.forced: Verdict | None = None  # the verdict that the owner of the future asked for
+        self._services = services
+        self._adopted = adopted
+        self._invoke: asyncio.Future[bytes] | None = None  # on the wire or answered; None while no session can exist
+        self._server_errors = 0  # answers of this attempt that said 500 or 503
+        self._server_error: Exception | None = None  # the last answer, when it was one of them
+        self._stop: asyncio.Task[None] | None = None  # of the last session
+        self._expected: Expected = ANYTHING  # of the record of the session under way
+
+    # ---- the whole rollout
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin, on the loop."""
+        self.task = asyncio.create_task(self._run())
+        self.task.add_done_callback(self._settled)
+        return self.task
+
+    def end(self, verdict: Verdict) -> None:
+        """End it with this verdict, on the loop. The first call counts."""
+        if self.task is not None and not self.task.done() and self.forced is None:
+            self.forced = verdict
+            self.task.cancel()
+
+    def resolve(self, verdict: Verdict | None = None) -> None:
+        """Resolve the future, and report the outcome. Without a verdict: the one that was asked for, or `cancelled`."""
+        progress = self.progress
+        verdict = verdict or self.forced
+        if verdict is None:
+            verdict = Verdict(outcome=Outcome.CANCELLED, error=RolloutCancelledError("the client's loop ended"))
+        if isinstance(verdict.error, AgentCoreRLError):
+            verdict.error.session_id = verdict.error.session_id or progress.session_id
+            verdict.error.input_id = verdict.error.input_id or progress.input_id
+            verdict.error.key = verdict.error.key or progress.key or None
+        verdict = self.future._claim(verdict)  # its owner may have cancelled it meanwhile
+        self._services.events.finished(self.request, progress, verdict)
+        self.future._resolve()
+
+    def _settled(self, _: asyncio.Task[None]) -> None:
+        if self.future._done.done():
+            return
+        adopted = self._adopted  # cancelled before its first step: the coroutine never ran
+        if adopted is not None:
+            ledger = self._hold_ledger()
+            silent = (adopted.bucket, adopted.key)
+            self._stop = self._services.stop(self.progress.session_id, ledger, silent=silent)
+        self.resolve()
+
+    async def _run(self) -> None:
+        request, progress = self.request, self.progress
+        verdict: Verdict | None = None
+        try:
+            while True:
+                verdict = await self._attempt()
+                tried = progress.attempt - request.first_attempt
+                # The earlier process died before it could send this, or nothing came of it: gone first, then again.
+                unsent = self._adopted is not None and not self._adopted.accepted and verdict.outcome is Outcome.LOST
+                if not unsent and (tried >= request.retries or verdict.outcome not in request.retry_on):
+                    break
+                self._services.events.retried(request, progress, verdict)
+                if unsent and self._stop is not None:
+                    await asyncio.wait([self._stop])
+                progress.attempt += 1
+                progress.session_id = new_session_id()
+                progress.entered_s.clear()
+                self._adopted = None
+        except asyncio.CancelledError:
+            verdict = None
+        except Exception as e:
+            logger.exception("rollout failed inside the client", extra={"session_id": progress.session_id})
+            verdict = Verdict(outcome=Outcome.LOST, error=e)
+        self.resolve(verdict)
+
+    def described(self) -> dict[str, Any]:
+        """Where it is, for its owner. Units: seconds; ``left_s`` until the stage's deadline."""
+        progress, request = self.progress, self.request
+        now = time.monotonic()
+        stage = progress.stage
+        began_s = progress.entered_s.get(stage, now)
+        limit_s: float | None = getattr(request.deadlines, LIFE[stage].deadline)
+        ends = [] if limit_s is None else [began_s + limit_s]
+        if request.timeout_s is not None and stage in (Stage.START, Stage.RUN):
+            ends.append(progress.entered_s.get(Stage.START, began_s) + request.timeout_s)
+        trouble = progress.trouble()
+        return {
+            "session_id": progress.session_id,
+            "input_id": progress.input_id,
+            "attempt": progress.attempt,
+            "stage": stage.value,
+            "stage_s": now - began_s,
+            "total_s": now - min(progress.entered_s.values(), default=now),
+            "left_s": min(ends) - now if ends else None,
+            "trouble": None if trouble is None else str(trouble),
+        }
+
+    # ---- one attempt
+
+    async def _attempt(self) -> Verdict:
+        """One session from its place in the queue to its verdict."""
+        session_id, services = self.progress.session_id, self._services
+        self._invoke, self._stop, self._server_errors, self._server_error = None, None, 0, None
+        adopted, recorded = self._adopted is not None, False
+        ledger = self._hold_ledger()
+        try:
+            verdict = await self._session()
+            recorded = True  # then its agent removes the heartbeat itself
+            return verdict
+        except AttemptEnded as e:
+            error = e.verdict.error
+            if error is not None and error.__cause__ is None and e.__cause__ is not error:
+                error.__cause__ = e.__cause__  # what boto3 or the store said stays visible
+            return e.verdict
+        finally:
+            call = self._take_invoke()
+            if call is not None or adopted:
+                place = (self.progress.bucket, self.progress.key)
+                silent = None if recorded or not self.progress.key else place
+                self._stop = services.stop(session_id, ledger, after=call, silent=silent)
+            elif ledger is not None:  # no session can exist
+                ledger.note(session_id, event="stopped")
+                ledger.release()
+
+    def _take_invoke(self) -> asyncio.Future[bytes] | None:
+        """The invoke whose session has to be stopped, if there is one."""
+        call, self._invoke = self._invoke, None
+        return call
+
+    def _hold_ledger(self) -> FileLedger | None:
+        """The ledger, kept open until the session under way is stopped."""
+        ledger = self.request.ledger
+        if ledger is not None:
+            ledger.hold()
+        return ledger
+
+    async def _session(self) -> Verdict:
+        request, progress, services = self.request, self.progress, self._services
+        config = dict(request.config)
+        if request.prepare is not None:
+            extra = request.prepare(progress.session_id, progress.attempt)
+            config.update(await extra if inspect.isawaitable(extra) else extra)
+        adopted, ledger = self._adopted, request.ledger
+        key = services.proofs.key(ledger)
+        progress.proof_key = key.id if adopted is None else adopted.proof_key
+        progress.promised = adopted is not None and adopted.promised
+        config[PROOF_KEY_FIELD] = key.session_secret(progress.session_id)
+        body, bucket = self._encode(config)
+        if adopted is not None:
+            progress.bucket, progress.key = adopted.bucket, adopted.key
+            self._enter(Stage.START)
+            self._accept()
+        else:
+            await services.events.intent(request, progress)
+        while True:
+            reply: dict[str, Any] | None = None
+            if adopted is None:
+                reply = await self._get_accepted(body)
+            if reply is not None:
+                progress.bucket, progress.key = place_of_record(reply, bucket)
+                progress.agent_reply = reply
+                progress.promised = promises_proof(reply)
+                services.events.accepted(request, progress)
+            self._expected = services.proofs.expected(
+                progress.session_id, ledger, key_id=progress.proof_key, promised=progress.promised
+            )
+            if reply is not None or self._server_error is None:
+                self._accept()
+            self._enter(Stage.RUN)
+            try:
+                async with asyncio.timeout_at(self._limit()):
+                    return await self._follow(reply)
+            except TimeoutError as e:
+                raise self._timed_out(progress.stage) from e
+            except NoSignError as e:
+                if not await self._may_start_again():
+                    raise AttemptEnded(Outcome.LOST, RolloutLostError(str(e))) from self._server_error
+
+    def _encode(self, config: dict[str, Any]) -> tuple[bytes, str]:
+        """The invoke's body, and the bucket that it names. Sets where the record is expected."""
+        request, progress = self.request, self.progress
+        config.setdefault("attempt", progress.attempt)
+        config.setdefault("heartbeat_s", self._services.watch.heartbeat_s)
+        try:
+            body = json.dumps({**request.payload, ROLLOUT_FIELD: config}).encode()
+            key = result_key(config["exp_id"], config["input_id"], progress.session_id)
+        except (TypeError, ValueError) as e:
+            raise AttemptEnded(Outcome.INVALID, ConfigError(f"the payload cannot be sent: {e}")) from e
+        progress.bucket, progress.key = str(config["s3_bucket"]), key
+        progress.root = key.removesuffix(f"{request.input_id}/{progress.session_id}.json")
+        return body, progress.bucket
+
+    def _enter(self, stage: Stage) -> None:
+        assert stage in LIFE[self.progress.stage].then or stage is self.progress.stage
+        self.progress.enter(stage)
+
+    def _accept(self) -> None:
+        """The invoke was accepted, or may have been: a caller that waits for that goes on."""
+        if not self.future._accepted.done():
+            self.future._accepted.set_result(None)
+
+    def _limit(self) -> float | None:
+        """Loop time at which the attempt must be over, from the deadline of the run and the caller's timeout."""
+        request = self.request
+        began_s = self.progress.entered_s.get(Stage.START, time.monotonic())
+        limits = [] if request.timeout_s is None else [began_s + request.timeout_s]
+        if request.deadlines.run_s is not None:
+            limits.append(time.monotonic() + request.deadlines.run_s + request.deadlines.result_s)
+        return min(limits) if limits else None
+
+    def _timed_out(self, stage: Stage) -> AttemptEnded:
+        """The end of an attempt whose deadline passed in a stage."""
+        spent_s = self.progress.stages().get(stage.value, 0.0)
+        timeout_s = self.request.timeout_s
+        own = timeout_s is not None and stage is not Stage.QUEUE
+        text = f"Timeout after {timeout_s:g}s" if own else "deadline passed"
+        trouble = self.progress.trouble()
+        why = f"; its record could not be looked for: {trouble}" if trouble is not None else ""
+        error = RolloutTimeoutError(f"{text} (stage: {stage.value}, {spent_s:.1f} s in it){why}", stage=stage.value)
+        return AttemptEnded(Outcome.TIMEOUT, error)
+
+    # ---- queue and start
+
+    async def _get_accepted(self, body: bytes) -> dict[str, Any] | None:
+        """Get the invoke accepted. None: it went out, and whether it was accepted is unknown."""
+        request, progress, services = self.request, self.progress, self._services
+        deadlines, session_id = request.deadlines, progress.session_id
+        self._server_error = None
+        failures = 0
+        refused_since_s: float | None = None
+        while True:
+            self._enter(Stage.QUEUE)
+            await self._wait_for_turn()
+            self._enter(Stage.START)
+            call = asyncio.ensure_future(services.invokes.run(services.transport.invoke, session_id, body))
+            self._invoke = call
+            call.add_done_callback(_consume)
+            patience_s = deadlines.start_s if request.timeout_s is None else min(deadlines.start_s, request.timeout_s)
+            try:
+                async with asyncio.timeout(patience_s):
+                    raw = await asyncio.shield(call)
+                reply = parse_reply(raw, session_id)
+                self._server_error = None
+                services.word.answered(reply)
+                return reply
+            except InvokeServerError as e:
+                self._server_errors, self._server_error = self._server_errors + 1, e
+                services.events.tell("server_error", progress)
+                if not services.word.runs_once or self._server_errors >= services.max_attempts:
+                    return None
+                logger.info("sending the invoke again after %s", e, extra={"session_id": session_id})
+                await asyncio.sleep(self._error_pause_s())
+            except InvokeRefusedError as e:
+                if not self._server_errors:  # of an earlier delivery there may be a session
+                    self._invoke = None
+                failures += 1
+                if e.kind == "throttled":
+                    refused_since_s = self._throttled(e, refused_since_s)
+                elif failures >= services.max_attempts:
+                    raise _refused(e, failures) from e
+                await asyncio.sleep(backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random()))
+            except InvokeUncertainError as e:
+                self._server_error = None
+                text = "no answer to the invoke (%s); looking for signs of the session"
+                logger.info(text, e, extra={"session_id": session_id})
+                return None
+            except InvokeFailedError as e:
+                raise self._failed(e) from e
+            except ConfigError as e:  # there is no client to send with: a profile that does not exist, no region
+                self._invoke = None
+                raise AttemptEnded(Outcome.INVALID, e) from e
+            except TimeoutError as e:
+                if request.timeout_s is not None and request.timeout_s <= deadlines.start_s:
+                    raise self._timed_out(Stage.START) from e
+                self._server_error = None
+                return None
+
+    async def _wait_for_turn(self) -> None:
+        """First come, first served, at the pace of the agent, and while not too many sessions wait for their stop."""
+        services = self._services
+        try:
+            async with asyncio.timeout(self.request.deadlines.queue_s), services.admission:
+                await services.stops.room()
+                await take_turn(services.pacer.try_start)
+        except TimeoutError as e:
+            raise self._timed_out(Stage.QUEUE) from e
+
+    def _throttled(self, e: InvokeRefusedError, since_s: float | None) -> float:
+        """The runtime refused to take more sessions. Returns when it began to. Raises: AttemptEnded after `throttle_s`."""
+        now = time.monotonic()
+        self._services.pacer.start_refused(now)
+        self._services.events.tell("refused", self.progress)
+        since_s = since_s if since_s is not None else now
+        limit_s = self.request.deadlines.throttle_s
+        if limit_s is not None and now - since_s >= limit_s:
+            error = RolloutThrottledError(
+                f"the runtime refused for {now - since_s:.0f} s ({e}); lower tps_limit or sessions_per_minute, or ask for a "
+                "higher quota"
+            )
+            raise AttemptEnded(Outcome.THROTTLED, error) from e
+        return since_s
+
+    def _failed(self, e: InvokeFailedError) -> AttemptEnded:
+        """The verdict for an invoke that was refused for good or answered with an error."""
+        # AWS says no more than this: it did not come up, died, or answered 4xx or 5xx
+        if e.code == "RuntimeClientError":
+            error = RolloutLostError(f"the session ended, or its agent failed, before it took the invoke: {e}")
+            return AttemptEnded(Outcome.LOST, error)
+        if e.code == STORE_REFUSED:
+            return AttemptEnded(Outcome.LOST, RolloutLostError(str(e)))
+        if e.code == "AgentRefused":
+            return AttemptEnded(Outcome.AGENT_ERROR, AgentError(str(e), error_type=e.code))
+        if e.code == "BadReply":
+            return AttemptEnded(Outcome.INVALID, InvalidResultError(str(e)))
+        if not self._server_errors:
+            self._invoke = None  # refused before any session existed
+        if e.code == NO_CREDENTIALS:
+            return AttemptEnded(Outcome.INVALID, ConfigError(str(e)))
+        return AttemptEnded(Outcome.INVALID, ConfigError(f"the runtime does not accept this request: {e}"))
+
+    async def _may_start_again(self) -> bool:
+        """After an answer of 500 or 503, when no sign of the session was seen: whether the same invoke may be sent again.
+
+        It may where the agent is known by now to run once, and where the runtime says that there is no such session. Where there
+        was one, this ends it.
+        """
+        services = self._services
+        if self._server_error is None or self._server_errors >= services.max_attempts:
+            return False
+        if not services.word.runs_once:
+            try:
+                async with asyncio.timeout(self.request.deadlines.stop_s):
+                    await take_turn(services.pacer.try_stop)
+                    if await services.invokes.run(services.transport.stop, self.progress.session_id):
+                        return False
+            except (InvokeRefusedError, InvokeUncertainError, InvokeFailedError, TimeoutError) as e:
+                logger.info("the runtime could not be asked for the session: %s", e)
+                return False
+        await asyncio.sleep(self._error_pause_s())
+        return True
+
+    def _error_pause_s(self) -> float:
+        return backoff_s(self._server_errors, base_s=0.5, cap_s=10.0, jitter=random.random())
+
+    # ---- run and result
+
+    async def _follow(self, reply: Mapping[str, Any] | None) -> Verdict:
+        """Wait for the record and read it; `reply` is the answer to the invoke, None when it was lost or not ours to see.
+
+        Raises: AttemptEnded when the session is lost, or its record can be nowhere; NoSignError when there is no reply and the
+            session does not show itself.
+        """
+        progress, services = self.progress, self._services
+        heartbeat_s = promised_heartbeat_s(reply)
+        try:
+            services.stores.store(progress.bucket).check_readable(progress.key)
+        except ConfigError as e:
+            text = f"no record can be at {progress.key!r} in {progress.bucket!r}: {e}"
+            error = InvalidResultError(text, cause=Cause.INFRASTRUCTURE)
+            raise AttemptEnded(Outcome.INVALID, error) from e
+        watcher = services.stores.watcher(progress)
+        silence_s = services.watch.silence_s(heartbeat_s)
+        waiter = watcher.add(progress.key, expects_life=heartbeat_s is not None, silence_s=silence_s)
+        progress.trouble = lambda: watcher.trouble
+        reader = services.stores.reader(progress.bucket)
+
+        async def ended(ending: Ending) -> None:
+            await watcher.died(waiter, str(ending))
+
+        services.endings.watch(progress.session_id, ended)
+        try:
+            if reply is None and not (self._adopted is not None and self._adopted.accepted):
+                await self._confirm(watcher, waiter)
+                self._accept()
+            while True:
+                await waiter.found
+                self._enter(Stage.RESULT)
+                verdict = await reader.read(progress.key, self.request.deadlines.result_s, self._expected)
+                if verdict is not None:
+                    return await self._with_ending(verdict)
+                progress.stage = Stage.RUN  # listed, but not there: the store is the truth
+                waiter = watcher.missing(waiter)
+        except RolloutLostError as e:
+            raise AttemptEnded(Outcome.LOST, e) from e
+        finally:
+            services.endings.forget(progress.session_id)
+            watcher.remove(waiter)
+
+    async def _with_ending(self, verdict: Verdict) -> Verdict:
+        """Add to the record of an interrupted agent what interrupted it, where the runtime says so."""
+        if verdict.outcome is not Outcome.LOST:
+            return verdict
+        ending = await self._services.endings.of(self.progress.session_id)
+        if ending is None:
+            return verdict
+        error = RolloutLostError(f"{ending}; {verdict.error}", key=self.progress.key)
+        return dataclasses.replace(verdict, error=error)
+
+    async def _confirm(self, watcher: Watcher, waiter: Waiter) -> None:
+        """After an invoke of unknown fate: wait until the session shows itself. Raises: NoSignError."""
+        deadlines = self.request.deadlines
+        confirm_s = deadlines.confirm_s if self._server_error is None else deadlines.confirm_error_s
+        life = asyncio.ensure_future(waiter.seen_life.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {life, waiter.found}
+            await asyncio.wait(either, timeout=confirm_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            life.cancel()
+        if not waiter.seen_life.is_set() and not waiter.found.done():
+            await watcher.look_now(waiter)  # a busy client may not have looked since the session began
+        if waiter.seen_life.is_set() or waiter.found.done():
+            return
+        why = "the answer to the invoke was lost"
+        if self._server_error is not None:
+            times = f"{self._server_errors} times"
+            why = f"the runtime answered the invoke with an error of its own ({self._server_error}; {times})"
+        raise NoSignError(
+            f"{why}, and no heartbeat or record appeared within {confirm_s:g} s; the session is being stopped"
+        )
+
+
+def place_of_record(reply: Mapping[str, Any], asked: str) -> tuple[str, str]:
+    """Bucket and key of the record, as the agent's answer names them; `asked` is the bucket that it was asked to use.
+
+    Raises: AttemptEnded when it names files or memory of this machine instead: a session does not choose what is read here.
+    """
+    bucket, key = str(reply.get("s3_bucket") or asked), str(reply["result_key"])
+    if bucket != asked and bucket.lower().startswith(("file:", "memory:")):
+        text = (
+            f"the agent answered that its record is in {bucket!r}, on this machine, but it was asked to use {asked!r}"
+        )
+        raise AttemptEnded(Outcome.INVALID, InvalidResultError(text))
+    return bucket, key
+
+
+def promised_heartbeat_s(reply: Mapping[str, Any] | None) -> float | None:
+    """The period of the heartbeat that an agent promises in its answer; None when it promises none."""
+    value = (reply or {}).get("heartbeat_s")
+    return float(value) if isinstance(value, (int, float)) and 0 < value < float("inf") else None
+
+
+def _refused(e: InvokeRefusedError, times: int) -> AttemptEnded:
+    error: RolloutError
+    if e.kind == "busy":
+        error = RolloutThrottledError(f"refused {times} times: {e}")
+        return AttemptEnded(Outcome.THROTTLED, error)
+    error = RolloutLostError(f"the runtime could not be reached in {times} tries: {e}")
+    return AttemptEnded(Outcome.LOST, error)
+
+
+def _consume(call: asyncio.Future[bytes]) -> None:
+    # An invoke that outlives its rollout must not complain that nothing read its error.
+    if not call.cancelled():
+        call.exception()
